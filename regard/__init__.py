@@ -1,0 +1,83 @@
+"""Regard: to look at with attention. The Transformer, complete, fast and see-through.
+
+The names below are the public face. Each is imported from its module when it is first used, so
+that `import regard` costs nothing and a command that needs no tensors never waits for torch.
+"""
+
+from typing import TYPE_CHECKING
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Concatenated",
+    "CrossCache",
+    "Grid",
+    "Learned",
+    "LinearBias",
+    "Mask",
+    "MultiHeadAttention",
+    "Packed",
+    "Rotary",
+    "SelfCache",
+    "Sinusoidal",
+    "Statistics",
+    "__version__",
+    "attend",
+    "causal",
+    "documents",
+    "explain",
+    "packed",
+    "padding",
+    "prefix",
+    "statistics",
+    "weights",
+    "window",
+]
+
+if TYPE_CHECKING:
+    from regard.attention.attend import attend, explain
+    from regard.attention.cache import CrossCache, SelfCache
+    from regard.attention.mask import (
+        Mask,
+        Packed,
+        causal,
+        documents,
+        packed,
+        padding,
+        prefix,
+        window,
+    )
+    from regard.attention.multihead import MultiHeadAttention
+    from regard.attention.position import (
+        Concatenated,
+        Grid,
+        Learned,
+        LinearBias,
+        Rotary,
+        Sinusoidal,
+    )
+    from regard.attention.weights import Statistics, statistics, weights
+else:
+    # Out of a type checker's sight, which would otherwise believe in any name at all.
+    import sys
+    from importlib import import_module
+
+    _HOMES = {
+        "regard.attention.attend": "attend explain",
+        "regard.attention.cache": "CrossCache SelfCache",
+        "regard.attention.mask": "Mask Packed causal documents packed padding prefix window",
+        "regard.attention.multihead": "MultiHeadAttention",
+        "regard.attention.position": "Concatenated Grid Learned LinearBias Rotary Sinusoidal",
+        "regard.attention.weights": "Statistics statistics weights",
+    }
+
+    def __getattr__(name):
+        for home, names in _HOMES.items():
+            if name in names.split():
+                value = globals()[name] = getattr(import_module(home), name)
+                return value
+        regard = sys.modules[__name__]
+        raise AttributeError(f"module 'regard' has no attribute {name!r}", name=name, obj=regard)
+
+    def __dir__():
+        return sorted({*globals(), *__all__})
