@@ -1,0 +1,58 @@
+"""What every test stands on: fixed seeds, one Hypothesis profile, and devices where they exist."""
+
+import os
+
+# Read when keras is first imported; without it keras would look for TensorFlow.
+os.environ.setdefault("KERAS_BACKEND", "torch")
+
+import hypothesis
+import jaxtyping
+import pytest
+import torch
+
+
+class _TorchRandom:
+    """Torch's generator as Hypothesis wants it, so that every example starts from one seed."""
+
+    seed = staticmethod(torch.manual_seed)
+    getstate = staticmethod(torch.get_rng_state)
+    setstate = staticmethod(torch.set_rng_state)
+
+
+# Hypothesis holds it weakly.
+_torch_random = _TorchRandom()
+hypothesis.register_random(_torch_random)
+
+# The same examples every time, and no verdict that depends on how busy the machine is.
+hypothesis.settings.register_profile(
+    "ci",
+    deadline=None,
+    derandomize=True,
+    print_blob=True,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
+)
+hypothesis.settings.load_profile("ci")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if torch.cuda.is_available():
+        return
+    for item in items:
+        if item.get_closest_marker("gpu"):
+            item.add_marker(pytest.mark.skip(reason="needs CUDA"))
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    torch.manual_seed(0)
+
+
+@pytest.fixture
+def unchecked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Switches the checks of annotations off, as in the product.
+
+    For tests of our own errors, which the checks would forestall, and of torch.compile, which
+    cannot see through them. jaxtyping asks its configuration at every call. Beside `@given`, name
+    it by `@pytest.mark.usefixtures("unchecked")`: Hypothesis refuses it as an argument.
+    """
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)

@@ -1,0 +1,273 @@
+"""The house itself: it starts quickly, says what it is, and its parts agree with each other."""
+
+import importlib
+import importlib.metadata
+import re
+import signal
+import subprocess
+import sys
+import time
+import tomllib
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import jaxtyping
+import pytest
+import torch
+from beartype import beartype
+from jaxtyping import Float
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from torch import Tensor
+
+import regard
+from regard import cli
+
+ROOT = Path(__file__).parent.parent
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+
+def python(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *words], cwd=ROOT, capture_output=True, text=True, timeout=120
+    )
+
+
+def import_seconds(statement: str) -> float:
+    """The processor time of one statement in a fresh interpreter.
+
+    Processor time rather than the clock's, so that a busy machine does not decide.
+    """
+    timed = f"import time; start = time.process_time(); {statement}; end = time.process_time()"
+    done = python("-c", f"{timed}; print(end - start)")
+    assert done.returncode == 0, done.stderr
+    return float(done.stdout)
+
+
+# Start
+
+
+def test_importing_regard_leaves_torch_alone() -> None:
+    done = python("-c", "import regard, sys; print('torch' in sys.modules, 'numpy' in sys.modules)")
+    assert done.stdout.split() == ["False", "False"], done.stderr
+
+
+def test_attend_is_there_soon_after_torch() -> None:
+    statements = ("import torch", "import regard", "import regard; regard.attend")
+    rounds = [[import_seconds(statement) for statement in statements] for _ in range(5)]
+    alone, lazy, used = (median(times) for times in zip(*rounds, strict=True))
+    assert lazy <= 0.1 * alone
+    assert used <= 1.15 * alone
+
+
+def test_help_answers_at_once() -> None:
+    def answer() -> float:
+        start = time.perf_counter()
+        done = python("-m", "regard", "--help")
+        assert done.returncode == 0
+        assert "demo" in done.stdout
+        return time.perf_counter() - start
+
+    # The quickest, because whatever else the machine does can only add to it.
+    assert min(answer() for _ in range(5)) < 0.3
+
+
+def test_help_imports_no_torch() -> None:
+    done = python("-X", "importtime", "-m", "regard", "--help")
+    imported = {line.split("|")[-1].strip().split(".")[0] for line in done.stderr.splitlines()}
+    assert "argparse" in imported
+    assert not imported & {"torch", "numpy", "jaxtyping", "rich"}
+
+
+# The public face
+
+
+@pytest.mark.parametrize("name", regard.__all__)
+def test_every_public_name_resolves(name: str) -> None:
+    assert getattr(regard, name) is not None
+    assert name in dir(regard)
+
+
+def test_a_function_and_its_module_may_share_a_name() -> None:
+    module = importlib.import_module("regard.attention.weights")
+    assert module.weights is regard.weights
+    assert regard.attention.weights is module
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="'regard' has no attribute 'casual'"):
+        _ = regard.casual
+
+
+def test_one_version() -> None:
+    assert regard.__version__ == PROJECT["version"] == importlib.metadata.version("regard")
+    assert f"\n## {regard.__version__}" in (ROOT / "CHANGELOG.md").read_text()
+
+
+# The command line
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["--version"])
+    assert stop.value.code == 0
+    assert capsys.readouterr().out == f"regard {regard.__version__}\n"
+
+
+@pytest.mark.parametrize("words", [["dmo"], [], ["demo", "--fast"], ["--versio"]])
+def test_wrong_words_are_one_line(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        cli.main(words)
+    said = capsys.readouterr()
+    assert stop.value.code == 2
+    assert said.out == ""
+    assert re.fullmatch(r"regard: [^\n]+\n", said.err)
+
+
+def test_an_unknown_command_lists_the_known_ones(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["dmo"])
+    said = capsys.readouterr().err
+    assert "dmo" in said
+    assert "demo" in said
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "said"),
+    [
+        (
+            ValueError("heads (3) must divide width (512);\n  try 4 or 8"),
+            2,
+            "regard: heads (3) must divide width (512); try 4 or 8\n",
+        ),
+        (KeyboardInterrupt(), 130, ""),
+    ],
+)
+def test_what_stops_a_command(
+    error: BaseException,
+    status: int,
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def stop(options: object) -> None:
+        raise error
+
+    monkeypatch.setattr(cli, "_demo", stop)
+    assert cli.main(["demo"]) == status
+    assert capsys.readouterr() == ("", said)
+
+
+def test_a_reader_that_leaves_is_no_error() -> None:
+    endless = (
+        "import sys; from regard import cli; cli._demo = lambda options: "
+        "[print('regard') for _ in iter(int, 1)]; sys.exit(cli.main(['demo']))"
+    )
+    writer = subprocess.Popen(
+        [sys.executable, "-c", endless], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert writer.stdout is not None
+    assert writer.stdout.readline() == b"regard\n"
+    writer.stdout.close()
+    assert writer.wait(timeout=60) == 128 + signal.SIGPIPE
+    assert writer.stderr is not None
+    assert writer.stderr.read() == b""
+    writer.stderr.close()
+
+
+# What is installed
+
+
+def requirements(name: str, extras: set[str]) -> set[str]:
+    """The packages that one package asks for on this machine."""
+    return {
+        canonicalize_name(wanted.name)
+        for wanted in map(Requirement, importlib.metadata.requires(name) or ())
+        if wanted.marker is None
+        or any(wanted.marker.evaluate({"extra": extra}) for extra in extras | {""})
+    }
+
+
+def test_everything_installed_is_pinned() -> None:
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    pinned = dict(line.split("==") for line in lines if line and not line.startswith("#"))
+    pinned = {canonicalize_name(name): version for name, version in pinned.items()}
+
+    waiting, seen = requirements("regard", {"test", "peers"}), set[str]()
+    while waiting:
+        name = waiting.pop()
+        seen.add(name)
+        waiting |= requirements(name, set()) - seen
+    # A CUDA build of torch fixes the versions of what it brings.
+    seen = {name for name in seen if not name.startswith(("nvidia-", "cuda-", "triton"))}
+
+    installed = {name: importlib.metadata.version(name).split("+")[0] for name in seen}
+    assert installed == {name: pinned.get(name) for name in seen}
+
+
+# Commands and contracts
+
+
+def targets(text: str) -> set[str]:
+    return set(re.findall(r"\bmake ([a-z][a-z-]*)", text))
+
+
+@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", ".ci/run"])
+def test_the_commands_a_page_names_exist(page: str) -> None:
+    known = set(re.findall(r"^([a-z][a-z-]*):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    assert targets((ROOT / page).read_text()) <= known
+    assert targets((ROOT / page).read_text())
+
+
+def test_an_old_python_is_refused_in_one_line(tmp_path: Path) -> None:
+    old = tmp_path / "python3"
+    old.write_text("#!/bin/sh\ncase $1 in --version) echo Python 3.8.1;; esac\n")
+    old.chmod(0o755)
+    words = ["make", "--no-print-directory", "test", f"PYTHON={old}", f"VENV={tmp_path / 'venv'}"]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert re.fullmatch(r".*needs Python 3\.11 or newer.*Python 3\.8\.1.*\n", done.stderr)
+
+
+def test_the_mask_of_contributing_is_one() -> None:
+    (example,) = re.findall(
+        r"```python\n(.*?)```", (ROOT / "CONTRIBUTING.md").read_text(), re.DOTALL
+    )
+    names: dict[str, Any] = {}
+    exec(example, names)
+    mask = names["dilated"](3)
+    assert str(mask) == "dilated(3)"
+    # Five queries, the last of them at the last of seven keys.
+    expected = [[(row + 2 - column) % 3 == 0 for column in range(7)] for row in range(5)]
+    assert mask.tensor(5, 7)[0, 0].tolist() == expected
+
+
+# What the tests stand on
+
+
+@jaxtyping.jaxtyped(typechecker=beartype)
+def transpose(x: Float[Tensor, "B D"]) -> Float[Tensor, "D B"]:
+    return x.mT
+
+
+def test_annotations_are_checked() -> None:
+    with pytest.raises(jaxtyping.TypeCheckError):
+        transpose(torch.ones(2, 3, 5))
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_unchecked_switches_the_checks_off() -> None:
+    assert transpose(torch.ones(2, 3, 5)).shape == (2, 5, 3)
+    compiled = torch.compile(transpose, fullgraph=True, backend="eager")
+    assert compiled(torch.ones(2, 3)).shape == (3, 2)
+
+
+def test_regard_is_checked_too() -> None:
+    with pytest.raises(jaxtyping.TypeCheckError):
+        cli.main(3)
+
+
+def test_keras_computes_with_torch() -> None:
+    assert importlib.import_module("keras").backend.backend() == "torch"
