@@ -1,0 +1,431 @@
+"""Positions: what tells attention, which sees a set, the order of its rows.
+
+An input position gives the row at position n a vector r_n, and the model reads x̃_n = x_n + r_n,
+or [x_n; r_n] through `Concatenated`. `Sinusoidal` is the fixed one of "Attention Is All You Need"
+(Vaswani et al. 2017), `Learned` a table, `Grid` and `LearnedGrid` number the patches of an image.
+
+An attention position acts inside the attention instead: `Rotary` turns queries and keys,
+`LinearBias` lowers the score of distant pairs. `MultiHeadAttention` asks each of them for both.
+
+Where the rows stand is said by `at`, in the same way everywhere:
+
+    an int, or an integer tensor without axes   row l stands at position at + l (a cache's length)
+    an integer tensor of shape (L,)             row l stands at position at[l]
+    an integer tensor of shape (B, L)           the same in each sequence (packed batches)
+
+A tensor is never read back to the host, so decoding neither waits for the device nor recompiles.
+"""
+
+import copy
+import math
+from typing import Literal, TypeAlias, get_args
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+Positions: TypeAlias = int | Int[Tensor, ""] | Int[Tensor, " L"] | Int[Tensor, "B L"]
+Layout: TypeAlias = Literal["interleaved", "halves"]
+
+
+class InputPosition(nn.Module):
+    """A vector r_n for every position n, added to the input: x̃_n = x_n + r_n.
+
+    A position of one's own overrides `encoding` alone. `length` is the number of positions there
+    are; None where every position has a vector.
+    """
+
+    def __init__(self, width: int, length: int | None = None) -> None:
+        super().__init__()
+        _check_count("width", width)
+        if length is not None:
+            _check_count("length", length)
+        self.width = width
+        self.length = length
+
+    def encoding(
+        self, positions: Int[Tensor, "*P"], dtype: torch.dtype | None = None
+    ) -> Float[Tensor, "*P D"]:
+        """The vectors r of these positions, alone."""
+        raise NotImplementedError(f"{type(self).__name__} does not say what its vectors are")
+
+    def forward(self, x: Float[Tensor, "*B L D"], at: Positions = 0) -> Float[Tensor, "*B L D"]:
+        if x.shape[-1] != self.width:
+            raise ValueError(
+                f"the last axis of x ({x.shape[-1]}) must be the position's width ({self.width}); "
+                "build the position with x's width, or concatenate it: Concatenated(position)"
+            )
+        return x + self.vectors(x, at)
+
+    def vectors(self, x: Float[Tensor, "*B L X"], at: Positions) -> Float[Tensor, "*R L P"]:
+        """The vectors r for the rows of x, in its dtype and ready to broadcast against it."""
+        positions = _places(x, at)
+        if self.length is not None:
+            _check_reach(self.length, at, x.shape[-2])
+        return self.encoding(positions, x.dtype)
+
+
+class Sinusoidal(InputPosition):
+    """r_{n,i} = sin(n / base^{i/D}) for even i, cos(n / base^{(i-1)/D}) for odd i, with i from 0.
+
+    Section 3.5 of Vaswani et al. (2017). r_{n+k} is a rotation of r_n that depends on k alone, and
+    r_n·r_m = Σ cos(ω(n-m)) on the distance alone. There is a vector for every position, negative
+    ones too, no parameter, and nothing in the state dict.
+
+    `layout="halves"` puts all sines first and all cosines after them, as Marian's models have it.
+    (Marian itself spaces its frequencies over D/2 - 1 steps: base = 10000 ** (D / (D - 2)).)
+    An odd width ends without the last cosine.
+
+    The angles are computed in float64 and only the result is rounded, once, to the dtype of x: in
+    float32 it is within 3e-8 of the formula at any position (with float32 angles it would be off by
+    7e-3 at position 100,000).
+    """
+
+    def __init__(
+        self, width: int, base: int | float = 10000, layout: Layout = "interleaved"
+    ) -> None:
+        super().__init__(width)
+        _check_base(base)
+        self.base = base
+        self.pair_axis = _pair_axis(layout)
+        self.layout = layout
+
+    def encoding(
+        self, positions: Int[Tensor, "*P"], dtype: torch.dtype | None = None
+    ) -> Float[Tensor, "*P D"]:
+        angles = _angles(positions, self.width, self.base)
+        dtype = dtype or torch.get_default_dtype()
+        pairs = torch.stack((angles.sin().to(dtype), angles.cos().to(dtype)), self.pair_axis)
+        return pairs.flatten(-2)[..., : self.width]
+
+    def extra_repr(self) -> str:
+        return f"{self.width}, base={self.base}, layout={self.layout!r}"
+
+
+class Learned(InputPosition):
+    """r_n is row n of a table that is trained with the model.
+
+    The table starts from a normal distribution of deviation 0.02, as BERT (Devlin et al. 2019) and
+    ViT (Dosovitskiy et al. 2021) do. There is no vector beyond `length`. What the host knows (an
+    int, the number of rows, a tensor on the CPU) gives a ValueError; a CUDA tensor that points
+    outside the table stops the program by the device's own bounds check. No index is clamped.
+    """
+
+    def __init__(self, length: int, width: int) -> None:
+        super().__init__(width, length)
+        self.table = nn.Parameter(torch.empty(length, width))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.normal_(self.table, std=0.02)
+
+    def encoding(
+        self, positions: Int[Tensor, "*P"], dtype: torch.dtype | None = None
+    ) -> Float[Tensor, "*P D"]:
+        try:
+            # Not table[positions], which would read a negative position from the end.
+            vectors = F.embedding(positions.long(), self.table)
+        except IndexError as error:
+            lowest, highest = int(positions.min()), int(positions.max())
+            raise ValueError(
+                f"positions {lowest} to {highest} leave the learned table (0 to "
+                f"{self.table.shape[0] - 1}); use Learned({highest + 1}, {self.width}), shorter "
+                "sequences, or Sinusoidal, which has no end"
+            ) from error
+        return vectors.to(dtype or self.table.dtype)
+
+    def extra_repr(self) -> str:
+        return f"{self.length}, {self.width}"
+
+
+class Grid(InputPosition):
+    """Two-dimensional positions: one vector for the row and one for the column, side by side.
+
+    The cells of `rows` × `columns` are numbered row by row, so cell n is in row n // columns and
+    column n % columns: r_n = [row_{n // columns}; column_{n % columns}].
+
+        Grid(14, 14, Sinusoidal(96), Sinusoidal(96))        fixed, 192 wide
+        Grid(14, 14, Learned(14, 96), Learned(14, 96))      learned per row and per column
+    """
+
+    def __init__(self, rows: int, columns: int, row: InputPosition, column: InputPosition) -> None:
+        _check_count("rows", rows)
+        _check_count("columns", columns)
+        for name, count, part in (("rows", rows, row), ("columns", columns, column)):
+            if part.length is not None and part.length < count:
+                raise ValueError(
+                    f"{name} ({count}) must not exceed the positions of its part ({part.length}); "
+                    f"give the part {count} positions, or a part without an end such as Sinusoidal"
+                )
+        super().__init__(row.width + column.width, rows * columns)
+        self.rows = rows
+        self.columns = columns
+        self.row = row
+        self.column = column
+
+    def encoding(
+        self, positions: Int[Tensor, "*P"], dtype: torch.dtype | None = None
+    ) -> Float[Tensor, "*P D"]:
+        row = self.row.encoding(positions // self.columns, dtype)
+        column = self.column.encoding(positions % self.columns, dtype)
+        return torch.cat((row, column), -1)
+
+    def at_size(self, rows: int, columns: int) -> "Grid":
+        """A copy for images of another size; its parts must reach that far."""
+        return Grid(rows, columns, copy.deepcopy(self.row), copy.deepcopy(self.column))
+
+    def extra_repr(self) -> str:
+        return f"{self.rows}, {self.columns}"
+
+
+class LearnedGrid(Learned):
+    """A learned vector for every cell of a `rows` × `columns` grid, numbered row by row (ViT)."""
+
+    def __init__(self, rows: int, columns: int, width: int) -> None:
+        _check_count("rows", rows)
+        _check_count("columns", columns)
+        super().__init__(rows * columns, width)
+        self.rows = rows
+        self.columns = columns
+
+    def at_size(self, rows: int, columns: int) -> "LearnedGrid":
+        """A new grid with the table resized bicubically, to use a trained model at another size.
+
+        Shrinking averages over the cells that fall together (antialiasing) and skips none.
+        """
+        with torch.device("meta"):  # nothing is drawn: the values come from this table
+            resized = LearnedGrid(rows, columns, self.width)
+        with torch.no_grad():
+            dtype = torch.promote_types(self.table.dtype, torch.float32)
+            image_1DYX = self.table.to(dtype).T.unflatten(-1, (self.rows, self.columns))[None]
+            image_1DYX = F.interpolate(
+                image_1DYX, (rows, columns), mode="bicubic", align_corners=False, antialias=True
+            )
+            table = image_1DYX[0].flatten(1).T.to(self.table.dtype).contiguous()
+        resized.table = nn.Parameter(table, requires_grad=self.table.requires_grad)
+        return resized.train(self.training)
+
+    def extra_repr(self) -> str:
+        return f"{self.rows}, {self.columns}, {self.width}"
+
+
+class Concatenated(InputPosition):
+    """Puts another position's vectors beside the input instead of adding them: [x_n; r_n].
+
+    The result is `position.width` wider than x, and so is every matrix that reads it. Adding is
+    concatenating with tied weights, W (x + r) = [W W] [x; r], so concatenating can only gain by the
+    freedom of the second matrix, and pays for it.
+    """
+
+    def __init__(self, position: InputPosition) -> None:
+        super().__init__(position.width, position.length)
+        self.position = position
+
+    def encoding(
+        self, positions: Int[Tensor, "*P"], dtype: torch.dtype | None = None
+    ) -> Float[Tensor, "*P D"]:
+        return self.position.encoding(positions, dtype)
+
+    def forward(self, x: Float[Tensor, "*B L D"], at: Positions = 0) -> Float[Tensor, "*B L E"]:
+        return torch.cat((x, self.vectors(x, at).expand(*x.shape[:-1], -1)), -1)
+
+
+class AttentionPosition(nn.Module):
+    """A position that acts inside the attention; `MultiHeadAttention(position=…)` takes one.
+
+    It calls `rotate` on queries and on keys, each with their own positions, and adds `bias` to the
+    scores. By default neither does anything: a position overrides the one it needs.
+    """
+
+    def rotate(self, x: Float[Tensor, "*B L K"], at: Positions = 0) -> Float[Tensor, "*B L K"]:
+        return x
+
+    def bias(
+        self,
+        L: int,
+        S: int,
+        offset: int | Int[Tensor, ""] | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> Float[Tensor, "1 H L S"] | None:
+        """What is added to the scores where query i stands at source position i + offset.
+
+        None, the default offset, means S - L: the last query stands at the last source position.
+        """
+        return None
+
+
+class Rotary(AttentionPosition):
+    """Turns pair k of the columns at position n by the angle n / base^{2k/width}.
+
+    (a, b) ↦ (a cos - b sin, a sin + b cos). Turning a query at i and a key at j leaves a score that
+    depends on i - j alone: (R_i q)·(R_j k) = q·R_{j-i} k. RoFormer (Su et al. 2021).
+
+    Only the first `width` columns turn; queries and keys may be wider. Column 2k pairs with 2k + 1
+    as in the paper, or with `layout="halves"` column k with k + width/2, as GPT-NeoX and Llama have
+    it. Angles are computed in float64; half-precision inputs are turned in float32.
+    """
+
+    def __init__(
+        self, width: int, base: int | float = 10000, layout: Layout = "interleaved"
+    ) -> None:
+        super().__init__()
+        _check_count("width", width)
+        _check_base(base)
+        if width % 2:
+            raise ValueError(
+                f"width ({width}) must be even, since columns turn in pairs; "
+                f"try {width + 1}, or {width - 1} of wider queries and keys"
+            )
+        self.width = width
+        self.base = base
+        self.pair_axis = _pair_axis(layout)
+        self.layout = layout
+
+    def rotate(self, x: Float[Tensor, "*B L K"], at: Positions = 0) -> Float[Tensor, "*B L K"]:
+        if x.shape[-1] < self.width:
+            raise ValueError(
+                f"width ({self.width}) must not exceed the key width ({x.shape[-1]}); "
+                f"try Rotary({x.shape[-1] // 2 * 2})"
+            )
+        dtype = torch.promote_types(x.dtype, torch.float32)
+        angles = _angles(_places(x, at), self.width, self.base)
+        cos, sin = angles.cos().to(dtype), angles.sin().to(dtype)
+        sizes = (-1, 2) if self.pair_axis == -1 else (2, -1)
+        a, b = x[..., : self.width].to(dtype).unflatten(-1, sizes).unbind(self.pair_axis)
+        pairs = torch.stack((a * cos - b * sin, a * sin + b * cos), self.pair_axis)
+        turned = pairs.flatten(-2).to(x.dtype)
+        if x.shape[-1] == self.width:
+            return turned
+        return torch.cat((turned, x[..., self.width :]), -1)
+
+    def extra_repr(self) -> str:
+        return f"{self.width}, base={self.base}, layout={self.layout!r}"
+
+
+class LinearBias(AttentionPosition):
+    """ALiBi: head h's score of query i and key j is lowered by slope_h |i - j|.
+
+    slope_h = 2^{-8h/H} for h = 1…H where H is a power of two. Otherwise the slopes of the next
+    lower power p come first, and then every other one, from the first, of those of 2p. Press et al.
+    (2022). It has no parameters and no end. In a packed batch of self-attention the plain distance
+    is already the one within the sequence.
+    """
+
+    def __init__(self, heads: int) -> None:
+        super().__init__()
+        _check_count("heads", heads)
+        self.heads = heads
+
+    def slopes(self, device: torch.device | str | None = None) -> Float[Tensor, " H"]:
+        # Computed on the device at every call: a buffer would be rounded by .to(torch.bfloat16)
+        # and left unset by to_empty() after construction on the meta device.
+        power = 1 << (self.heads.bit_length() - 1)
+        first = torch.arange(1, power + 1, dtype=torch.float32, device=device) / power
+        others = torch.arange(self.heads - power, dtype=torch.float32, device=device)
+        return torch.exp2(-8 * torch.cat((first, (2 * others + 1) / (2 * power))))
+
+    def bias(
+        self,
+        L: int,
+        S: int,
+        offset: int | Int[Tensor, ""] | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> Float[Tensor, "1 H L S"]:
+        for name, length in (("L", L), ("S", S)):
+            if length < 0:
+                raise ValueError(f"{name} ({length}) must not be negative; give a number of rows")
+        if isinstance(offset, Tensor):
+            _check_integers("offset", offset)
+            if offset.ndim:
+                raise ValueError(
+                    f"offset of shape {tuple(offset.shape)} must be an int or a tensor without "
+                    "axes; give one offset for the batch"
+                )
+            device = offset.device if device is None else device
+        queries = torch.arange(L, device=device) + (S - L if offset is None else offset)
+        distance_LS = (queries[:, None] - torch.arange(S, device=device)).abs()
+        bias_HLS = -self.slopes(device)[:, None, None] * distance_LS
+        return bias_HLS.to(dtype or torch.get_default_dtype())[None]
+
+    def extra_repr(self) -> str:
+        return f"{self.heads}"
+
+
+def _places(x: Float[Tensor, "*B L X"], at: Positions) -> Int[Tensor, "*R L"]:
+    """The position of each row of x, in a shape that broadcasts against x without its last axis."""
+    if x.ndim < 2:
+        raise ValueError(f"x of shape {tuple(x.shape)} needs rows and columns; give it (..., L, D)")
+    length = x.shape[-2]
+    if isinstance(at, int):
+        return torch.arange(at, at + length, device=x.device)
+    _check_integers("at", at)
+    if at.ndim == 0:
+        return at + torch.arange(length, device=x.device)
+    if at.device != x.device:
+        raise ValueError(
+            f"positions on {at.device} must be where x is; use at.to({str(x.device)!r})"
+        )
+    if at.ndim > 2 or at.shape[-1] != length:
+        raise ValueError(
+            f"positions of shape {tuple(at.shape)} do not match {length} rows; give an offset, or "
+            f"positions of shape ({length},) or (batch, {length})"
+        )
+    if at.ndim == 1:
+        return at
+    if x.ndim < 3 or at.shape[0] not in (1, x.shape[0]):
+        raise ValueError(
+            f"positions of shape {tuple(at.shape)} do not match x of shape {tuple(x.shape)}; the "
+            "first axis of both must be the batch"
+        )
+    # (B, L) against (B, H, L, K): the batch leads, the axes between are shared.
+    return at.view(at.shape[0], *[1] * (x.ndim - 3), length)
+
+
+def _angles(positions: Int[Tensor, "*P"], width: int, base: int | float) -> Float[Tensor, "*P W"]:
+    """n / base^{i/width} for i = 0, 2, 4, …, in float64.
+
+    The frequencies are computed at every call rather than kept in a buffer, which .to(bfloat16)
+    would round and to_empty() after construction on the meta device would leave unset.
+    """
+    i = torch.arange(0, width, 2, dtype=torch.float64, device=positions.device)
+    return positions.double().unsqueeze(-1) / base ** (i / width)
+
+
+def _pair_axis(layout: Layout) -> Literal[-1, -2]:
+    """The axis on which the two numbers of a pair lie, once the width is split into pairs."""
+    match layout:
+        case "interleaved":
+            return -1
+        case "halves":
+            return -2
+    raise ValueError(f"layout ({layout!r}) is unknown; choose from {', '.join(get_args(Layout))}")
+
+
+def _check_reach(length: int, at: Positions, rows: int) -> None:
+    # Explicit positions may repeat, so their number says nothing.
+    first = 0 if isinstance(at, Tensor) else at
+    if first < 0:
+        raise ValueError(f"position {first} must not be negative; the positions start at 0")
+    if first + rows > length and not (isinstance(at, Tensor) and at.ndim):
+        raise ValueError(
+            f"position {first + rows - 1} is beyond the {length} positions there are; use one with "
+            f"{first + rows} positions, shorter sequences, or Sinusoidal, which has no end"
+        )
+
+
+def _check_integers(name: str, tensor: Tensor) -> None:
+    if tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool:
+        raise ValueError(f"{name} ({tensor.dtype}) must hold integers; use {name}.long()")
+
+
+def _check_count(name: str, count: int) -> None:
+    if not isinstance(count, int) or isinstance(count, bool) or count < 1:
+        raise ValueError(f"{name} ({count}) must be a positive integer; try 1 or more")
+
+
+def _check_base(base: int | float) -> None:
+    if not 0 < base < math.inf:
+        raise ValueError(f"base ({base}) must be a positive number; the paper's is 10000")
