@@ -36,13 +36,13 @@ $(VENV)/ready-demo: extras =
 $(VENV)/ready-test: extras = [test,peers]
 $(VENV)/ready-lint: extras = [lint]
 
-modern = $(shell $(PYTHON) -c 'import sys; print("yes" if sys.version_info >= (3, 11) else "")' 2>&1)
+modern = $(shell $(PYTHON) -c 'import sys; print(sys.version_info >= (3, 11))' 2>&1 || true)
 found = $(shell $(PYTHON) --version 2>&1 || true)
 
 # The stamp takes the time at which the installation began and its name only when everything
 # is in place: an interrupted installation, or a file changed meanwhile, is installed again.
 $(VENV)/ready-%: pyproject.toml constraints.txt
-	@$(if $(filter yes,$(modern)),,$(error Regard needs Python 3.11 or newer, but $(PYTHON) \
+	@$(if $(filter True,$(modern)),,$(error Regard needs Python 3.11 or newer, but $(PYTHON) \
 	  gives "$(found)"; name another one: make $(MAKECMDGOALS) PYTHON=python3.12))
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
 	@touch $@.begun
