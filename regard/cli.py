@@ -15,7 +15,7 @@ from regard import __version__
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"regard: {message}\n")
+        self.exit(2, f"regard: {message}; see regard --help\n")
 
 
 def _demo(options: argparse.Namespace) -> None:
