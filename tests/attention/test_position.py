@@ -81,7 +81,7 @@ def test_the_worked_numbers_at_width_four() -> None:
 @pytest.mark.parametrize("width", [1, 2, 3, 7, 8])
 @pytest.mark.parametrize("base", [10000, 37.5])
 def test_sinusoidal_is_its_formula(width: int, base: float) -> None:
-    positions = [0, 1, 2, 3, 29, 1009, 99991]
+    positions = [0, 1, 2, 3, 29, 1009, 99991, 2**24 + 1]  # the last is none of float32's
     got = Sinusoidal(width, base).encoding(torch.tensor(positions), torch.float64)
     torch.testing.assert_close(got, sinusoids(positions, width, base), rtol=0, atol=1e-9)
 
@@ -264,6 +264,24 @@ def test_construction_on_the_meta_device(build: Callable[[], InputPosition]) -> 
         assert position(torch.empty(2, 5, 7)).shape == (2, 5, 7)
     position.to_empty(device="cpu").load_state_dict(build().state_dict())
     assert position(torch.zeros(2, 5, 7)).isfinite().all()
+
+
+@inputs
+def test_positions_are_never_read_back(build: Callable[[], InputPosition]) -> None:
+    # A tensor on the meta device has no values, so that reading one is an error.
+    with torch.device("meta"):
+        position, x = build(), torch.empty(2, 5, 7)
+        for shape in ((), (5,), (2, 5)):
+            at = torch.empty(shape, dtype=torch.long)
+            assert position(x, at).shape == (2, 5, 7)
+            assert Concatenated(position)(x, at).shape == (2, 5, 14)
+
+
+def test_positions_inside_attention_are_never_read_back() -> None:
+    with torch.device("meta"):
+        at = torch.empty((), dtype=torch.long)
+        assert Rotary(6).rotate(torch.empty(2, 3, 5, 7), at).shape == (2, 3, 5, 7)
+        assert LinearBias(3).bias(5, 11, at).shape == (1, 3, 5, 11)
 
 
 @inputs

@@ -1,0 +1,170 @@
+"""What callers hand to attention, checked and brought into one form: (B, H, length, width).
+
+Every public function of this package starts here, so each rule about shapes, dtypes and β is
+stated once. Only shapes and host values are looked at: nothing waits for a device.
+"""
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from regard.attention.mask import Mask, four_axes, on_host
+
+
+class Arguments(NamedTuple):
+    query: Tensor
+    """(B, H, L, K)"""
+    key: Tensor
+    """(B, G, S, K), where the number of key heads G divides H"""
+    value: Tensor
+    """(B, G, S, V)"""
+    mask: Mask | None
+    beta: float | Tensor
+    """Inverse temperature: a number, or a tensor that broadcasts to (B, H, L, S)"""
+    bias: Tensor | None
+    """Broadcasts to (B, H, L, S)"""
+    lead: tuple[int, ...]
+    """Leading axes of the caller's result"""
+
+
+def arguments(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor | None,
+    mask: Mask | None,
+    beta: float | Tensor | None,
+    bias: Tensor | None,
+) -> Arguments:
+    """Check what attention was given, and lay it out in four axes. Without values, keys serve."""
+    _check_tensors(query, key, value)
+    value = key if value is None else value
+    q_shape, k_shape, v_shape = query.shape, key.shape, value.shape
+    if q_shape[-1] != k_shape[-1]:
+        raise ValueError(
+            f"query width ({q_shape[-1]}) and key width ({k_shape[-1]}) differ; "
+            "project both to one width"
+        )
+    if k_shape[-2] != v_shape[-2]:
+        raise ValueError(f"{k_shape[-2]} keys but {v_shape[-2]} values; each key needs one value")
+    lead = q_shape[:-2]
+    if not (
+        len(q_shape) == len(k_shape) == len(v_shape) == 4 and lead == k_shape[:2] == v_shape[:2]
+    ):
+        query, key, value, lead = _four_axes(query, key, value)
+    B, H, L, K = query.shape
+    S = key.shape[2]
+    if mask is not None:
+        _check_mask(mask, B, H, L, S)
+    if bias is not None:
+        bias = _check_bias(bias, query, S)
+    return Arguments(query, key, value, mask, _check_beta(beta, H, K), bias, tuple(lead))
+
+
+def _check_tensors(query: Tensor, key: Tensor, value: Tensor | None) -> None:
+    dtype, device = query.dtype, query.device
+    if not dtype.is_floating_point:
+        raise ValueError(f"query is {dtype}; attention needs floating-point vectors: query.float()")
+    for name, tensor in (("query", query), ("key", key), ("value", value)):
+        if tensor is None:
+            continue
+        if tensor.ndim < 2:
+            raise ValueError(
+                f"{name} of shape {tuple(tensor.shape)} has no length axis; "
+                "pass (..., length, width), a single vector as vector[None]"
+            )
+        if tensor.dtype != dtype:
+            raise ValueError(f"query is {dtype} but {name} is {tensor.dtype}; convert one of them")
+        if tensor.device != device:
+            raise ValueError(f"query is on {device} but {name} is on {tensor.device}; move one")
+
+
+def _four_axes(
+    query: Tensor, key: Tensor, value: Tensor
+) -> tuple[Tensor, Tensor, Tensor, torch.Size]:
+    """Broadcast the leading axes, fold all but the heads into one batch axis."""
+    axes = max(query.ndim, key.ndim, value.ndim)
+    if axes > 2:  # as NumPy does: missing axes stand at the left
+        query, key, value = (t[(None,) * (axes - t.ndim)] for t in (query, key, value))
+    has_heads = axes > 3
+    tensors = [t if has_heads else t.unsqueeze(-3) for t in (query, key, value)]
+    H, G, GV = (t.shape[-3] for t in tensors)
+    if G != GV and 1 not in (G, GV):
+        raise ValueError(f"{G} key heads but {GV} value heads; each key needs one value")
+    groups = max(G, GV)
+    if H % max(groups, 1) and H != 1:
+        fits = [str(n) for n in range(1, H + 1) if H % n == 0]
+        raise ValueError(
+            f"key heads ({groups}) must divide query heads ({H}); try {' or '.join(fits)}"
+        )
+    try:
+        batch = torch.broadcast_shapes(*(t.shape[:-3] for t in tensors))
+    except RuntimeError:
+        shapes = ", ".join(str(tuple(t.shape)) for t in (query, key, value))
+        raise ValueError(
+            f"leading axes of {shapes} do not broadcast; make them equal or 1"
+        ) from None
+    heads = (groups if H == 1 else H, groups, groups)
+    four = [
+        t.expand(*batch, h, *t.shape[-2:]).reshape(-1, h, *t.shape[-2:])
+        for t, h in zip(tensors, heads)
+    ]
+    lead = torch.Size((*batch, heads[0])) if has_heads else batch
+    return four[0], four[1], four[2], lead
+
+
+def _check_mask(mask: Mask, B: int, H: int, L: int, S: int) -> None:
+    if not isinstance(mask, Mask):
+        if isinstance(mask, Tensor):
+            raise ValueError(
+                f"mask is a {mask.dtype} tensor; wrap a boolean one (True = may attend): "
+                "Mask.from_tensor(tensor), or pass additive values as bias"
+            )
+        raise ValueError(f"mask must be a Mask, got {mask!r}; for example mask=causal()")
+    if mask.heads not in (1, H):
+        raise ValueError(f"mask {mask} has {mask.heads} heads, the query has {H}; use 1 or {H}")
+    mask.check(B, L, S)
+
+
+def _check_bias(bias: Tensor, query: Tensor, S: int) -> Tensor:
+    if not bias.dtype.is_floating_point:
+        raise ValueError(
+            f"bias is {bias.dtype}; it is added to scores, so pass floating-point values "
+            "(a boolean mask: mask=Mask.from_tensor(tensor))"
+        )
+    if bias.device != query.device:
+        raise ValueError(f"query is on {query.device} but bias is on {bias.device}; move one")
+    wide = four_axes(bias, "bias")
+    need = (*query.shape[:3], S)
+    for axis, have, size in zip("BHLS", wide.shape, need):
+        if have not in (1, size):
+            raise ValueError(
+                f"bias of shape {tuple(bias.shape)} does not broadcast to (B, H, L, S) = {need}: "
+                f"its {axis} is {have}"
+            )
+    return wide
+
+
+def _check_beta(beta: float | Tensor | None, H: int, K: int) -> float | Tensor:
+    if beta is None:
+        return 1 / math.sqrt(K) if K else 1.0
+    if isinstance(beta, Tensor):
+        if beta.ndim > 1 or (beta.ndim == 1 and len(beta) not in (1, H)):
+            raise ValueError(
+                f"beta of shape {tuple(beta.shape)} for {H} heads; pass one number, or one per head"
+            )
+        if on_host(beta) and not bool((beta >= 0).all()):
+            raise ValueError(
+                f"beta ({beta.tolist()}) must not be negative or NaN: it is an inverse temperature, "
+                "0 (uniform) to infinity (hard)"
+            )
+        return beta.reshape(-1, 1, 1)
+    if isinstance(beta, bool) or not isinstance(beta, int | float):
+        raise ValueError(f"beta must be a number or a tensor, got {beta!r}; None means 1/sqrt(K)")
+    if not beta >= 0:
+        raise ValueError(
+            f"beta ({beta}) must not be negative or NaN: it is an inverse temperature, "
+            "0 (uniform) to infinity (hard)"
+        )
+    return float(beta)

@@ -1,0 +1,160 @@
+"""Attention: every query takes a weighted mean of the values.
+
+    A = softmax(β·Q Kᵀ + bias)        L x S, each row sums to 1
+    C = A V                            L x V
+
+A row of Q asks, each row of K answers how well it fits, and the matching row of V is what it has
+to say. β is an inverse temperature: 0 averages all values, ∞ picks the best key ("hard"
+attention); 1/√K keeps the scores of random vectors at variance 1, because Var(q·k) = K, and so
+keeps the softmax from saturating (Vaswani et al. 2017, "Attention Is All You Need").
+
+`distribution` and `formula` say just that, and are what everything else is tested against.
+`attend` computes the same through the fastest kernel that can, and `explain` says which and why.
+"""
+
+import math
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from regard.attention.arguments import arguments
+from regard.attention.backends import flash, flex, runs, sdpa
+from regard.attention.mask import Mask
+from regard.attention.plan import Explanation, choose
+
+
+def distribution(
+    query: Float[Tensor, "*b L K"],
+    key: Float[Tensor, "*b S K"],
+    allowed: Bool[Tensor, "..."] | None = None,
+    beta: float | Tensor = 1.0,
+    bias: Float[Tensor, "..."] | None = None,
+) -> Float[Tensor, "*b L S"]:
+    """The weights A: the softmax over the keys of β·q·k + bias."""
+    scores = query @ key.transpose(-1, -2)
+    scores = _sharpen(scores, beta, allowed)
+    if bias is not None:
+        scores = scores + bias
+    if allowed is not None:
+        scores = scores.masked_fill(~allowed, -math.inf)
+    if scores.shape[-1] == 0:
+        return scores
+    # Less the row's maximum no exponential overflows; a row of -inf keeps a finite maximum,
+    # so that who may attend to nothing gets exponentials of 0 and a sum of 0, not NaN.
+    limits = torch.finfo(scores.dtype)
+    exponentials = torch.exp(scores - scores.detach().amax(-1, keepdim=True).clamp_min(limits.min))
+    return exponentials / exponentials.sum(-1, keepdim=True).clamp_min(limits.tiny)
+
+
+def formula(
+    query: Float[Tensor, "*b L K"],
+    key: Float[Tensor, "*b S K"],
+    value: Float[Tensor, "*b S V"],
+    allowed: Bool[Tensor, "..."] | None = None,
+    beta: float | Tensor = 1.0,
+    bias: Float[Tensor, "..."] | None = None,
+    dropout: float = 0.0,
+) -> Float[Tensor, "*b L V"]:
+    """C = A V, with dropout on the weights."""
+    weights = distribution(query, key, allowed, beta, bias)
+    return F.dropout(weights, dropout) @ value
+
+
+def _sharpen(scores: Tensor, beta: float | Tensor, allowed: Tensor | None) -> Tensor:
+    """β·q·k. At β = ∞ that is 0 at the best allowed keys (all of them, if tied), -∞ elsewhere."""
+    infinite = torch.isinf(beta) if isinstance(beta, Tensor) else beta == math.inf
+    if infinite is False:
+        return beta * scores
+    seen = scores.detach() if allowed is None else scores.detach().masked_fill(~allowed, -math.inf)
+    best = seen.amax(-1, keepdim=True) if seen.shape[-1] else seen
+    hard = torch.zeros_like(scores).masked_fill(seen < best, -math.inf)
+    if infinite is True:
+        return hard
+    finite = torch.where(infinite, torch.zeros_like(beta), beta)
+    return torch.where(infinite, hard, finite * scores)
+
+
+def attend(
+    query: Float[Tensor, "... L K"],
+    key: Float[Tensor, "... S K"],
+    value: Float[Tensor, "... S V"],
+    mask: Mask | None = None,
+    beta: float | Tensor | None = None,
+    bias: Float[Tensor, "..."] | None = None,
+    dropout: float = 0.0,
+    backend: str = "auto",
+) -> Float[Tensor, "... L V"]:
+    """softmax(β·Q Kᵀ + bias) V over the pairs that the mask allows.
+
+    Leading axes broadcast; plain matrices work. With (B, H, length, width) there may be fewer key
+    and value heads than query heads, if they divide them. `beta` defaults to 1/√K; a tensor gives
+    one β per head. A query that may attend to nothing receives zeros, and gives zero gradients.
+    `backend` is "auto", or one of "formula", "sdpa", "packed" and "flex" to insist.
+    """
+    given = arguments(query, key, value, mask, beta, bias)
+    if not 0 <= dropout < 1:
+        raise ValueError(f"dropout ({dropout}) must be at least 0 and below 1")
+    q, k, v, _, beta, bias, lead = given
+    plan = choose(given, dropout, backend)
+    if plan.backend != "formula":
+        # Kernels take one positive scale for all heads: a β per head, or of 0, joins the query.
+        if isinstance(beta, Tensor):
+            q, beta = (q * beta).to(q.dtype), 1.0
+        elif beta == 0:
+            q, beta = q * 0, 1.0
+    out = ROUTES[plan.route](q, k, v, mask, beta, bias, dropout)
+    return out if out.shape[:-2] == lead else out.reshape(*lead, *out.shape[-2:])
+
+
+def explain(
+    query: Float[Tensor, "... L K"],
+    key: Float[Tensor, "... S K"],
+    value: Float[Tensor, "... S V"],
+    mask: Mask | None = None,
+    beta: float | Tensor | None = None,
+    bias: Float[Tensor, "..."] | None = None,
+    dropout: float = 0.0,
+    backend: str = "auto",
+) -> Explanation:
+    """Which backend and kernel `attend` uses for these arguments, and why, in words."""
+    given = arguments(query, key, value, mask, beta, bias)
+    return Explanation.of(choose(given, dropout, backend), given, dropout)
+
+
+def _by_formula(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Mask | None,
+    beta: float | Tensor,
+    bias: Tensor | None,
+    dropout: float,
+) -> Tensor:
+    """The formula on whole tensors: grouped heads repeated, half precision widened."""
+    B, H, L, K = query.shape
+    S = key.shape[2]
+    wide = torch.promote_types(query.dtype, torch.float32)
+    group = H // key.shape[1] if key.shape[1] else 1
+    key, value = (t.to(wide).repeat_interleave(group, 1) for t in (key, value))
+    allowed = None if mask is None else mask.compact(L, S, query.device)
+    bias = None if bias is None else bias.to(wide)
+    beta = beta.to(wide) if isinstance(beta, Tensor) else beta
+    return formula(query.to(wide), key, value, allowed, beta, bias, dropout).to(query.dtype)
+
+
+ROUTES: dict[str, Callable[..., Tensor]] = {
+    "formula": _by_formula,
+    "flag": sdpa.flag,
+    "tensor": sdpa.masked,
+    "short": sdpa.short,
+    "short_tensor": sdpa.short_masked,
+    "band": flash.band,
+    "padding": flash.padded,
+    "lengths": flash.packed,
+    "runs": runs.grouped,
+    "blocks": flex.blocks,
+}
+"""What a plan's route names. All take (query, key, value, mask, beta, bias, dropout)."""

@@ -1,0 +1,85 @@
+"""FlexAttention: any mask, compiled into the kernel, with blocks that are all False skipped."""
+
+import functools
+import os
+import shutil
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard.attention.mask import Mask
+
+
+@functools.cache
+def compiler(device: str) -> str | None:
+    """What is missing to compile kernels for a device, or None if nothing is."""
+    if device == "cuda":
+        from torch.utils._triton import has_triton
+
+        return None if has_triton() else "Triton"
+    found = any(shutil.which(name) for name in (os.environ.get("CXX", ""), "c++", "g++", "clang++"))
+    return None if found else "a C++ compiler"
+
+
+def blocks(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Mask | None,
+    beta: float,
+    bias: Tensor | None,
+    dropout: float,
+) -> Tensor:
+    """Attention under a block mask, which is made once for each mask and shape."""
+    L, S, device = query.shape[2], key.shape[2], query.device
+    block_mask = None
+    if mask is not None:
+        key_of = (L, S, device)
+        block_mask = mask.remember("blocks", key_of, lambda: _block_mask(mask, L, S, device))
+    out: Tensor = _flex(device.type)(
+        query,
+        key,
+        value,
+        block_mask=block_mask,
+        scale=beta,
+        enable_gqa=query.shape[1] != key.shape[1],
+    )
+    return out
+
+
+@functools.cache
+def _compiled_flex() -> Callable[..., Any]:
+    from torch.nn.attention.flex_attention import flex_attention
+
+    return torch.compile(flex_attention)
+
+
+def _flex(device: str) -> Callable[..., Any]:
+    from torch.nn.attention.flex_attention import flex_attention
+
+    if torch.compiler.is_compiling() or compiler(device):
+        return flex_attention
+    return _compiled_flex()
+
+
+@functools.cache
+def _compiled_block_mask() -> Callable[..., Any]:
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    return torch.compile(create_block_mask)
+
+
+def _block_mask(mask: Mask, L: int, S: int, device: torch.device) -> Any:
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    def rule(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        return mask.rule(mask.frame(b, h, i, j, L, S))
+
+    # Uncompiled, the rule is evaluated on the whole L x S grid: fine where that is small.
+    small = L * S <= 2**22 or torch.compiler.is_compiling() or compiler(device.type)
+    create = create_block_mask if small else _compiled_block_mask()
+    B = None if mask.batch == 1 else mask.batch
+    H = None if mask.heads == 1 else mask.heads
+    return create(rule, B, H, L, S, device=str(device))

@@ -1,0 +1,266 @@
+"""Attention where every query sees one run of neighbouring keys, computing little else.
+
+Causal masks, windows, padding, documents, packed sequences and whatever `&` makes of them give
+each row a first and a last key. So the L x S problem falls apart into rectangles: a sequence with
+its own keys, or a stretch of rows with the keys they see together. Rectangles of like size are
+gathered into one batch and handed to SDPA; what no row sees is never computed. Runs anywhere,
+backwards too; it is the way without padding for the CPU, and for CUDA in float32 and float64.
+"""
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from regard.attention.backends.sdpa import fit
+from regard.attention.mask import Mask
+
+ROWS = 128
+"""Rows of a rectangle where the keys differ from row to row: fewer rows, less in vain."""
+
+UNIFORM, TRIANGLE, RAGGED = range(3)
+"""All rows see the same keys; row i sees the first i + 1; or it takes a mask to say."""
+
+
+class Group(NamedTuple):
+    """Rectangles of like size, computed as one batch of n."""
+
+    rows: slice | Tensor
+    """Which queries: a slice for a single rectangle, or (n, R) token indices."""
+    columns: slice | Tensor
+    """Which keys and values: likewise, (n, C)."""
+    causal: bool
+    allowed: Tensor | None
+    real: Tensor | None
+    """Which of the n·R results are rows of their own, where some only fill up a rectangle."""
+
+
+class Runs(NamedTuple):
+    groups: list[Group]
+    place: Tensor
+    """For each of the B·L queries, where its result lies; one past the last for an empty row."""
+    covered: float
+    """Share of the L x S pairs that is computed."""
+
+
+def grouped(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Mask,
+    beta: float,
+    bias: Tensor | None,
+    dropout: float,
+) -> Tensor:
+    if torch.compiler.is_compiling():
+        # The rectangles depend on values, which a compiled graph cannot branch on.
+        edges = mask.intervals(query.shape[2], key.shape[2], query.device)
+        assert edges is not None
+        compiled: Tensor = _opaque(query, key, value, *edges, beta)
+        return compiled
+    runs = divide(mask, query, key)
+    return _compute(query, key, value, runs, beta, dropout)
+
+
+def divide(mask: Mask, query: Tensor, key: Tensor) -> Runs:
+    """The rectangles of a mask that has runs, made once for each mask and shape."""
+    B, L, S, device = query.shape[0], query.shape[2], key.shape[2], query.device
+
+    def build() -> Runs:
+        edges = mask.intervals(L, S, "cpu")
+        assert edges is not None
+        return _divide(*edges, B, S, device)
+
+    return mask.remember("runs", (B, L, S, device), build)
+
+
+def _compute(
+    query: Tensor, key: Tensor, value: Tensor, runs: Runs, beta: float, dropout: float
+) -> Tensor:
+    B, H, L, _ = query.shape
+    V = value.shape[-1]
+    q, k, v = (t.transpose(1, 2).flatten(0, 1) for t in fit(query, key, value))
+    results = []
+    for group in runs.groups:
+        rows, keys = _take(q, group.rows), _take(k, group.columns)
+        values = _take(v, group.columns)
+        out = F.scaled_dot_product_attention(
+            rows,
+            keys,
+            values,
+            attn_mask=group.allowed,
+            dropout_p=dropout,
+            is_causal=group.causal,
+            scale=beta,
+            enable_gqa=rows.shape[1] != keys.shape[1],
+        )
+        out = out.transpose(1, 2).flatten(0, 1)
+        results.append(out if group.real is None else out[group.real])
+    results.append(q.new_zeros(1, H, v.shape[-1]))
+    together = torch.cat(results)[runs.place]
+    return together.view(B, L, H, -1).transpose(1, 2)[..., :V]
+
+
+def _take(tokens: Tensor, which: slice | Tensor) -> Tensor:
+    """(n, H, R, K) from tokens (T, H, K)."""
+    if isinstance(which, slice):
+        return tokens[which][None].transpose(1, 2)
+    return tokens.index_select(0, which.flatten()).unflatten(0, which.shape).transpose(1, 2)
+
+
+def _divide(first: Tensor, last: Tensor, B: int, S: int, device: torch.device) -> Runs:
+    """Cut rows into rectangles, and sort those of like size into groups."""
+    L = first.shape[1]
+    first, last = first.expand(B, L), last.expand(B, L)
+    rectangles = [r for b in range(B) for r in _rectangles(first[b], last[b], b * L, b * S)]
+    alike: dict[tuple[int, int, int], list[tuple[int, int, int, int, int]]] = {}
+    for rectangle in rectangles:
+        kind, r0, r1, c0, c1 = rectangle
+        # Sizes within a factor of √2 share a batch: log2 in half steps.
+        like = (kind, ((r1 - r0) ** 2).bit_length(), ((c1 - c0) ** 2).bit_length())
+        alike.setdefault(like, []).append(rectangle)
+
+    flat_first = (first + torch.arange(B)[:, None] * S).flatten()
+    flat_last = (last + torch.arange(B)[:, None] * S).flatten()
+    groups, order, area = [], [], 0
+    for (kind, _, _), members in alike.items():
+        group, tokens = _group(kind, members, flat_first, flat_last, device)
+        groups.append(group)
+        order.append(tokens)
+        R = max(r1 - r0 for _, r0, r1, _, _ in members)
+        C = max(c1 - c0 for _, _, _, c0, c1 in members)
+        area += len(members) * R * C // (2 if kind == TRIANGLE else 1)
+    tokens = torch.cat(order) if order else torch.zeros(0, dtype=torch.int64)
+    place = torch.full((B * L,), len(tokens))
+    place[tokens] = torch.arange(len(tokens))
+    return Runs(groups, place.to(device), area / max(B * L * S, 1))
+
+
+def _rectangles(
+    first: Tensor, last: Tensor, row: int, column: int
+) -> list[tuple[int, int, int, int, int]]:
+    """(kind, rows from, to, columns from, to) for one sentence that begins at (row, column)."""
+    L = len(first)
+    if L == 0:
+        return []
+    moved = (first[1:] != first[:-1]) | (last[1:] != last[:-1])
+    apart = moved & (first[1:] >= last[:-1])
+    grows = (first[1:] == first[:-1]) & (last[1:] == last[:-1] + 1)
+    begins = [0, *(apart.nonzero().flatten() + 1).tolist(), L]
+    # Counts of rows that broke a pattern so far: none within a stretch means it holds throughout.
+    still = [0, 0, *moved.long().cumsum(0).tolist()]
+    grown = [0, 0, *(~grows).long().cumsum(0).tolist()]
+    f, t = first.tolist(), last.tolist()
+    found = []
+    for r0, r1 in zip(begins, begins[1:]):
+        if still[r1] == still[r0 + 1]:
+            pieces = [(UNIFORM, r0, r1)]
+        elif grown[r1] == grown[r0 + 1] and t[r0] - f[r0] == 1:
+            pieces = [(TRIANGLE, r0, r1)]
+        else:
+            pieces = [(RAGGED, i, min(i + ROWS, r1)) for i in range(r0, r1, ROWS)]
+        for kind, i, j in pieces:
+            c0, c1 = min(f[i:j]), max(t[i:j])
+            if c1 > c0:
+                found.append((kind, row + i, row + j, column + c0, column + c1))
+    return found
+
+
+def _group(
+    kind: int,
+    members: list[tuple[int, int, int, int, int]],
+    first: Tensor,
+    last: Tensor,
+    device: torch.device,
+) -> tuple[Group, Tensor]:
+    """One batch of rectangles, and the tokens whose results it gives, in order."""
+    _, r0, r1, c0, c1 = (torch.tensor(x) for x in zip(*members))
+    heights, widths = r1 - r0, c1 - c0
+    R, C = int(heights.max()), int(widths.max())
+    rows = (r0[:, None] + torch.arange(R)).minimum(r1[:, None] - 1)
+    columns = (c0[:, None] + torch.arange(C)).minimum(c1[:, None] - 1)
+    real = torch.arange(R) < heights[:, None]
+    inside = torch.arange(C) < widths[:, None]
+    allowed = None
+    if kind == RAGGED:
+        after = columns[:, None] >= first[rows][..., None]
+        before = columns[:, None] < last[rows][..., None]
+        allowed = (after & before & inside[:, None])[:, None]
+    elif kind == UNIFORM and not bool(inside.all()):
+        allowed = inside[:, None, None]
+    # Of a triangle no real row sees what only fills up: it comes after the row's own position.
+    whole = bool(real.all())
+    one = len(members) == 1
+    group = Group(
+        slice(int(r0[0]), int(r1[0])) if one else rows.to(device),
+        slice(int(c0[0]), int(c1[0])) if one else columns.to(device),
+        kind == TRIANGLE,
+        None if allowed is None else allowed.to(device),
+        None if whole else real.flatten().nonzero().flatten().to(device),
+    )
+    return group, rows[real]
+
+
+@torch.library.custom_op("regard::runs", mutates_args=())
+def _opaque(
+    query: Tensor, key: Tensor, value: Tensor, first: Tensor, last: Tensor, beta: float
+) -> Tensor:
+    runs = _divide(first.cpu(), last.cpu(), query.shape[0], key.shape[2], query.device)
+    return _compute(query, key, value, runs, beta, 0.0).contiguous()
+
+
+@_opaque.register_fake
+def _(
+    query: Tensor, key: Tensor, value: Tensor, first: Tensor, last: Tensor, beta: float
+) -> Tensor:
+    return query.new_empty(*query.shape[:3], value.shape[-1])
+
+
+@torch.library.custom_op("regard::runs_backward", mutates_args=())
+def _opaque_backward(
+    grad: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    first: Tensor,
+    last: Tensor,
+    beta: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    runs = _divide(first.cpu(), last.cpu(), query.shape[0], key.shape[2], query.device)
+    with torch.enable_grad():
+        leaves = [t.detach().requires_grad_() for t in (query, key, value)]
+        out = _compute(*leaves, runs, beta, 0.0)
+        dq, dk, dv = torch.autograd.grad(out, leaves, grad)
+    return dq.contiguous(), dk.contiguous(), dv.contiguous()
+
+
+@_opaque_backward.register_fake
+def _(
+    grad: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    first: Tensor,
+    last: Tensor,
+    beta: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    return tuple(t.new_empty(t.shape) for t in (query, key, value))  # type: ignore[return-value]
+
+
+def _keep(
+    ctx: torch.autograd.function.FunctionCtx, inputs: tuple[object, ...], output: object
+) -> None:
+    *tensors, beta = inputs
+    ctx.save_for_backward(*tensors)
+    ctx.beta = beta  # type: ignore[attr-defined]
+
+
+def _differentiate(
+    ctx: torch.autograd.function.FunctionCtx, grad: Tensor
+) -> tuple[Tensor | None, ...]:
+    gradients = _opaque_backward(grad, *ctx.saved_tensors, ctx.beta)  # type: ignore[attr-defined]
+    return (*gradients, None, None, None)
+
+
+_opaque.register_autograd(_differentiate, setup_context=_keep)

@@ -1,0 +1,166 @@
+"""Attention through `torch.nn.functional.scaled_dot_product_attention` and its kernels."""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from regard.attention.mask import Mask
+
+
+def flag(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Mask | None,
+    beta: float,
+    bias: Tensor | None,
+    dropout: float,
+) -> Tensor:
+    """No mask, or the causal one as a flag. A single query sees every key: no flag needed."""
+    causal = mask is not None and query.shape[2] > 1
+    return _sdpa(query, key, value, None, causal, beta, dropout)
+
+
+def short(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Mask | None,
+    beta: float,
+    bias: Tensor | None,
+    dropout: float,
+) -> Tensor:
+    """As `flag`, by the memory-efficient CUDA kernel, which wins on short narrow sequences."""
+    causal = mask is not None and query.shape[2] > 1
+    return _efficient(query, key, value, None, causal, beta, dropout)
+
+
+def short_masked(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Mask,
+    beta: float,
+    bias: Tensor | None,
+    dropout: float,
+) -> Tensor:
+    """As `masked`, by the memory-efficient CUDA kernel."""
+    L, S, dtype = query.shape[2], key.shape[2], query.dtype
+
+    def build() -> Tensor:
+        allowed = mask.compact(L, S, query.device)
+        # The kernel reads the mask in aligned steps of 16: rows are padded, and then cut.
+        room = allowed.new_zeros((*allowed.shape[:3], -(-S // 16) * 16), dtype=dtype)
+        additive = room[..., :S]
+        return additive.masked_fill_(~allowed, -math.inf)
+
+    additive = mask.remember("additive", (L, S, dtype, query.device), build)
+    additive = additive.expand(*query.shape[:3], S)
+    return _efficient(query, key, value, additive, False, beta, dropout)
+
+
+def masked(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Mask | None,
+    beta: float,
+    bias: Tensor | None,
+    dropout: float,
+) -> Tensor:
+    """Any mask, as a tensor; any bias."""
+    L, S, device = query.shape[2], key.shape[2], query.device
+    guarded = device.type == "cuda"
+    if bias is not None:
+        additive = bias.to(query.dtype)
+        if mask is not None:
+            additive = additive.masked_fill(~mask.compact(L, S, device), -math.inf)
+        if not guarded:
+            return _sdpa(query, key, value, additive, False, beta, dropout)
+        alive = (additive > -math.inf).any(-1, keepdim=True)
+        additive = additive.masked_fill(~alive, 0)
+        return _sdpa(query, key, value, additive, False, beta, dropout) * alive
+    assert mask is not None
+    if not guarded:
+        allowed = mask.remember("tensor", (L, S, device), lambda: mask.compact(L, S, device))
+        return _sdpa(query, key, value, allowed, False, beta, dropout)
+
+    # cuDNN's kernel spreads an empty row over all keys. Such a row may look at everything here,
+    # and its result is then dropped, which also leaves it without gradients.
+    def build() -> tuple[Tensor, Tensor]:
+        allowed = mask.compact(L, S, device)
+        alive = allowed.any(-1, keepdim=True)
+        return allowed | ~alive, alive
+
+    allowed, alive = mask.remember("guarded", (L, S, device), build)
+    return _sdpa(query, key, value, allowed, False, beta, dropout) * alive
+
+
+def _sdpa(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    allowed: Tensor | None,
+    causal: bool,
+    beta: float,
+    dropout: float,
+) -> Tensor:
+    V = value.shape[-1]
+    query, key, value = fit(query, key, value)
+    out = F.scaled_dot_product_attention(
+        query,
+        key,
+        value,
+        attn_mask=allowed,
+        dropout_p=dropout,
+        is_causal=causal,
+        scale=beta,
+        enable_gqa=query.shape[1] != key.shape[1],
+    )
+    return out if out.shape[-1] == V else out[..., :V]
+
+
+def _efficient(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    additive: Tensor | None,
+    causal: bool,
+    beta: float,
+    dropout: float,
+) -> Tensor:
+    V = value.shape[-1]
+    query, key, value = fit(query, key, value)
+    group = query.shape[1] // key.shape[1]
+    if group > 1:
+        key, value = key.repeat_interleave(group, 1), value.repeat_interleave(group, 1)
+    needs_sums = torch.is_grad_enabled()
+    out: Tensor = torch.ops.aten._scaled_dot_product_efficient_attention(
+        query, key, value, additive, needs_sums, dropout, causal, scale=beta
+    )[0]
+    return out if out.shape[-1] == V else out[..., :V]
+
+
+def fit(
+    query: Tensor, key: Tensor, value: Tensor, same: bool | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Widen with zeros to the widths that fused kernels take, which changes no score.
+
+    CUDA kernels need multiples of 8; the CPU's, and those asked for with `same`, need values as
+    wide as keys.
+    """
+    K, V = query.shape[-1], value.shape[-1]
+    cuda = query.device.type == "cuda"
+    if K == V and not (cuda and K % 8):
+        return query, key, value
+    step = 8 if cuda else 1
+    wide_k, wide_v = -(-K // step) * step, -(-V // step) * step
+    if not cuda or same:
+        wide_k = wide_v = max(wide_k, wide_v)
+    if wide_k != K:
+        query, key = F.pad(query, (0, wide_k - K)), F.pad(key, (0, wide_k - K))
+    if wide_v != V:
+        value = F.pad(value, (0, wide_v - V))
+    return query, key, value

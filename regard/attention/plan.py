@@ -1,0 +1,275 @@
+"""Which way to compute attention, decided in one place, with the reason.
+
+The thresholds come from `bench/attention.py` on an H200 (bfloat16) and on two CPU cores.
+"""
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend
+
+from regard.attention.arguments import Arguments
+from regard.attention.backends import flex, runs
+from regard.attention.mask import Band, Dense, Documents, Mask, Packing, Padding, on_host
+
+BACKENDS = ("formula", "sdpa", "packed", "flex")
+
+
+class Plan(NamedTuple):
+    backend: str
+    route: str
+    """Key of `attend.ROUTES`: the function that does it."""
+    reason: str
+
+
+_HARD = Plan("formula", "formula", "β = ∞ picks the best key, which no fused kernel does")
+_EMPTY = Plan("formula", "formula", "there is nothing to compute: an axis has length 0")
+_ASKED = Plan("formula", "formula", "it was asked for")
+_NONE = Plan("sdpa", "flag", "nothing is masked")
+_ONE = Plan("sdpa", "flag", "a single causal query at the end sees every key: no mask needed")
+_CAUSAL = Plan("sdpa", "flag", "the causal mask is a kernel flag; no mask is built")
+_SHORT = Plan("sdpa", "short", "short narrow sequences run fastest in the memory-efficient kernel")
+_BIAS = Plan("sdpa", "tensor", "a bias is a tensor already; the mask is written into it")
+_TENSOR = Plan("sdpa", "tensor", "the mask has no shorter form, or is too small for one to pay")
+_SHORT_TENSOR = Plan(
+    "sdpa", "short_tensor", "on short narrow sequences a mask tensor costs less than skipping"
+)
+_BAND = Plan("packed", "band", "the mask is a band around the diagonal: two numbers for the kernel")
+_PADDING = Plan("packed", "padding", "the real keys of each sentence are read as a packed sequence")
+_LENGTHS = Plan("packed", "lengths", "sequences lie end to end: the kernel takes their offsets")
+_RUNS = Plan("packed", "runs", "each query sees one run of keys: only those are computed")
+_BLOCKS = Plan("flex", "blocks", "the mask leaves out whole blocks, which FlexAttention skips")
+
+
+def choose(given: Arguments, dropout: float, backend: str) -> Plan:
+    """The plan for these arguments; `backend` other than "auto" insists on one."""
+    query, key, value, mask, beta, bias, _ = given
+    B, H, L, K = query.shape
+    S, V = key.shape[2], value.shape[3]
+    if backend != "auto" and backend not in BACKENDS:
+        raise ValueError(f"backend ({backend!r}) is unknown; choose auto, {', '.join(BACKENDS)}")
+    if backend == "formula":
+        return _ASKED
+    if not (B and H and L and S and K and V):
+        return _EMPTY
+    if _is_hard(beta):
+        if backend != "auto":
+            raise ValueError(f"backend {backend!r} has no β = ∞; use 'auto' or 'formula'")
+        return _HARD
+    if backend != "auto":
+        return _insist(backend, given, dropout)
+    if bias is not None:
+        return _BIAS
+    flag = _flag(mask, L, S)
+    if query.device.type == "cuda" and query.dtype in (torch.bfloat16, torch.float16):
+        return _on_cuda(given, dropout, flag)
+    if flag is not None:
+        return flag
+    assert mask is not None
+    if mask.packing is not None and _has_runs(mask, query):
+        return _RUNS
+    # Smaller problems are done before the rectangles are cut.
+    if query.device.type == "cpu" and L * S >= 2**15 and _has_runs(mask, query):
+        if torch.compiler.is_compiling() or runs.divide(mask, query, key).covered < 0.85:
+            return _RUNS if dropout == 0 else _TENSOR
+    return _TENSOR
+
+
+def _flag(mask: Mask | None, L: int, S: int) -> Plan | None:
+    """The plan that needs no mask at all, if there is one."""
+    if mask is None:
+        return _NONE
+    if not all(isinstance(part, Band) and _bottom_right(part, L, S) for part in mask.parts):
+        return None
+    bands: list[Band] = list(mask.parts)  # type: ignore[arg-type]
+    if any(band.left is not None for band in bands):
+        return None
+    if L == 1:
+        return _ONE
+    return _CAUSAL if L == S and min(band.right for band in bands) == 0 else None
+
+
+def _on_cuda(given: Arguments, dropout: float, flag: Plan | None) -> Plan:
+    """Half precision on CUDA, where all kernels are at hand."""
+    query, key, value, mask = given[:4]
+    B, H, L, K = query.shape
+    S, V = key.shape[2], value.shape[3]
+    short = max(L, S) <= 128 and max(K, V) <= 64
+    if flag is not None:
+        return _SHORT if short and L > 1 else flag
+    assert mask is not None
+    training = torch.is_grad_enabled() and any(t.requires_grad for t in (query, key, value))
+    flexible = (
+        dropout == 0
+        and min(K, V) >= 16
+        and compiler_missing(query) is None
+        and not isinstance(mask, Dense)
+        and 4 * B * H * L * S * K >= 1.5e10  # below, launching it takes longer than the work
+    )
+    bands = [part for part in mask.parts if isinstance(part, Band)]
+    banded = all(_bottom_right(band, L, S) for band in bands)
+    others = [part for part in mask.parts if not isinstance(part, Band)]
+    fits = max(K, V) <= 256
+    match others:
+        case []:
+            if short:
+                return _SHORT_TENSOR
+            wins = (1024 if K <= 64 else 4096) <= L and not training
+            if banded and fits and not (flexible and wins):
+                return _BAND
+        case [Packing()] if banded and fits:
+            return _LENGTHS
+        case [Documents(edges=found)] if found is not None and L == S and banded and fits:
+            if not short and 64 * _count(found) <= B * L:
+                return _LENGTHS
+        case [Padding()] if not bands and fits and not short:
+            if not (flexible and (2048 if training else 1024) <= L):
+                return _PADDING
+    if short:
+        return _SHORT_TENSOR
+    return _BLOCKS if flexible else _TENSOR
+
+
+def _insist(backend: str, given: Arguments, dropout: float) -> Plan:
+    query, key, value, mask, _, bias, _ = given
+    L, S = query.shape[2], key.shape[2]
+    if backend == "sdpa":
+        if bias is not None:
+            return _BIAS
+        return _flag(mask, L, S) or _TENSOR
+    if bias is not None:
+        raise ValueError(f"backend {backend!r} takes no bias; use 'auto' or 'sdpa'")
+    if backend == "flex":
+        if dropout:
+            raise ValueError(f"backend 'flex' has no dropout ({dropout}); use 'auto' or 'sdpa'")
+        training = torch.is_grad_enabled() and any(t.requires_grad for t in (query, key, value))
+        if query.device.type == "cpu" and training:
+            raise ValueError(
+                "backend 'flex' has no gradients on the CPU; use 'auto', or torch.no_grad()"
+            )
+        return _BLOCKS
+    if mask is None:
+        raise ValueError("backend 'packed' needs a mask such as packed(lengths); use 'auto'")
+    half_on_cuda = query.device.type == "cuda" and query.dtype in (torch.bfloat16, torch.float16)
+    if half_on_cuda:
+        plan = _on_cuda_packed(mask, given)
+        if plan is not None:
+            return plan
+    if _has_runs(mask, query):
+        return _RUNS
+    raise ValueError(
+        f"backend 'packed' cannot express {mask}: some query's keys are not one run; use 'auto'"
+    )
+
+
+def _on_cuda_packed(mask: Mask, given: Arguments) -> Plan | None:
+    L, S = given.query.shape[2], given.key.shape[2]
+    bands = [part for part in mask.parts if isinstance(part, Band)]
+    others = [part for part in mask.parts if not isinstance(part, Band)]
+    if not all(_bottom_right(band, L, S) for band in bands):
+        return None
+    match others:
+        case []:
+            return _BAND
+        case [Packing()]:
+            return _LENGTHS
+        case [Documents(edges=found)] if found is not None and L == S:
+            return _LENGTHS
+        case [Padding()] if not bands:
+            return _PADDING
+    return None
+
+
+def _bottom_right(band: Band, L: int, S: int) -> bool:
+    offset = band.offset
+    return offset is None or (isinstance(offset, int) and offset == S - L)
+
+
+def _has_runs(mask: Mask, query: Tensor) -> bool:
+    """Whether the mask is one run of keys for each query, known without asking a device."""
+    if query.device.type not in ("cpu", "cuda") or not mask.runs:
+        return False
+    return all(tensor.device.type == "cpu" for tensor in mask.tensors)
+
+
+def _is_hard(beta: float | Tensor) -> bool:
+    if isinstance(beta, Tensor):
+        return on_host(beta) and bool(torch.isinf(beta).any())
+    return beta == math.inf
+
+
+def _count(edges: tuple[Tensor, Tensor]) -> int:
+    first = edges[0]
+    return int((first == torch.arange(first.shape[1])).sum())
+
+
+def compiler_missing(query: Tensor) -> str | None:
+    """What is missing to compile for the query's device, or None."""
+    return flex.compiler(query.device.type)
+
+
+class Explanation(str):
+    """A plan in words, with its parts as attributes."""
+
+    backend: str
+    kernel: str
+    reason: str
+
+    @classmethod
+    def of(cls, plan: Plan, given: Arguments, dropout: float) -> "Explanation":
+        kernel = _kernel(plan, given, dropout)
+        words = f"{plan.backend}: {kernel}, because {plan.reason}"
+        missing = compiler_missing(given.query)
+        if missing:
+            words += f"; {missing} was not found, so kernels run eagerly, uncompiled"
+        self = cls(words)
+        self.backend, self.kernel, self.reason = plan.backend, kernel, plan.reason
+        return self
+
+
+_NAMES = {
+    SDPBackend.MATH: "plain matrix products",
+    SDPBackend.FLASH_ATTENTION: "FlashAttention",
+    SDPBackend.EFFICIENT_ATTENTION: "memory-efficient attention",
+    SDPBackend.CUDNN_ATTENTION: "cuDNN attention",
+    SDPBackend.OVERRIDEABLE: "the device's own attention",
+}
+
+
+def _kernel(plan: Plan, given: Arguments, dropout: float) -> str:
+    match plan.route:
+        case "formula":
+            return "plain matrix products with the whole L x S matrix"
+        case "short" | "short_tensor":
+            return "memory-efficient attention"
+        case "band":
+            return "FlashAttention with a window"
+        case "padding" | "lengths":
+            return "FlashAttention for variable lengths"
+        case "blocks":
+            compiled = "uncompiled" if compiler_missing(given.query) else "compiled for this mask"
+            return f"FlexAttention, {compiled}"
+    from regard.attention.backends.sdpa import fit
+
+    query, key, value = fit(given.query, given.key, given.value)
+    allowed = None
+    if plan.route == "tensor":
+        B, H, L, _ = query.shape
+        dtype = torch.bool if given.bias is None else query.dtype
+        allowed = torch.empty(1, 1, 1, 1, dtype=dtype, device=query.device)
+        allowed = allowed.expand(B, H, L, key.shape[2])
+        if given.bias is not None and given.bias.requires_grad:
+            allowed = allowed.detach().requires_grad_()
+    choice = torch._fused_sdp_choice(
+        query,
+        key,
+        value,
+        attn_mask=allowed,
+        dropout_p=dropout,
+        is_causal=plan is _CAUSAL,
+        enable_gqa=query.shape[1] != key.shape[1],
+    )
+    name = _NAMES[SDPBackend(choice)]
+    return f"{name} on runs of keys" if plan.route == "runs" else name
