@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
@@ -487,6 +487,7 @@ def test_rotary_is_its_formula(build: Callable[[], Rotary], width: int) -> None:
 
 
 @rotaries
+@settings(max_examples=30)
 @given(
     i=st.integers(-1000, 1000),
     j=st.integers(-1000, 1000),
