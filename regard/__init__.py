@@ -13,6 +13,7 @@ __all__ = [
     "CrossCache",
     "Grid",
     "Learned",
+    "LearnedGrid",
     "LinearBias",
     "Mask",
     "MultiHeadAttention",
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
         Concatenated,
         Grid,
         Learned,
+        LearnedGrid,
         LinearBias,
         Rotary,
         Sinusoidal,
@@ -67,7 +69,7 @@ else:
         "regard.attention.cache": "CrossCache SelfCache",
         "regard.attention.mask": "Mask Packed causal documents packed padding prefix window",
         "regard.attention.multihead": "MultiHeadAttention",
-        "regard.attention.position": "Concatenated Grid Learned LinearBias Rotary Sinusoidal",
+        "regard.attention.position": "Concatenated Grid Learned LearnedGrid LinearBias Rotary Sinusoidal",
         "regard.attention.weights": "Statistics statistics weights",
     }
 

@@ -1,0 +1,193 @@
+"""Multi-head attention: several attentions side by side, each in a subspace of its own.
+
+    head_h = attend(x W_Q^h, s W_K^h, s W_V^h)
+    output = [head_1; ...; head_H] W_O
+
+With s = x it is self-attention, with another source s cross-attention; nothing else differs
+(Vaswani et al. 2017, section 3.2.2). W_O is what lets the heads' results mix: without it the
+output would be H separate blocks.
+"""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from regard.attention.attend import attend
+from regard.attention.cache import Cache, Pair
+from regard.attention.mask import Mask
+from regard.attention.position import AttentionPosition, Positions
+from regard.attention.score import Score
+
+
+class Core(nn.Module):
+    """The operation itself, between the projections: what recording and interventions hook."""
+
+    def __init__(
+        self, score: Score | None = None, beta: float | Tensor | None = None, dropout: float = 0.0
+    ):
+        super().__init__()
+        self.score = score
+        self.beta = beta
+        self.dropout = dropout
+
+    def forward(
+        self,
+        query: Float[Tensor, "*b H L K"],
+        key: Float[Tensor, "*b G S K"],
+        value: Float[Tensor, "*b G S V"],
+        mask: Mask | None = None,
+        bias: Float[Tensor, "..."] | None = None,
+    ) -> Float[Tensor, "*b H L V"]:
+        dropout = self.dropout if self.training else 0.0
+        if self.score is not None:
+            return self.score.attend(query, key, value, mask=mask, bias=bias, dropout=dropout)
+        return attend(query, key, value, mask=mask, beta=self.beta, bias=bias, dropout=dropout)
+
+
+class MultiHeadAttention(nn.Module):
+    """Queries from x, keys and values from x itself or from another source.
+
+    `key_width` and `value_width` are per head and default to width / heads. `key_heads` fewer than
+    `heads` are shared by groups of query heads. `position` is a Rotary or a LinearBias, `score` an
+    alignment other than the scaled dot product.
+    """
+
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        *,
+        key_heads: int | None = None,
+        key_width: int | None = None,
+        value_width: int | None = None,
+        source_width: int | None = None,
+        output_width: int | None = None,
+        position: AttentionPosition | None = None,
+        score: Score | None = None,
+        beta: float | Tensor | None = None,
+        bias: bool = True,
+        dropout: float = 0.0,
+    ):
+        super().__init__()
+        key_heads = heads if key_heads is None else key_heads
+        given = {
+            "width": width,
+            "heads": heads,
+            "key_heads": key_heads,
+            "key_width": key_width,
+            "value_width": value_width,
+            "source_width": source_width,
+            "output_width": output_width,
+        }
+        for name, size in given.items():
+            if size is not None and (not isinstance(size, int) or size < 1):
+                raise ValueError(f"{name} ({size!r}) must be a whole number, 1 or more")
+        if key_width is None:
+            _divides("heads", heads, "width", width)
+            key_width = width // heads
+        _divides("key_heads", key_heads, "heads", heads)
+        if not 0 <= dropout < 1:
+            raise ValueError(f"dropout ({dropout}) must be at least 0 and below 1")
+        if score is not None and beta is not None:
+            raise ValueError(f"beta ({beta}) belongs to the dot product; a score has its own scale")
+        self.width, self.heads, self.key_heads = width, heads, key_heads
+        self.key_width = key_width
+        self.value_width = value_width or key_width
+        self.source_width = source_width or width
+        self.output_width = output_width or width
+        self.query = nn.Linear(width, heads * key_width, bias)
+        self.key = nn.Linear(self.source_width, key_heads * key_width, bias)
+        self.value = nn.Linear(self.source_width, key_heads * self.value_width, bias)
+        self.output = nn.Linear(heads * self.value_width, self.output_width, bias)
+        self.core = Core(score, beta, dropout)
+        self.position = position
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Glorot's uniform values, which keep variances alike forwards and backwards; no bias."""
+        for linear in (self.query, self.key, self.value, self.output):
+            nn.init.xavier_uniform_(linear.weight)
+            if linear.bias is not None:
+                nn.init.zeros_(linear.bias)
+
+    def forward(
+        self,
+        x: Float[Tensor, "*b L D"],
+        source: Float[Tensor, "*b S E"] | None = None,
+        *,
+        mask: Mask | None = None,
+        cache: Cache | None = None,
+    ) -> Float[Tensor, "*b L O"]:
+        self._check(x, source)
+        at = self._places(source, mask, cache)
+        query = self._rotate(_split(self.query(x), self.heads), at)
+
+        def project() -> Pair:
+            read = x if source is None else source
+            self._check_source(read)
+            key = self._rotate(_split(self.key(read), self.key_heads), at)
+            return key, _split(self.value(read), self.key_heads)
+
+        if cache is None:
+            key, value = project()
+        else:
+            key, value, visible = cache.extend(project)
+            if visible is not None:
+                mask = visible if mask is None else mask & visible
+        bias = None
+        if self.position is not None:
+            L, S = query.shape[-2], key.shape[-2]
+            offset = None if cache is None else at
+            wide = torch.promote_types(x.dtype, torch.float32)
+            bias = self.position.bias(L, S, offset, x.device, wide)
+        out = self.core(query, key, value, mask=mask, bias=bias)
+        joined: Tensor = self.output(out.transpose(-2, -3).flatten(-2))
+        return joined
+
+    def _places(self, source: Tensor | None, mask: Mask | None, cache: Cache | None) -> Positions:
+        """Where the queries stand: after what a cache holds; within each packed sequence."""
+        if self.position is not None and source is not None:
+            raise ValueError(
+                f"{type(self.position).__name__} measures distances within one sequence, but "
+                "cross-attention has two; leave position out, and add positions to both inputs"
+            )
+        packing = None if mask is None else mask.packing
+        if packing is not None:
+            return packing.query.positions()
+        return 0 if cache is None else cache.length
+
+    def _rotate(self, x: Tensor, at: Positions) -> Tensor:
+        return x if self.position is None else self.position.rotate(x, at)
+
+    def _check(self, x: Tensor, source: Tensor | None) -> None:
+        if x.ndim < 2 or x.shape[-1] != self.width:
+            raise ValueError(
+                f"x of shape {tuple(x.shape)} must be (..., length, width = {self.width})"
+            )
+        if source is not None:
+            self._check_source(source)
+
+    def _check_source(self, source: Tensor) -> None:
+        if source.ndim < 2 or source.shape[-1] != self.source_width:
+            raise ValueError(
+                f"source of shape {tuple(source.shape)} must be (..., length, source_width = "
+                f"{self.source_width}); a CrossCache needs the source at its first step"
+            )
+
+    def extra_repr(self) -> str:
+        return f"{self.width}, heads={self.heads}, key_heads={self.key_heads}"
+
+
+def _split(x: Tensor, heads: int) -> Tensor:
+    """(..., L, H·K) to (..., H, L, K), without moving anything."""
+    return x.unflatten(-1, (heads, -1)).transpose(-2, -3)
+
+
+def _divides(name: str, part: int, whole_name: str, whole: int) -> None:
+    if whole % part == 0:
+        return
+    larger = [n for n in range(part + 1, whole + 1) if whole % n == 0]
+    fits = larger[:2] or [whole]
+    raise ValueError(
+        f"{name} ({part}) must divide {whole_name} ({whole}); try {' or '.join(map(str, fits))}"
+    )

@@ -1,0 +1,334 @@
+"""Statistics of attention weights on CUDA, streamed in Triton: three kernels, no L x S matrix.
+
+`_rows` goes over the keys once and keeps, for each query, the logarithm of the softmax's sum, the
+entropy, and the groups of `GROUP` keys with the largest scores. The k largest weights lie in the k
+best groups, so `_top` looks only into those. `_columns` goes over the queries once and adds up what
+each key receives. That is two score products in all, as many products as attention itself.
+
+Scores are kept in units of log 2, because the hardware's exponential is 2^x.
+"""
+
+import math
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+GROUP = 16
+LOG2E = math.log2(math.e)
+
+
+@triton.jit
+def _scores(q, k_ptr, k_stride, bias_ptr, bias_row, bias_column, rows, columns, width, scale,
+            L, S, WIDTH: tl.constexpr, BIAS: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
+    """Scores of a tile, in units of log 2."""
+    across = tl.arange(0, WIDTH)
+    k = tl.load(
+        k_ptr + columns[None, :] * k_stride + across[:, None],
+        mask=(columns[None, :] < S) & (across[:, None] < width),
+        other=0.0,
+    )
+    scores = tl.dot(q, k, input_precision=PRECISION) * scale
+    if BIAS:
+        inside = (rows[:, None] < L) & (columns[None, :] < S)
+        place = bias_ptr + rows[:, None] * bias_row + columns[None, :] * bias_column
+        scores += tl.load(place, mask=inside, other=0.0).to(tl.float32) * 1.4426950408889634
+    return scores
+
+
+@triton.jit
+def _pass(q, k_ptr, k_stride, bias_ptr, bias_row, bias_column, rows, start, stop, first, last,
+          width, scale, L, S, peak, total, spread, best, where,
+          WIDTH: tl.constexpr, COLUMNS: tl.constexpr, GROUPS: tl.constexpr, TOP: tl.constexpr,
+          MASKED: tl.constexpr, BIAS: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
+    """Go over the keys from `start` to `stop`, keeping the running softmax and the best groups."""
+    for begin in tl.range(start, stop, COLUMNS):
+        columns = begin + tl.arange(0, COLUMNS)
+        scores = _scores(q, k_ptr, k_stride, bias_ptr, bias_row, bias_column, rows, columns, width,
+                         scale, L, S, WIDTH, BIAS, PRECISION)  # fmt: skip
+        if MASKED:
+            seen = (columns[None, :] >= first[:, None]) & (columns[None, :] < last[:, None])
+            scores = tl.where(seen, scores, float("-inf"))
+        peaks = tl.max(tl.reshape(scores, (scores.shape[0], GROUPS, COLUMNS // GROUPS)), 2)
+        higher = tl.maximum(peak, tl.max(peaks, 1))
+        level = tl.where(higher == float("-inf"), 0.0, higher)
+        shrink = tl.exp2(peak - level)
+        below = scores - level[:, None]
+        p = tl.exp2(below)
+        if MASKED:
+            below = tl.where(seen, below, 0.0)
+        # Σ p·(score - peak) moves with the peak: all earlier scores lie lower by the difference.
+        sunk = tl.where(peak == float("-inf"), 0.0, peak - level)
+        spread = shrink * (spread + total * sunk) + tl.sum(p * below, 1)
+        total = shrink * total + tl.sum(p, 1)
+        peak = higher
+        # The weakest of the groups kept makes room for a better one.
+        weakest = tl.min(best, 2)
+        slot = tl.argmin(best, 2)
+        replace = (peaks > weakest)[:, :, None] & (
+            tl.arange(0, TOP)[None, None, :] == slot[:, :, None]
+        )
+        best = tl.where(replace, peaks[:, :, None], best)
+        where = tl.where(replace, begin // COLUMNS, where)
+    return peak, total, spread, best, where
+
+
+@triton.jit
+def _rows(q_ptr, k_ptr, bias_ptr, first_ptr, last_ptr, sums_ptr, entropy_ptr, best_ptr, where_ptr,
+          reach_ptr, q_batch, q_head, q_row, k_batch, k_head, k_row,
+          bias_batch, bias_head, bias_row, bias_column, edge_batch,
+          H, group, L, S, width, scale,
+          WIDTH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, GROUPS: tl.constexpr,
+          TOP: tl.constexpr, KEPT: tl.constexpr, SPAN: tl.constexpr, BIAS: tl.constexpr,
+          PRECISION: tl.constexpr):  # fmt: skip
+    b = (tl.program_id(1) // H).to(tl.int64)
+    h = (tl.program_id(1) % H).to(tl.int64)
+    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    across = tl.arange(0, WIDTH)
+    real = rows < L
+    q = tl.load(
+        q_ptr + b * q_batch + h * q_head + rows[:, None] * q_row + across[None, :],
+        mask=real[:, None] & (across[None, :] < width),
+        other=0.0,
+    )
+    k_ptr += b * k_batch + (h // group) * k_head
+    bias_ptr += b * bias_batch + h * bias_head
+    if SPAN:
+        first = tl.load(first_ptr + b * edge_batch + rows, mask=real, other=0)
+        last = tl.load(last_ptr + b * edge_batch + rows, mask=real, other=S)
+        start = tl.min(tl.where(real, first, S)) // COLUMNS * COLUMNS
+        stop = tl.max(tl.where(real, last, 0))
+        inner = tl.cdiv(tl.max(first), COLUMNS) * COLUMNS
+        outer = tl.min(last) // COLUMNS * COLUMNS
+    else:
+        first = tl.zeros_like(rows)
+        last = tl.zeros_like(rows) + S
+        start, stop, inner = 0, S, 0
+        outer = S // COLUMNS * COLUMNS
+    # Between `inner` and `outer` every row of the tile sees every key.
+    inner = tl.minimum(inner, stop)
+    inner = tl.maximum(inner, start)
+    outer = tl.maximum(outer, inner)
+
+    peak = tl.full((ROWS,), float("-inf"), tl.float32)
+    total = tl.zeros((ROWS,), tl.float32)
+    spread = tl.zeros((ROWS,), tl.float32)
+    slots = tl.arange(0, TOP)[None, None, :]
+    empty = tl.zeros((ROWS, GROUPS, TOP), tl.float32)
+    best = tl.where(slots < KEPT, empty + float("-inf"), float("inf"))
+    where = tl.zeros((ROWS, GROUPS, TOP), tl.int32)
+    if SPAN:
+        peak, total, spread, best, where = _pass(
+            q, k_ptr, k_row, bias_ptr, bias_row, bias_column, rows, start, inner, first, last,
+            width, scale, L, S, peak, total, spread, best, where,
+            WIDTH, COLUMNS, GROUPS, TOP, True, BIAS, PRECISION)  # fmt: skip
+    peak, total, spread, best, where = _pass(
+        q, k_ptr, k_row, bias_ptr, bias_row, bias_column, rows, inner, outer, first, last,
+        width, scale, L, S, peak, total, spread, best, where,
+        WIDTH, COLUMNS, GROUPS, TOP, False, BIAS, PRECISION)  # fmt: skip
+    peak, total, spread, best, where = _pass(
+        q, k_ptr, k_row, bias_ptr, bias_row, bias_column, rows, outer, stop, first, last,
+        width, scale, L, S, peak, total, spread, best, where,
+        WIDTH, COLUMNS, GROUPS, TOP, True, BIAS, PRECISION)  # fmt: skip
+
+    some = total > 0
+    safe = tl.where(some, total, 1.0)
+    out = tl.program_id(1).to(tl.int64) * L + rows
+    # For a row that sees nothing, an infinite sum makes every weight 0 later on.
+    tl.store(sums_ptr + out, tl.where(some, peak + tl.log2(safe), float("inf")), mask=real)
+    nats = (tl.log2(safe) - spread / safe) * 0.6931471805599453
+    tl.store(entropy_ptr + out, tl.where(some, nats, 0.0), mask=real)
+    lanes = tl.arange(0, GROUPS)[None, :, None]
+    place = out[:, None, None] * (GROUPS * TOP) + lanes * TOP + slots
+    tl.store(
+        best_ptr + place, tl.where(slots < KEPT, best, float("-inf")), mask=real[:, None, None]
+    )
+    tl.store(where_ptr + place, where * GROUPS + lanes, mask=real[:, None, None])
+    tile = tl.program_id(1).to(tl.int64) * tl.num_programs(0) + tl.program_id(0)
+    tl.store(reach_ptr + tile * 2, start)
+    tl.store(reach_ptr + tile * 2 + 1, stop)
+
+
+@triton.jit
+def _top(q_ptr, k_ptr, bias_ptr, first_ptr, last_ptr, sums_ptr, best_ptr, where_ptr,
+         weight_ptr, position_ptr, q_batch, q_head, q_row, k_batch, k_head, k_row,
+         bias_batch, bias_head, bias_row, bias_column, edge_batch,
+         H, group, L, S, width, scale,
+         WIDTH: tl.constexpr, ROWS: tl.constexpr, CANDIDATES: tl.constexpr, SIZE: tl.constexpr,
+         TOP: tl.constexpr, KEPT: tl.constexpr, SPAN: tl.constexpr, BIAS: tl.constexpr):  # fmt: skip
+    b = (tl.program_id(1) // H).to(tl.int64)
+    h = (tl.program_id(1) % H).to(tl.int64)
+    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    real = rows < L
+    out = tl.program_id(1).to(tl.int64) * L + rows
+    # The best groups of each row.
+    slots = tl.arange(0, CANDIDATES)[None, :]
+    best = tl.load(best_ptr + out[:, None] * CANDIDATES + slots, mask=real[:, None],
+                   other=float("-inf"))  # fmt: skip
+    where = tl.load(where_ptr + out[:, None] * CANDIDATES + slots, mask=real[:, None], other=0)
+    ranks = tl.arange(0, TOP)[None, :]
+    chosen = tl.zeros((ROWS, TOP), tl.int32) - 1
+    for r in tl.static_range(KEPT):
+        peak, at = tl.max(best, 1, return_indices=True)
+        hit = slots == at[:, None]
+        group_at = tl.sum(tl.where(hit, where, 0), 1)
+        group_at = tl.where(peak > float("-inf"), group_at, -1)
+        chosen = tl.where(ranks == r, group_at[:, None], chosen)
+        best = tl.where(hit, float("-inf"), best)
+    # Their keys, one score each.
+    within = tl.arange(0, SIZE)[None, None, :]
+    columns = tl.reshape(chosen[:, :, None] * SIZE + within, (ROWS, TOP * SIZE))
+    valid = tl.reshape((chosen[:, :, None] >= 0) & (within >= 0), (ROWS, TOP * SIZE))
+    valid = valid & (columns < S) & real[:, None]
+    if SPAN:
+        first = tl.load(first_ptr + b * edge_batch + rows, mask=real, other=0)
+        last = tl.load(last_ptr + b * edge_batch + rows, mask=real, other=0)
+        valid = valid & (columns >= first[:, None]) & (columns < last[:, None])
+    across = tl.arange(0, WIDTH)
+    q = tl.load(q_ptr + b * q_batch + h * q_head + rows[:, None] * q_row + across[None, :],
+                mask=real[:, None] & (across[None, :] < width), other=0.0).to(tl.float32)  # fmt: skip
+    k_ptr += b * k_batch + (h // group) * k_head
+    k = tl.load(k_ptr + columns[:, :, None] * k_row + across[None, None, :],
+                mask=valid[:, :, None] & (across[None, None, :] < width), other=0.0)  # fmt: skip
+    scores = tl.sum(q[:, None, :] * k.to(tl.float32), 2) * scale
+    if BIAS:
+        place = bias_ptr + b * bias_batch + h * bias_head
+        place += rows[:, None] * bias_row + columns * bias_column
+        scores += tl.load(place, mask=valid, other=0.0).to(tl.float32) * 1.4426950408889634
+    scores = tl.where(valid, scores, float("-inf"))
+    sums = tl.load(sums_ptr + out, mask=real, other=float("inf"))
+    index = tl.arange(0, TOP * SIZE)[None, :]
+    for r in tl.static_range(KEPT):
+        peak, at = tl.max(scores, 1, return_indices=True)
+        hit = index == at[:, None]
+        weight = tl.exp2(peak - sums)
+        column = tl.sum(tl.where(hit, columns, 0), 1)
+        tl.store(weight_ptr + out * KEPT + r, weight, mask=real)
+        tl.store(position_ptr + out * KEPT + r, tl.where(weight > 0, column, -1), mask=real)
+        scores = tl.where(hit, float("-inf"), scores)
+
+
+@triton.jit
+def _columns(q_ptr, k_ptr, bias_ptr, first_ptr, last_ptr, sums_ptr, reach_ptr, received_ptr,
+             q_batch, q_head, q_row, k_batch, k_head, k_row,
+             bias_batch, bias_head, bias_row, bias_column, edge_batch,
+             H, group, L, S, width, scale,
+             WIDTH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+             SPAN: tl.constexpr, BIAS: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
+    b = (tl.program_id(1) // H).to(tl.int64)
+    h = (tl.program_id(1) % H).to(tl.int64)
+    begin = tl.program_id(0) * COLUMNS
+    columns = begin + tl.arange(0, COLUMNS)
+    across = tl.arange(0, WIDTH)
+    k = tl.load(
+        k_ptr + b * k_batch + (h // group) * k_head + columns[None, :] * k_row + across[:, None],
+        mask=(columns[None, :] < S) & (across[:, None] < width),
+        other=0.0,
+    )
+    q_ptr += b * q_batch + h * q_head
+    bias_ptr += b * bias_batch + h * bias_head
+    sums_ptr += tl.program_id(1).to(tl.int64) * L
+    reach_ptr += tl.program_id(1).to(tl.int64) * tl.cdiv(L, ROWS) * 2
+    received = tl.zeros((ROWS, COLUMNS), tl.float32)
+    for tile in tl.range(0, tl.cdiv(L, ROWS)):
+        rows = tile * ROWS + tl.arange(0, ROWS)
+        met = True
+        if SPAN:
+            start = tl.load(reach_ptr + tile * 2)
+            stop = tl.load(reach_ptr + tile * 2 + 1)
+            met = (start < begin + COLUMNS) & (stop > begin)
+        if met:
+            q = tl.load(
+                q_ptr + rows[:, None] * q_row + across[None, :],
+                mask=(rows[:, None] < L) & (across[None, :] < width),
+                other=0.0,
+            )
+            scores = tl.dot(q, k, input_precision=PRECISION) * scale
+            if BIAS:
+                inside = (rows[:, None] < L) & (columns[None, :] < S)
+                place = bias_ptr + rows[:, None] * bias_row + columns[None, :] * bias_column
+                scores += tl.load(place, mask=inside, other=0.0).to(tl.float32) * 1.4426950408889634
+            sums = tl.load(sums_ptr + rows, mask=rows < L, other=float("inf"))
+            p = tl.exp2(scores - sums[:, None])
+            if SPAN:
+                first = tl.load(first_ptr + b * edge_batch + rows, mask=rows < L, other=0)
+                last = tl.load(last_ptr + b * edge_batch + rows, mask=rows < L, other=0)
+                seen = (columns[None, :] >= first[:, None]) & (columns[None, :] < last[:, None])
+                p = tl.where(seen, p, 0.0)
+            received += p
+    out = received_ptr + tl.program_id(1).to(tl.int64) * S + columns
+    tl.store(out, tl.sum(received, 0), mask=columns < S)
+
+
+def statistics(
+    query: Tensor,
+    key: Tensor,
+    edges: tuple[Tensor, Tensor] | None,
+    beta: float,
+    bias: Tensor | None,
+    topk: int,
+    tile: tuple[int, int, int, int] | None = None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """(entropy, received, top weights, top positions) for query (B, H, L, K), key (B, G, S, K).
+
+    `edges` gives each row's first and past-the-last key, (B or 1, L); `tile` the rows and columns
+    of a tile, its warps and pipeline stages.
+    """
+    B, H, L, K = query.shape
+    G, S = key.shape[1], key.shape[2]
+    query, key = (t if t.stride(-1) == 1 else t.contiguous() for t in (query, key))
+    width = max(16, triton.next_power_of_2(K))
+    if tile is None:
+        tile = (128, 64, 4 if width <= 64 else 8, 3)
+    if query.dtype == torch.float32 or width > 128:
+        tile = (64, 64, 4, 2)
+    rows, columns, warps, stages = tile
+    groups = columns // GROUP
+    top = triton.next_power_of_2(topk)
+    if edges is None:
+        first = last = torch.empty(1, 1, device=query.device, dtype=torch.int32)
+    else:
+        first, last = (edge.to(torch.int32).contiguous() for edge in edges)
+    if bias is None:
+        bias_ptr, bias_strides = query, (0, 0, 0, 0)
+    else:
+        bias_ptr = bias
+        wide = bias.expand(B, H, L, S).stride()
+        bias_strides = (wide[0], wide[1], wide[2], wide[3])
+    new = query.new_empty
+    sums, entropy = new(B, H, L, dtype=torch.float32), new(B, H, L, dtype=torch.float32)
+    best = new(B, H, L, groups * top, dtype=torch.float32)
+    where = new(B, H, L, groups * top, dtype=torch.int32)
+    reach = new(B, H, triton.cdiv(L, rows), 2, dtype=torch.int32)
+    received = new(B, H, S, dtype=torch.float32)
+    top_weights = new(B, H, L, topk, dtype=torch.float32)
+    top_positions = new(B, H, L, topk, dtype=torch.int64)
+    strides: tuple[Any, ...] = (
+        *query.stride()[:3],
+        *key.stride()[:3],
+        *bias_strides,
+        first.stride(0) if first.shape[0] > 1 else 0,
+    )
+    sizes = (H, H // G, L, S, K, beta * LOG2E)
+    kinds: dict[str, Any] = {"SPAN": edges is not None, "BIAS": bias is not None, "WIDTH": width}
+    precision = "ieee" if query.dtype == torch.float32 else "tf32"
+    common = (query, key, bias_ptr, first, last)
+    _rows[(triton.cdiv(L, rows), B * H)](
+        *common, sums, entropy, best, where, reach, *strides, *sizes,
+        ROWS=rows, COLUMNS=columns, GROUPS=groups, TOP=top, KEPT=topk, PRECISION=precision,
+        num_warps=warps, num_stages=stages, **kinds,
+    )  # fmt: skip
+    few = max(1, 512 // (top * GROUP))
+    _top[(triton.cdiv(L, few), B * H)](
+        *common, sums, best, where, top_weights, top_positions, *strides, *sizes,
+        ROWS=few, CANDIDATES=groups * top, SIZE=GROUP, TOP=top, KEPT=topk,
+        num_warps=4, **kinds,
+    )  # fmt: skip
+    _columns[(triton.cdiv(S, columns), B * H)](
+        *common, sums, reach, received, *strides, *sizes,
+        ROWS=rows, COLUMNS=columns, PRECISION=precision,
+        num_warps=warps, num_stages=stages, **kinds,
+    )  # fmt: skip
+    return entropy, received, top_weights, top_positions

@@ -1,0 +1,154 @@
+"""Looking at attention weights without giving up the fused kernel.
+
+`attend` never keeps the weights. When they are wanted, they are recomputed from queries and keys:
+exactly and only for the rows asked for (`weights`), or as statistics over all rows that never hold
+the L x S matrix (`statistics`): what a row looks at, how sharply, and who is looked at.
+
+    entropy   -Σ_j A_ij log A_ij, in nats: 0 if row i looks at one key, log S if at all alike
+    received   Σ_i A_ij, how much of all rows' attention falls on key j
+    top        the largest weights of each row, and the keys they fall on
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from regard.attention.arguments import Arguments, arguments
+from regard.attention.attend import distribution
+from regard.attention.backends.flex import compiler
+from regard.attention.mask import Mask, integers, on_host
+
+CHUNK = 2**22
+"""Weights held at a time while streaming: 16 MiB in float32."""
+
+
+class Statistics(NamedTuple):
+    entropy: Float[Tensor, "... L"]
+    """Of each row's weights, in nats; 0 for a row that attends to nothing."""
+    received: Float[Tensor, "... S"]
+    """Weight that falls on each key, summed over the rows of each query head."""
+    top_weights: Float[Tensor, "... L k"]
+    """The largest weights of each row, in falling order; 0 where there are no more."""
+    top_positions: Int[Tensor, "... L k"]
+    """The keys they fall on; -1 where there are no more."""
+
+
+def weights(
+    query: Float[Tensor, "... L K"],
+    key: Float[Tensor, "... S K"],
+    mask: Mask | None = None,
+    beta: float | Tensor | None = None,
+    bias: Float[Tensor, "..."] | None = None,
+    rows: int | slice | Sequence[int] | Tensor | None = None,
+) -> Float[Tensor, "... R S"]:
+    """The weights that `attend` uses for the chosen rows (all, if None), exactly, per head.
+
+    Half precision is computed and returned in float32. Rows may be counted from the end.
+    """
+    given = arguments(query, key, None, mask, beta, bias)
+    chosen = _rows(rows, given.query)
+    out = _weights(given, chosen)
+    return out.reshape(*given.lead, *out.shape[-2:])
+
+
+@torch.no_grad()
+def statistics(
+    query: Float[Tensor, "... L K"],
+    key: Float[Tensor, "... S K"],
+    mask: Mask | None = None,
+    beta: float | Tensor | None = None,
+    bias: Float[Tensor, "..."] | None = None,
+    topk: int = 4,
+) -> Statistics:
+    """Entropy, top weights and mass received over all rows, in O(L + S) memory.
+
+    On CUDA a Triton kernel streams over the keys, for masks that give each row one run of keys;
+    elsewhere, and for other masks, whole rows are computed a chunk at a time.
+    """
+    if isinstance(topk, bool) or not isinstance(topk, int) or topk < 1:
+        raise ValueError(f"topk ({topk!r}) must be a whole number, 1 or more")
+    given = arguments(query, key, None, mask, beta, bias)
+    found = _streamed(given, topk) if _streams(given, topk) else _chunked(given, topk)
+    return Statistics(*(t.reshape(*given.lead, *t.shape[2:]) for t in found))
+
+
+def _weights(given: Arguments, rows: Tensor) -> Tensor:
+    query, key, _, mask, beta, bias, _ = given
+    L, S = query.shape[2], key.shape[2]
+    wide = torch.promote_types(query.dtype, torch.float32)
+    group = query.shape[1] // key.shape[1] if key.shape[1] else 1
+    allowed = None
+    if mask is not None:
+        allowed = mask.block(rows, torch.arange(S, device=rows.device), L, S)
+    if bias is not None:
+        bias = (bias[:, :, rows] if bias.shape[2] > 1 else bias).to(wide)
+    beta = beta.to(wide) if isinstance(beta, Tensor) else beta
+    key = key.to(wide).repeat_interleave(group, 1)
+    return distribution(query[:, :, rows].to(wide), key, allowed, beta, bias)
+
+
+def _rows(rows: int | slice | Sequence[int] | Tensor | None, query: Tensor) -> Tensor:
+    L, device = query.shape[2], query.device
+    everyone = torch.arange(L, device=device)
+    if rows is None:
+        return everyone
+    if isinstance(rows, slice):
+        return everyone[rows]
+    chosen = integers([rows] if isinstance(rows, int) else rows, "rows")
+    outside = on_host(chosen) and bool(((chosen < -L) | (chosen >= L)).any())
+    if outside:
+        raise ValueError(f"rows ({chosen.tolist()}) must lie below the number of queries ({L})")
+    return chosen.to(device) % max(L, 1)
+
+
+def _chunked(given: Arguments, topk: int) -> tuple[Tensor, ...]:
+    query, key = given.query, given.key
+    B, H, L, _ = query.shape
+    S = key.shape[2]
+    wide = torch.promote_types(query.dtype, torch.float32)
+    group = H // key.shape[1] if key.shape[1] else 1
+    given = given._replace(key=key.to(wide).repeat_interleave(group, 1))
+    entropy = query.new_zeros(B, H, L, dtype=wide)
+    received = query.new_zeros(B, H, S, dtype=wide)
+    top = query.new_zeros(B, H, L, topk, dtype=wide)
+    where = torch.full((B, H, L, topk), -1, device=query.device)
+    step = max(1, CHUNK // max(B * H * S, 1))
+    for start in range(0, L if S else 0, step):
+        rows = torch.arange(start, min(start + step, L), device=query.device)
+        chunk = _weights(given, rows)
+        received += chunk.sum(2)
+        best, at = chunk.topk(min(topk, S), dim=-1)
+        top[:, :, rows, : best.shape[-1]] = best
+        where[:, :, rows, : best.shape[-1]] = at.masked_fill(best == 0, -1)
+        entropy[:, :, rows] = -torch.special.xlogy(chunk, chunk).sum(-1)
+    return entropy, received, top, where
+
+
+def _streams(given: Arguments, topk: int) -> bool:
+    """Whether the Triton kernel can do it."""
+    query, mask = given.query, given.mask
+    return (
+        query.device.type == "cuda"
+        and compiler("cuda") is None
+        and query.dtype in (torch.bfloat16, torch.float16, torch.float32)
+        and query.shape[-1] <= 256
+        and topk <= 16
+        and (mask is None or bool(mask.runs))
+        and not isinstance(given.beta, Tensor)
+        and given.beta < float("inf")
+        and min(*query.shape, *given.key.shape) > 0
+    )
+
+
+def _streamed(given: Arguments, topk: int) -> tuple[Tensor, ...]:
+    from regard.attention import streaming
+
+    query, key, _, mask, beta, bias, _ = given
+    assert isinstance(beta, float)
+    edges = None
+    if mask is not None:
+        edges = mask.intervals(query.shape[2], key.shape[2], query.device)
+    return streaming.statistics(query, key, edges, beta, bias, topk)
