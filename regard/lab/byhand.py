@@ -371,23 +371,25 @@ def _heading(console: Console, name: str, equation: str) -> None:
 def _table(matrix: Tensor, rows: str, columns: str, room: int, shares: bool = False) -> Table:
     """A matrix with the names of its rows and columns; what exceeds the room is left out."""
     whole = bool((matrix == matrix.round()).all())
-    lines = [[_number(x, whole) for x in row] for row in matrix.tolist()]
-    if shares:
-        lines = [[f"{_number(x, whole)} {_bar(x)}" for x in row] for row in matrix.tolist()]
-    widest = max((len(cell) for line in lines for cell in line), default=1)
-    fits = max(1, (room - len(f"{rows}{len(lines)}")) // (widest + 2))
-    cut = matrix.shape[1] > fits
-    kept = max(1, fits - 1) if cut else matrix.shape[1]
+    lines = [
+        [_number(x, whole) + (f" {_bar(x)}" if shares else "") for x in row]
+        for row in matrix.tolist()
+    ]
+    # Set by hand: a name stands above its numbers, not above the bars beside them.
+    beside = "  " if shares else ""
+    names = [f"{columns}{n + 1}{beside}" if columns else "" for n in range(matrix.shape[1])]
+    cell = max((len(x) for line in [names, *lines] for x in line), default=1)
+    fits = max(1, (room - len(f"{rows}{len(lines)}") - 2) // (cell + 2))
+    kept = len(names) if len(names) <= fits else max(1, fits - 1)
+    more = ["…"] * (len(names) > kept)
     table = Table(box=None, show_header=bool(columns), padding=(0, 2, 0, 0), header_style="dim")
     table.add_column(style="dim", no_wrap=True)
-    for number in range(1, kept + 1):
-        # Above the number, not above the bar beside it.
-        name = f"{columns}{number}" + "  " * shares
-        table.add_column(Text(name), justify="right", no_wrap=True)
-    if cut:
-        table.add_column("…")
+    for name in names[:kept]:
+        table.add_column(Text(name.rjust(cell)), no_wrap=True)
+    for name in more:
+        table.add_column(name)
     for number, line in enumerate(lines, 1):
-        table.add_row(f"{rows}{number}", *line[:kept], *["…"] * cut)
+        table.add_row(f"{rows}{number}", *(x.rjust(cell) for x in line[:kept]), *more)
     return table
 
 
