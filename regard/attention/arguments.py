@@ -34,7 +34,7 @@ def arguments(
     key: Tensor,
     value: Tensor | None,
     mask: Mask | None,
-    beta: float | Tensor | None,
+    beta: float | int | Tensor | None,
     bias: Tensor | None,
 ) -> Arguments:
     """Check what attention was given, and lay it out in four axes. Without values, keys serve."""
@@ -107,7 +107,7 @@ def _four_axes(
         ) from None
     heads = (groups if H == 1 else H, groups, groups)
     four = [
-        t.expand(*batch, h, *t.shape[-2:]).reshape(-1, h, *t.shape[-2:])
+        t.expand(*batch, h, *t.shape[-2:]).reshape(math.prod(batch), h, *t.shape[-2:])
         for t, h in zip(tensors, heads)
     ]
     lead = torch.Size((*batch, heads[0])) if has_heads else batch
@@ -146,7 +146,7 @@ def _check_bias(bias: Tensor, query: Tensor, S: int) -> Tensor:
     return wide
 
 
-def _check_beta(beta: float | Tensor | None, H: int, K: int) -> float | Tensor:
+def _check_beta(beta: float | int | Tensor | None, H: int, K: int) -> float | Tensor:
     if beta is None:
         return 1 / math.sqrt(K) if K else 1.0
     if isinstance(beta, Tensor):

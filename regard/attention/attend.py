@@ -56,7 +56,7 @@ def formula(
     allowed: Bool[Tensor, "..."] | None = None,
     beta: float | Tensor = 1.0,
     bias: Float[Tensor, "..."] | None = None,
-    dropout: float = 0.0,
+    dropout: float | int = 0.0,
 ) -> Float[Tensor, "*b L V"]:
     """C = A V, with dropout on the weights."""
     weights = distribution(query, key, allowed, beta, bias)
@@ -82,9 +82,9 @@ def attend(
     key: Float[Tensor, "... S K"],
     value: Float[Tensor, "... S V"],
     mask: Mask | None = None,
-    beta: float | Tensor | None = None,
+    beta: float | int | Tensor | None = None,
     bias: Float[Tensor, "..."] | None = None,
-    dropout: float = 0.0,
+    dropout: float | int = 0.0,
     backend: str = "auto",
 ) -> Float[Tensor, "... L V"]:
     """softmax(β·Q Kᵀ + bias) V over the pairs that the mask allows.
@@ -114,9 +114,9 @@ def explain(
     key: Float[Tensor, "... S K"],
     value: Float[Tensor, "... S V"],
     mask: Mask | None = None,
-    beta: float | Tensor | None = None,
+    beta: float | int | Tensor | None = None,
     bias: Float[Tensor, "..."] | None = None,
-    dropout: float = 0.0,
+    dropout: float | int = 0.0,
     backend: str = "auto",
 ) -> Explanation:
     """Which backend and kernel `attend` uses for these arguments, and why, in words."""

@@ -6,7 +6,7 @@ result continues what row rows[r] has been.
 """
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
@@ -17,6 +17,7 @@ from regard.attention.mask import Mask, causal
 Pair = tuple[Float[Tensor, "*b S K"], Float[Tensor, "*b S V"]]
 
 
+@runtime_checkable
 class Cache(Protocol):
     """What MultiHeadAttention asks of a cache."""
 
@@ -68,7 +69,8 @@ class SelfCache:
                 f"make it with SelfCache({end}) or more, or without a capacity"
             )
         self._reserve(key, value, end)
-        assert self._keys is not None and self._values is not None
+        assert self._keys is not None
+        assert self._values is not None
         self._filled = end
         if self.capacity is None:
             keys, values = self._keys[..., :end, :], self._values[..., :end, :]

@@ -39,15 +39,10 @@ class At(NamedTuple):
     """Index of the query within its own sequence (the row, unless the batch is packed)."""
     key: Tensor
     """Index of the key within its own sequence (the column, unless the batch is packed)."""
-    offset: int | Tensor
-    """S - L of that sequence: query i stands at source position i + offset (bottom right)."""
+    position: Tensor
+    """Index of the key at which the query stands: query + S - L of its sequence (bottom right)."""
     start: int | Tensor
     """Column at which the query's own source sequence begins (0, unless the batch is packed)."""
-
-    @property
-    def position(self) -> Tensor:
-        """Source position at which the query stands."""
-        return self.query + self.offset
 
 
 class Packed:
@@ -129,7 +124,7 @@ class Mask:
         return self._rule(at)
 
     def span(self, at: At) -> Span | None:
-        """First and past-the-last allowed column of each row, if `runs` says there is one; else None.
+        """First and past-the-last allowed column of each row, if `runs` says so; else None.
 
         Called with a frame that has no columns. May reach below 0 and beyond S.
         """
@@ -180,10 +175,21 @@ class Mask:
             raise ValueError(f"a mask can hold one packed(...), this one holds {len(found)}")
         return found[0] if found else None
 
+    def to(self, device: torch.device | str) -> "Mask":
+        """The same mask with all it reads on a device; the mask itself if it is there already."""
+        held = {k: v for k, v in vars(self).items() if k != "_memory"}
+        moved = {name: _moved(value, torch.device(device)) for name, value in held.items()}
+        if all(moved[name] is value for name, value in held.items()):
+            return self
+        there = object.__new__(type(self))
+        there.__dict__.update(moved)
+        return there
+
     def block(self, rows: Tensor, columns: Tensor, L: int, S: int) -> Tensor:
         """The rule at chosen rows and columns of an L x S problem; four axes, unexpanded."""
         device = rows.device
-        at = self.frame(
+        there = self.to(device)
+        at = there.frame(
             torch.arange(self.batch, device=device)[:, None, None, None],
             torch.arange(self.heads, device=device)[:, None, None],
             rows[:, None],
@@ -191,7 +197,7 @@ class Mask:
             L,
             S,
         )
-        allowed = self.rule(at)
+        allowed = there.rule(at)
         return allowed[(None,) * (4 - allowed.ndim)]
 
     def compact(self, L: int, S: int, device: torch.device | str | None = None) -> Tensor:
@@ -215,8 +221,9 @@ class Mask:
         """
         index = torch.arange(L, device=device)
         batch = torch.arange(self.batch, device=device)[:, None]
-        zero = torch.zeros((), dtype=torch.int64, device=device)
-        span = self.span(self.frame(batch, zero, index, zero, L, S))
+        zero = torch.zeros(1, dtype=torch.int64, device=device)
+        there = self.to(index.device)
+        span = there.span(there.frame(batch, zero, index, zero, L, S))
         if span is None:
             return None
         shape = torch.broadcast_shapes(batch.shape, index.shape)
@@ -229,7 +236,7 @@ class Mask:
         """The pair (row, column) with the coordinates in which this mask's parts are to see it."""
         packing = self.packing
         if packing is None:
-            return At(batch, head, row, column, row, column, S - L, 0)
+            return At(batch, head, row, column, row, column, row + (S - L), 0)
         return packing.localise(batch, head, row, column)
 
     def draw(self, L: int, S: int) -> str:
@@ -281,7 +288,7 @@ class Band(Mask):
         if self.offset is None:
             return at.position
         if isinstance(self.offset, Tensor):
-            return at.query + per_sentence(self.offset.to(at.query.device), at.batch)
+            return at.query + per_sentence(self.offset, at.batch)
         return at.query + self.offset
 
     def rule(self, at: At) -> Tensor:
@@ -317,10 +324,10 @@ class Padding(Mask):
         self.batch = len(lengths)
 
     def rule(self, at: At) -> Tensor:
-        return at.column < per_sentence(self.lengths.to(at.column.device), at.batch)
+        return at.column < per_sentence(self.lengths, at.batch)
 
     def span(self, at: At) -> Span:
-        return 0, per_sentence(self.lengths.to(at.row.device), at.batch)
+        return 0, per_sentence(self.lengths, at.batch)
 
     def check(self, B: int, L: int, S: int) -> None:
         _check_batch(self, B, "lengths")
@@ -349,7 +356,7 @@ class Prefix(Mask):
 
     def _count(self, at: At) -> int | Tensor:
         if isinstance(self.n, Tensor):
-            return per_sentence(self.n.to(at.row.device), at.batch)
+            return per_sentence(self.n, at.batch)
         return self.n
 
     def rule(self, at: At) -> Tensor:
@@ -380,16 +387,15 @@ class Documents(Mask):
         self.runs = "any" if self.edges is not None else ""
 
     def rule(self, at: At) -> Tensor:
-        ids = self.ids.to(at.row.device)
         batch = at.batch if self.batch > 1 else at.batch * 0
-        return ids[batch, at.position + at.start] == ids[batch, at.column]
+        return self.ids[batch, at.position + at.start] == self.ids[batch, at.column]
 
     def span(self, at: At) -> Span | None:
         if self.edges is None:
             return None
         batch = at.batch if self.batch > 1 else at.batch * 0
         own = at.position + at.start
-        first, last = (edge.to(at.row.device)[batch, own] for edge in self.edges)
+        first, last = (edge[batch, own] for edge in self.edges)
         return first, last
 
     def check(self, B: int, L: int, S: int) -> None:
@@ -424,30 +430,32 @@ class Packing(Mask):
                 "each sequence needs one of both"
             )
         self.query, self.source = query, source
+        self._members: tuple[Tensor, Tensor] | None = None
 
     def localise(self, batch: Tensor, head: Tensor, row: Tensor, column: Tensor) -> At:
-        query, source = self.query.to(row.device), self.source.to(row.device)
-        of_row = torch.bucketize(row, query.offsets[1:], right=True)
-        of_column = torch.bucketize(column, source.offsets[1:], right=True)
-        # An index beyond the last sequence belongs to none; its start is never used.
-        starts, froms = query.offsets[of_row], source.offsets
-        ends = query.offsets[(of_row + 1).clamp_max(len(query))]
-        to = froms[(of_row + 1).clamp_max(len(source))]
-        offset = (to - froms[of_row]) - (ends - starts)
-        return At(
-            batch, head, row, column, row - starts, column - froms[of_column], offset, froms[of_row]
-        )
+        queries, sources = self.query.offsets, self.source.offsets
+        of_row, of_column = self._sequences(row, column)
+        begin, end = sources[of_row], sources[of_row + 1]
+        query, key = row - queries[of_row], column - sources[of_column]
+        position = query + (end - begin) - (queries[of_row + 1] - queries[of_row])
+        return At(batch, head, row, column, query, key, position, begin)
+
+    def _sequences(self, row: Tensor, column: Tensor) -> tuple[Tensor, Tensor]:
+        """The sequence to which each row and each column belongs."""
+        if self._members is None:
+            members = self.query.sequence(), self.source.sequence()
+            if torch.compiler.is_compiling():
+                return members[0][row], members[1][column]
+            self._members = members
+        return self._members[0][row], self._members[1][column]
 
     def rule(self, at: At) -> Tensor:
-        query, source = self.query.to(at.row.device), self.source.to(at.row.device)
-        of_row = torch.bucketize(at.row, query.offsets[1:], right=True)
-        of_column = torch.bucketize(at.column, source.offsets[1:], right=True)
+        of_row, of_column = self._sequences(at.row, at.column)
         return of_row == of_column
 
     def span(self, at: At) -> Span:
-        query, source = self.query.to(at.row.device), self.source.to(at.row.device)
-        of_row = torch.bucketize(at.row, query.offsets[1:], right=True)
-        return source.offsets[of_row], source.offsets[(of_row + 1).clamp_max(len(source))]
+        of_row, _ = self._sequences(at.row, at.column)
+        return self.source.offsets[of_row], self.source.offsets[of_row + 1]
 
     def check(self, B: int, L: int, S: int) -> None:
         if B != 1:
@@ -479,7 +487,7 @@ class Dense(Mask):
         self.batch, self.heads = self.allowed.shape[:2]
 
     def rule(self, at: At) -> Tensor:
-        allowed = self.allowed.to(at.row.device)
+        allowed = self.allowed
         index = (at.batch, at.head, at.row, at.column)
         # A tensor is indexed, not compared, so axes of length 1 stand for every index.
         return allowed[tuple(i if n > 1 else i * 0 for i, n in zip(index, allowed.shape))]
@@ -628,7 +636,7 @@ class Not(Mask):
 
 
 def causal(offset: Offset = None) -> Mask:
-    """No key after the query's own position (items 7 and 23 of the course: -inf above the diagonal).
+    """No key after the query's own position: in scores, -∞ strictly above the diagonal.
 
     Query i stands at source position i + offset. None aligns the last query with the last key;
     a cache passes the number of keys it held before, as a tensor, so that nothing waits for it.
@@ -695,6 +703,15 @@ _FAR = 2**31 - 1
 def on_host(tensor: Tensor) -> bool:
     """Whether values can be looked at without waiting for a device (or for a compiler)."""
     return tensor.device.type == "cpu" and not torch.compiler.is_compiling()
+
+
+def _moved(value: Any, device: torch.device) -> Any:
+    if isinstance(value, tuple):
+        moved = tuple(_moved(each, device) for each in value)
+        return value if all(a is b for a, b in zip(moved, value)) else moved
+    if isinstance(value, Tensor | Packed | Mask):
+        return value.to(device)
+    return value
 
 
 def capturing() -> bool:
@@ -794,19 +811,12 @@ def _edges(ids: Tensor) -> tuple[Tensor, Tensor] | None:
 
 
 def _largest(a: int | Tensor, b: int | Tensor) -> int | Tensor:
-    return _pick(max, torch.clamp_min, torch.maximum, a, b)
+    if isinstance(a, Tensor):
+        return torch.maximum(a, b) if isinstance(b, Tensor) else a.clamp_min(b)
+    return b.clamp_min(a) if isinstance(b, Tensor) else max(a, b)
 
 
 def _smallest(a: int | Tensor, b: int | Tensor) -> int | Tensor:
-    return _pick(min, torch.clamp_max, torch.minimum, a, b)
-
-
-def _pick(plain: Any, clamp: Any, both: Any, a: int | Tensor, b: int | Tensor) -> int | Tensor:
-    match isinstance(a, Tensor), isinstance(b, Tensor):
-        case False, False:
-            return plain(a, b)
-        case True, False:
-            return clamp(a, b)
-        case False, True:
-            return clamp(b, a)
-    return both(a, b)
+    if isinstance(a, Tensor):
+        return torch.minimum(a, b) if isinstance(b, Tensor) else a.clamp_max(b)
+    return b.clamp_max(a) if isinstance(b, Tensor) else min(a, b)

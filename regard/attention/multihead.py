@@ -23,7 +23,10 @@ class Core(nn.Module):
     """The operation itself, between the projections: what recording and interventions hook."""
 
     def __init__(
-        self, score: Score | None = None, beta: float | Tensor | None = None, dropout: float = 0.0
+        self,
+        score: Score | None = None,
+        beta: float | int | Tensor | None = None,
+        dropout: float | int = 0.0,
     ):
         super().__init__()
         self.score = score
@@ -64,9 +67,9 @@ class MultiHeadAttention(nn.Module):
         output_width: int | None = None,
         position: AttentionPosition | None = None,
         score: Score | None = None,
-        beta: float | Tensor | None = None,
+        beta: float | int | Tensor | None = None,
         bias: bool = True,
-        dropout: float = 0.0,
+        dropout: float | int = 0.0,
     ):
         super().__init__()
         key_heads = heads if key_heads is None else key_heads

@@ -71,9 +71,9 @@ def choose(given: Arguments, dropout: float, backend: str) -> Plan:
     if mask.packing is not None and _has_runs(mask, query):
         return _RUNS
     # Smaller problems are done before the rectangles are cut.
-    if query.device.type == "cpu" and L * S >= 2**15 and _has_runs(mask, query):
-        if torch.compiler.is_compiling() or runs.divide(mask, query, key).covered < 0.85:
-            return _RUNS if dropout == 0 else _TENSOR
+    large = query.device.type == "cpu" and L * S >= 2**15 and dropout == 0
+    if large and _has_runs(mask, query) and _pays(mask, query, key):
+        return _RUNS
     return _TENSOR
 
 
@@ -192,6 +192,11 @@ def _has_runs(mask: Mask, query: Tensor) -> bool:
     if query.device.type not in ("cpu", "cuda") or not mask.runs:
         return False
     return all(tensor.device.type == "cpu" for tensor in mask.tensors)
+
+
+def _pays(mask: Mask, query: Tensor, key: Tensor) -> bool:
+    """Whether the rectangles leave out enough; a compiler cannot know, and takes them."""
+    return torch.compiler.is_compiling() or runs.divide(mask, query, key).covered < 0.85
 
 
 def _is_hard(beta: float | Tensor) -> bool:

@@ -40,7 +40,7 @@ def weights(
     query: Float[Tensor, "... L K"],
     key: Float[Tensor, "... S K"],
     mask: Mask | None = None,
-    beta: float | Tensor | None = None,
+    beta: float | int | Tensor | None = None,
     bias: Float[Tensor, "..."] | None = None,
     rows: int | slice | Sequence[int] | Tensor | None = None,
 ) -> Float[Tensor, "... R S"]:
@@ -59,7 +59,7 @@ def statistics(
     query: Float[Tensor, "... L K"],
     key: Float[Tensor, "... S K"],
     mask: Mask | None = None,
-    beta: float | Tensor | None = None,
+    beta: float | int | Tensor | None = None,
     bias: Float[Tensor, "..."] | None = None,
     topk: int = 4,
 ) -> Statistics:

@@ -74,12 +74,13 @@ def _compiled_block_mask() -> Callable[..., Any]:
 def _block_mask(mask: Mask, L: int, S: int, device: torch.device) -> Any:
     from torch.nn.attention.flex_attention import create_block_mask
 
-    def rule(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-        return mask.rule(mask.frame(b, h, i, j, L, S))
-
     # Uncompiled, the rule is evaluated on the whole L x S grid: fine where that is small.
     small = L * S <= 2**22 or torch.compiler.is_compiling() or compiler(device.type)
     create = create_block_mask if small else _compiled_block_mask()
     B = None if mask.batch == 1 else mask.batch
     H = None if mask.heads == 1 else mask.heads
+    there = mask.to(device)
+    if not torch.compiler.is_compiling():
+        there.compact(1, S, device)  # whatever the rule looks up must exist before it is traced
+    rule = lambda b, h, i, j: there.rule(there.frame(b, h, i, j, L, S))  # noqa: E731
     return create(rule, B, H, L, S, device=str(device))

@@ -7,7 +7,8 @@ gathered into one batch and handed to SDPA; what no row sees is never computed. 
 backwards too; it is the way without padding for the CPU, and for CUDA in float32 and float64.
 """
 
-from typing import NamedTuple
+import itertools
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -80,6 +81,9 @@ def _compute(
 ) -> Tensor:
     B, H, L, _ = query.shape
     V = value.shape[-1]
+    if not runs.groups:  # nobody sees anything: zeros that still know where they come from
+        nothing = query.new_zeros(1, 1, 1, 1, dtype=torch.bool)
+        return F.scaled_dot_product_attention(query, key[:, :1, :1], value[:, :1, :1], nothing)
     q, k, v = (t.transpose(1, 2).flatten(0, 1) for t in fit(query, key, value))
     results = []
     for group in runs.groups:
@@ -153,7 +157,7 @@ def _rectangles(
     grown = [0, 0, *(~grows).long().cumsum(0).tolist()]
     f, t = first.tolist(), last.tolist()
     found = []
-    for r0, r1 in zip(begins, begins[1:]):
+    for r0, r1 in itertools.pairwise(begins):
         if still[r1] == still[r0 + 1]:
             pieces = [(UNIFORM, r0, r1)]
         elif grown[r1] == grown[r0 + 1] and t[r0] - f[r0] == 1:
@@ -227,12 +231,62 @@ def _opaque_backward(
     last: Tensor,
     beta: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
+    # Autograd does not look inside an operator: these are the softmax's derivatives, by hand.
     runs = _divide(first.cpu(), last.cpu(), query.shape[0], key.shape[2], query.device)
-    with torch.enable_grad():
-        leaves = [t.detach().requires_grad_() for t in (query, key, value)]
-        out = _compute(*leaves, runs, beta, 0.0)
-        dq, dk, dv = torch.autograd.grad(out, leaves, grad)
-    return dq.contiguous(), dk.contiguous(), dv.contiguous()
+    wide = torch.promote_types(query.dtype, torch.float32)
+    inputs = (query, key, value)
+    q, k, v, g = (t.to(wide).transpose(1, 2).flatten(0, 1) for t in (*inputs, grad))
+    H, G = q.shape[1], k.shape[1]
+    k, v = k.repeat_interleave(H // G, 1), v.repeat_interleave(H // G, 1)
+    totals = [torch.zeros_like(t) for t in (q, k, v)]
+    for group in runs.groups:
+        rows, keys, values, above = (
+            _take(t, where)
+            for t, where in (
+                (q, group.rows), (k, group.columns), (v, group.columns), (g, group.rows)
+            )
+        )  # fmt: skip
+        if group.real is not None:
+            real = above.new_zeros(above.shape[0] * above.shape[2])
+            real[group.real] = 1
+            above = above * real.view(above.shape[0], 1, above.shape[2], 1)
+        for each, total in zip(_derive(rows, keys, values, above, group, beta), totals):
+            which = group.rows if total is totals[0] else group.columns
+            flat = each.transpose(1, 2).flatten(0, 1)
+            if isinstance(which, slice):
+                total[which] += flat
+            else:
+                total.index_add_(0, which.flatten(), flat)
+    dq, dk, dv = (
+        total.unflatten(1, (t.shape[1], -1)).sum(2).view(t.transpose(1, 2).shape)
+        for total, t in zip(totals, inputs)
+    )
+    return tuple(t.transpose(1, 2).to(query.dtype).contiguous() for t in (dq, dk, dv))  # type: ignore[return-value]
+
+
+def _derive(
+    rows: Tensor, keys: Tensor, values: Tensor, above: Tensor, group: Group, beta: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of queries, keys and values of one group, some rows at a time."""
+    dq, dk, dv = (torch.zeros_like(t) for t in (rows, keys, values))
+    for i in range(0, rows.shape[2], ROWS):
+        part = slice(i, i + ROWS)
+        scores = beta * rows[:, :, part] @ keys.transpose(2, 3)
+        hidden = torch.zeros((), dtype=torch.bool, device=rows.device)
+        if group.causal:
+            index = torch.arange(keys.shape[2], device=rows.device)
+            hidden = index > index[part, None]
+        elif group.allowed is not None:
+            allowed = group.allowed
+            hidden = ~(allowed[:, :, part] if allowed.shape[2] > 1 else allowed)
+        weights = torch.softmax(scores.masked_fill(hidden, -torch.inf), -1).nan_to_num(0)
+        given = above[:, :, part]
+        slope = given @ values.transpose(2, 3)
+        slope = weights * (slope - (weights * slope).sum(-1, keepdim=True))
+        dq[:, :, part] = beta * slope @ keys
+        dk += beta * slope.transpose(2, 3) @ rows[:, :, part]
+        dv += weights.transpose(2, 3) @ given
+    return dq, dk, dv
 
 
 @_opaque_backward.register_fake
@@ -248,19 +302,13 @@ def _(
     return tuple(t.new_empty(t.shape) for t in (query, key, value))  # type: ignore[return-value]
 
 
-def _keep(
-    ctx: torch.autograd.function.FunctionCtx, inputs: tuple[object, ...], output: object
-) -> None:
-    *tensors, beta = inputs
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    *tensors, ctx.beta = inputs
     ctx.save_for_backward(*tensors)
-    ctx.beta = beta  # type: ignore[attr-defined]
 
 
-def _differentiate(
-    ctx: torch.autograd.function.FunctionCtx, grad: Tensor
-) -> tuple[Tensor | None, ...]:
-    gradients = _opaque_backward(grad, *ctx.saved_tensors, ctx.beta)  # type: ignore[attr-defined]
-    return (*gradients, None, None, None)
+def _differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    return (*_opaque_backward(grad, *ctx.saved_tensors, ctx.beta), None, None, None)
 
 
 _opaque.register_autograd(_differentiate, setup_context=_keep)

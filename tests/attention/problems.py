@@ -3,25 +3,23 @@
 A new mask is added to `MASKS`, and every test that goes over masks takes it up.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from hypothesis import strategies as st
 from torch import Tensor
 
-from regard.attention.attend import formula
+from regard.attention.attend import attend, formula
 from regard.attention.mask import (
     Mask,
     causal,
     documents,
+    four_axes,
     packed,
     padding,
     prefix,
     window,
 )
-
-Numbers = torch.Generator
 
 
 def _lengths(B: int, S: int, draw: Callable[[int], int]) -> list[int]:
@@ -93,12 +91,13 @@ MASKS: dict[str, Callable[[int, int, int, int, Callable[[int], int]], Mask | Non
 }
 
 
-def one_sentence(name: str) -> bool:
-    return "packed" in name
-
-
-def needs_no_more_queries_than_keys(name: str) -> bool:
-    return "documents" in name
+TOLERANCE = {
+    torch.float64: 1e-11,
+    torch.float32: 2e-5,
+    torch.bfloat16: 3e-2,
+    torch.float16: 4e-3,
+}
+"""Error allowed in an output or gradient, relative to its largest value or 1."""
 
 
 @dataclass
@@ -109,56 +108,54 @@ class Problem:
     key: Tensor
     value: Tensor
     mask: Mask | None
-    name: str
-    beta: float | Tensor | None = None
+    beta: float | None = None
     bias: Tensor | None = None
 
-    def inputs(self, dtype: torch.dtype, device: str = "cpu") -> list[Tensor]:
-        return [
-            t.to(device=device, dtype=dtype).detach().requires_grad_()
-            for t in (self.query, self.key, self.value)
+    def compare(
+        self, backend: str, dtype: torch.dtype, device: str = "cpu", training: bool = True
+    ) -> None:
+        """Fail where `attend` departs from the formula, forwards or backwards."""
+        leaves = [
+            t.to(device, dtype).requires_grad_(training) for t in (self.query, self.key, self.value)
         ]
+        bias = None if self.bias is None else self.bias.to(device, dtype)
+        out = attend(*leaves, mask=self.mask, beta=self.beta, bias=bias, backend=backend)
+        exact = [t.detach().double().requires_grad_(training) for t in leaves]
+        expected = self._formula(*exact, bias)
+        close(out, expected, dtype)
+        if training:
+            seed = torch.randn(out.shape, generator=torch.Generator().manual_seed(1)).to(out)
+            have = torch.autograd.grad(out, leaves, seed)
+            want = torch.autograd.grad(expected, exact, seed.double())
+            for mine, right in zip(have, want):
+                close(mine, right, dtype)
 
-    def expected(self, inputs: list[Tensor], seed: Tensor) -> list[Tensor]:
-        """Output and gradients in float64, from the inputs as rounded to their dtype."""
-        q, k, v = leaves = [t.detach().double().cpu().requires_grad_() for t in inputs]
+    def _formula(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
         group = q.shape[1] // k.shape[1]
         k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
         L, S = q.shape[2], k.shape[2]
-        allowed = None if self.mask is None else self.mask.tensor(L, S)
-        beta = self.beta
-        if beta is None:
-            beta = q.shape[-1] ** -0.5
-        if isinstance(beta, Tensor):
-            beta = beta.double().cpu()[:, None, None]
-        bias = None if self.bias is None else self.bias.double().cpu()
-        out = formula(q, k, v, allowed, beta, bias)
-        return [out, *torch.autograd.grad(out, leaves, seed.double().cpu())]
+        allowed = None if self.mask is None else self.mask.tensor(L, S, q.device)
+        beta = q.shape[-1] ** -0.5 if self.beta is None else self.beta
+        return formula(q, k, v, allowed, beta, None if bias is None else four_axes(bias.double(), "bias"))
 
 
-Sizes = tuple[str, int, int, int, int, int, int, int, int]
-"""Arguments of `problem`: the mask's name, B, G, H, L, S, K, V and a seed."""
+def close(have: Tensor, want: Tensor, dtype: torch.dtype) -> None:
+    assert have.dtype == dtype
+    scale = max(1.0, want.abs().max().item()) if want.numel() else 1.0
+    torch.testing.assert_close(have.double(), want, atol=TOLERANCE[dtype] * scale, rtol=0)
 
 
-@st.composite
-def sizes(draw_from: st.DrawFn, names: list[str] | None = None, most: int = 13) -> Sizes:
-    """A mask of any kind over any shape, lengths of 1 and sequences of nothing included."""
-    name = draw_from(st.sampled_from(names or sorted(MASKS)))
-    length = st.integers(1, most)
-    B = 1 if one_sentence(name) else draw_from(st.sampled_from([1, 2, 3]))
-    G = draw_from(st.sampled_from([1, 2, 3]))
-    H = G * draw_from(st.sampled_from([1, 2]))
-    L, S = draw_from(length), draw_from(length)
-    if needs_no_more_queries_than_keys(name):
-        L = min(L, S)
-    K, V = draw_from(st.sampled_from([1, 3, 5, 8])), draw_from(st.sampled_from([1, 2, 5, 8]))
-    seed = draw_from(st.integers(0, 2**20))
-    return name, B, G, H, L, S, K, V, seed
+def expresses(backend: str, mask: Mask | None) -> bool:
+    """Whether the backend has a form for the mask; "auto", "formula" and "sdpa" always have."""
+    return backend != "packed" or (mask is not None and bool(mask.runs))
 
 
 def problem(
     name: str, B: int, G: int, H: int, L: int, S: int, K: int, V: int, seed: int = 0
 ) -> Problem:
+    """A mask of this name over random vectors; packed batches have one row, documents L <= S."""
+    B = 1 if "packed" in name else B
+    L = min(L, S) if "documents" in name else L
     numbers = torch.Generator().manual_seed(seed)
 
     def draw(n: int) -> int:
@@ -167,15 +164,5 @@ def problem(
     def normal(*shape: int) -> Tensor:
         return torch.randn(*shape, generator=numbers, dtype=torch.float64)
 
-    return Problem(
-        normal(B, H, L, K),
-        normal(B, G, S, K),
-        normal(B, G, S, V),
-        MASKS[name](B, H, L, S, draw),
-        name,
-    )
-
-
-def each_mask(B: int, H: int, L: int, S: int) -> Iterator[tuple[str, Mask | None]]:
-    for name in MASKS:
-        yield name, problem(name, 1 if one_sentence(name) else B, H, H, L, S, 2, 2).mask
+    mask = MASKS[name](B, H, L, S, draw)
+    return Problem(normal(B, H, L, K), normal(B, G, S, K), normal(B, G, S, V), mask)

@@ -1,0 +1,143 @@
+"""What only a CUDA machine can show: all kernels, no waiting, captured graphs, Triton."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from regard.attention.attend import attend, explain
+from regard.attention.mask import Mask, Packed, causal, documents, packed, padding, window
+from regard.attention.weights import _chunked, arguments, statistics, weights
+from tests.attention.problems import MASKS, close, expresses, problem
+
+pytestmark = pytest.mark.gpu
+
+HALF = [torch.bfloat16, torch.float16]
+FLEX = [
+    "none",
+    "causal & padding",
+    "window",
+    "causal | prefixes",
+    "documents in pieces",
+    "tensor",
+    "packed & causal",
+    "a rule of one's own",
+]
+
+
+@pytest.mark.parametrize("name", sorted(MASKS))
+@pytest.mark.parametrize("backend", ["auto", "sdpa", "packed"])
+def test_every_mask_and_dtype(name: str, backend: str) -> None:
+    for dtype in (*HALF, torch.float32, torch.float64):
+        for L, S, K, V in ((67, 71, 16, 24), (131, 127, 40, 40), (1, 37, 64, 64), (37, 1, 13, 5)):
+            case = problem(name, 3, 2, 4, L, S, K, V, seed=L)
+            if expresses(backend, case.mask):
+                case.compare(backend, dtype, "cuda")
+                case.compare(backend, dtype, "cuda", training=False)
+
+
+@pytest.mark.parametrize("name", FLEX)
+def test_flex_backwards_too(name: str) -> None:
+    problem(name, 2, 2, 4, 131, 127, 32, 32).compare("flex", torch.bfloat16, "cuda")
+
+
+@pytest.mark.parametrize("name", ["causal & padding", "window", "documents", "packed & causal"])
+@pytest.mark.parametrize("training", [True, False], ids=["training", "evaluation"])
+def test_sizes_at_which_the_choice_changes(name: str, training: bool) -> None:
+    for B, L in ((4, 256), (2, 1031)):
+        case = problem(name, B, 16, 16, L, L, 64, 64)
+        case.compare("auto", torch.bfloat16, "cuda", training)
+
+
+def some_masks(B: int, L: int) -> list[Mask | None]:
+    """Masks whose tensors are on the device, one for each way to compute."""
+    lengths = torch.randint(1, L + 1, (B,), device="cuda")
+    ids = torch.arange(L, device="cuda")[None].expand(B, L) // 40
+    return [
+        None,
+        causal(),
+        causal(torch.tensor(3, device="cuda")),
+        padding(lengths),
+        causal() & padding(lengths),
+        window(9),
+        documents(ids),
+        documents(ids.cpu()),
+        packed(Packed([L // 3, L - L // 3], "cuda")) & causal(),
+    ]
+
+
+@pytest.mark.parametrize("L", [61, 251])
+def test_nothing_waits_for_the_device_and_graphs_capture(L: int) -> None:
+    for mask in some_masks(2, L):
+        B = 1 if mask is not None and mask.packing is not None else 2
+        q, k, v = (torch.randn(B, 4, L, 64, device="cuda", dtype=torch.bfloat16) for _ in range(3))
+        attend(q, k, v, mask)  # what is compiled or moved once may wait
+        torch.cuda.synchronize()
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            out = attend(q, k, v, mask)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            replayed = attend(q, k, v, mask)
+        replayed.zero_()
+        graph.replay()
+        torch.testing.assert_close(replayed, out, atol=1e-2, rtol=1e-2)
+
+
+def test_different_widths_keep_a_fused_kernel() -> None:
+    for K, V in ((64, 32), (32, 64), (41, 13)):
+        q = torch.randn(2, 4, 256, K, device="cuda", dtype=torch.bfloat16)
+        v = torch.randn(2, 4, 256, V, device="cuda", dtype=torch.bfloat16)
+        for mask in (None, causal(), padding([256, 3]), window(9)):
+            assert "plain matrix" not in explain(q, q, v, mask)
+
+
+@pytest.mark.parametrize("name", sorted(MASKS))
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_statistics(name: str, dtype: torch.dtype) -> None:
+    for L, S, K, topk in ((131, 257, 40, 4), (67, 71, 64, 3)):
+        case = problem(name, 3, 2, 4, L, S, K, K)
+        q, k = (2 * t.to("cuda", dtype) for t in (case.query, case.key))
+        have = statistics(q, k, case.mask, topk=topk)
+        want = _chunked(arguments(q.double(), k.double(), None, case.mask, None, None), topk)
+        tolerance = 2e-5 if dtype == torch.float32 else 2e-3
+        for mine, right in zip(have[:3], want[:3]):
+            torch.testing.assert_close(mine.double(), right, atol=tolerance * 5, rtol=tolerance)
+        found = have.top_positions
+        assert bool(((found == -1) == (want[3] == -1)).all())
+        full = weights(q.double(), k.double(), case.mask)
+        at = full.gather(-1, found.clamp_min(0)).masked_fill(found == -1, 0)
+        torch.testing.assert_close(at, have.top_weights.double(), atol=1e-3, rtol=1e-2)
+
+
+def test_statistics_stream_and_take_a_bias() -> None:
+    q, k = (torch.randn(2, 4, 300, 32, device="cuda") for _ in range(2))
+    bias = torch.randn(1, 4, 300, 300, device="cuda")
+    have = statistics(q, k, causal(), bias=bias, topk=1)
+    want = _chunked(arguments(q, k, None, causal(), None, bias), 1)
+    for mine, right in zip(have, want):
+        torch.testing.assert_close(mine, right, atol=1e-4, rtol=1e-4)
+    del bias
+    q, k = (torch.randn(1, 8, 8192, 64, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    statistics(q, k, causal())
+    assert torch.cuda.max_memory_allocated() - before < 64e6  # the matrix would be 2.1 GB
+
+
+def test_large_scores_do_not_overflow() -> None:
+    def compare(dtype: torch.dtype) -> None:
+        signs = torch.tensor([1.0, -1, 1, -1, 1, -1, -1, -1], device="cuda")
+        k = (signs[:, None] * 50.0).expand(1, 1, 8, 8).to(dtype)
+        v = torch.arange(8.0, device="cuda")[:, None].expand(1, 1, 8, 8).to(dtype)
+        q = torch.full_like(k, 25.0).requires_grad_()
+        out = attend(q, k, v, beta=1.0)
+        want: Tensor = torch.full_like(out, 2.0)
+        close(out, want.double(), dtype)
+        out.sum().backward()
+        assert q.grad is not None
+        assert torch.isfinite(q.grad).all()
+
+    compare(torch.float32)
+    compare(torch.bfloat16)

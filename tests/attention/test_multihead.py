@@ -1,0 +1,814 @@
+"""Multi-head attention against a plain loop over its heads; its caches against no cache."""
+
+import copy
+import importlib
+import math
+import sys
+from collections.abc import Callable, Iterator
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch._dynamo.testing import CompileCounter
+
+from regard import (
+    CrossCache,
+    LinearBias,
+    Mask,
+    MultiHeadAttention,
+    Packed,
+    Rotary,
+    SelfCache,
+    attend,
+    causal,
+    packed,
+    padding,
+    prefix,
+    weights,
+    window,
+)
+from regard.attention.score import Additive, Dot, General
+
+B, L, S, D, E = 2, 7, 5, 12, 13
+
+TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 5e-2}
+
+
+def build(width: int = D, heads: int = 3, dtype: torch.dtype = torch.float64, **options: Any):
+    """A module whose biases count, too: they start at zero."""
+    module = MultiHeadAttention(width, heads, **options)
+    with torch.no_grad():
+        for linear in (module.query, module.key, module.value, module.output):
+            if linear.bias is not None:
+                nn.init.normal_(linear.bias)
+    return module.to(dtype)
+
+
+def normal(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
+    return torch.randn(*shape, dtype=torch.float64).to(dtype)
+
+
+def close(have: Tensor, want: Tensor, dtype: torch.dtype = torch.float64) -> None:
+    assert have.dtype == dtype
+    tolerance = TOLERANCE[dtype] * max([1.0, *want.detach().abs().flatten().tolist()])
+    torch.testing.assert_close(have.double(), want.double(), atol=tolerance, rtol=0)
+
+
+def rows_of(linear: nn.Linear, head: int, width: int) -> Callable[[Tensor], Tensor]:
+    """x W^h + b^h: the part of a projection that belongs to one head."""
+    part = slice(head * width, (head + 1) * width)
+
+    def apply(x: Tensor) -> Tensor:
+        y = x @ linear.weight[part].T
+        return y if linear.bias is None else y + linear.bias[part]
+
+    return apply
+
+
+def head_by_head(
+    module: MultiHeadAttention,
+    x: Tensor,
+    source: Tensor | None = None,
+    allowed: Tensor | None = None,
+    scores: Callable[[Tensor, Tensor, int], Tensor] | None = None,
+) -> Tensor:
+    """[head_1; ...; head_H] W_O, one head after the other."""
+    source = x if source is None else source
+    K, V = module.key_width, module.value_width
+    heads = []
+    for h in range(module.heads):
+        g = h * module.key_heads // module.heads
+        query = rows_of(module.query, h, K)(x)
+        key, value = rows_of(module.key, g, K)(source), rows_of(module.value, g, V)(source)
+        grid = query @ key.mT / math.sqrt(K) if scores is None else scores(query, key, h)
+        if allowed is not None:
+            grid = grid.masked_fill(~allowed, -math.inf)
+        # A row of -inf sees nothing, and receives zeros.
+        heads.append(grid.softmax(-1).nan_to_num(0) @ value)
+    return rows_of(module.output, 0, module.output_width)(torch.cat(heads, -1))
+
+
+# --- Widths and heads
+
+WIDTHS: dict[str, dict[str, int | bool]] = {
+    "plain": {},
+    "one head": {"heads": 1},
+    "a head for each column": {"heads": D},
+    "no bias": {"bias": False},
+    "key width, heads that do not divide": {"width": 11, "key_width": 5},
+    "value width": {"value_width": 7},
+    "key and value width": {"key_width": 5, "value_width": 7},
+    "value wider than nothing else": {"key_width": 1, "value_width": 17},
+    "source width": {"source_width": E},
+    "output width": {"output_width": 17},
+    "grouped heads": {"heads": 6, "key_heads": 2},
+    "one key head": {"heads": 6, "key_heads": 1},
+    "everything": {
+        "width": 11,
+        "heads": 6,
+        "key_heads": 3,
+        "key_width": 5,
+        "value_width": 7,
+        "source_width": E,
+        "output_width": 17,
+    },
+}
+widths = pytest.mark.parametrize("options", WIDTHS.values(), ids=WIDTHS.keys())
+
+
+@widths
+def test_the_loop_over_heads_gives_the_same_forwards_and_backwards(
+    options: dict[str, Any],
+) -> None:
+    module = build(**options)
+    x = normal(B, L, module.width).requires_grad_()
+    source = normal(B, S, module.source_width).requires_grad_()
+    cases = [(x, source), (x,)] if module.source_width == module.width else [(x, source)]
+    for inputs in cases:
+        have, want = module(*inputs), head_by_head(module, *inputs)
+        assert have.shape == (B, L, module.output_width)
+        close(have, want)
+        seed = torch.randn_like(want)
+        leaves = [*inputs, *module.parameters()]
+        for mine, other in zip(
+            torch.autograd.grad(have, leaves, seed), torch.autograd.grad(want, leaves, seed)
+        ):
+            close(mine, other)
+
+
+@widths
+def test_widths_are_per_head(options: dict[str, Any]) -> None:
+    module = build(**options)
+    H, G = module.heads, options.get("key_heads", module.heads)
+    K = options.get("key_width", module.width // H)
+    V = options.get("value_width", K)
+    source = options.get("source_width", module.width)
+    output = options.get("output_width", module.width)
+    assert module.query.weight.shape == (H * K, module.width)
+    assert module.key.weight.shape == (G * K, source)
+    assert module.value.weight.shape == (G * V, source)
+    assert module.output.weight.shape == (output, H * V)
+
+
+@pytest.mark.parametrize("options", [{}, {"heads": 6, "key_heads": 2}], ids=["plain", "grouped"])
+def test_gradients_reach_every_parameter(options: dict[str, Any]) -> None:
+    module = build(**options)
+    module(normal(B, L, D)).square().sum().backward()
+    for name, parameter in module.named_parameters():
+        assert parameter.grad is not None
+        if name == "key.bias":
+            # It adds the same to all scores of a row, which the softmax does not see.
+            assert parameter.grad.abs().max() < 1e-10
+        else:
+            assert parameter.grad.abs().amin() > 0, name
+
+
+def test_self_attention_is_cross_attention_to_oneself() -> None:
+    module = build()
+    x = normal(B, L, D)
+    for mask in (None, causal(), padding([7, 3])):
+        assert torch.equal(module(x, mask=mask), module(x, x, mask=mask))
+
+
+def test_new_biases_are_zero_and_weights_have_glorots_bound() -> None:
+    module = MultiHeadAttention(D, 3, value_width=7)
+    for linear in (module.query, module.key, module.value, module.output):
+        assert linear.bias.abs().max() == 0
+        bound = math.sqrt(6 / sum(linear.weight.shape))
+        assert 0.8 * bound < linear.weight.abs().max() <= bound
+
+
+@pytest.mark.parametrize("lead", [(), (1,), (2, 3), (2, 1, 3)], ids=str)
+def test_leading_axes_are_free(lead: tuple[int, ...]) -> None:
+    module = build()
+    x, source = normal(*lead, L, D), normal(*lead, S, D)
+    for mask in (None, causal()):
+        allowed = None if mask is None else mask.tensor(L, S)[0, 0]
+        have = module(x, source, mask=mask)
+        assert have.shape == (*lead, L, D)
+        close(have, head_by_head(module, x, source, allowed))
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(1, 1), (1, 5), (5, 1), (0, 5)])
+def test_short_sequences(rows: int, columns: int) -> None:
+    module = build()
+    x, source = normal(B, rows, D), normal(B, columns, D)
+    close(module(x, source), head_by_head(module, x, source))
+
+
+def test_nothing_to_attend_to_leaves_the_bias_of_the_output() -> None:
+    module = build()
+    nothing = module.output.bias.expand(B, L, D)
+    assert torch.equal(module(normal(B, L, D), normal(B, 0, D)), nothing)
+    have = module(normal(B, L, D), mask=padding([0, 3]))
+    assert torch.equal(have[0], nothing[0])
+    assert not torch.equal(have[1], nothing[1])
+
+
+# --- Masks, scores, beta, dropout
+
+LOCAL: dict[str, Callable[[], Mask]] = {
+    "causal": causal,
+    "padding": lambda: padding([L, 3]),
+    "causal & padding": lambda: causal() & padding([L, 3]),
+    "window": lambda: window(2, 1),
+    "prefix": lambda: causal() | prefix([2, 4]),
+    "tensor per head": lambda: Mask.from_tensor(
+        (torch.arange(3 * L * L).view(1, 3, L, L) * 5 % 7 > 2) | torch.eye(L, dtype=torch.bool)
+    ),
+}
+
+
+@pytest.mark.parametrize("mask", LOCAL.values(), ids=LOCAL.keys())
+def test_masks(mask: Callable[[], Mask]) -> None:
+    module = build()
+    x = normal(B, L, D)
+    allowed = mask().tensor(L, L)
+    if allowed.shape[1] == 1:
+        close(module(x, mask=mask()), head_by_head(module, x, allowed=allowed[:, 0]))
+    else:
+        scores = by_head(lambda q, k, h: q @ k.mT / 2, allowed)
+        close(module(x, mask=mask()), head_by_head(module, x, scores=scores))
+
+
+def by_head(
+    scores: Callable[[Tensor, Tensor, int], Tensor], allowed: Tensor
+) -> Callable[[Tensor, Tensor, int], Tensor]:
+    return lambda q, k, h: scores(q, k, h).masked_fill(~allowed[:, h], -math.inf)
+
+
+def test_a_mask_shared_by_layers_is_made_once() -> None:
+    asked = 0
+
+    def rule(at: Any) -> Tensor:
+        nonlocal asked
+        asked += 1
+        return (at.position - at.key) % 3 != 1
+
+    layers = [build() for _ in range(3)]
+    shared, x = Mask(rule, "own"), normal(B, L, D)
+    allowed = (torch.arange(L)[:, None] - torch.arange(L)) % 3 != 1
+    have = want = x
+    for layer in layers:
+        have, want = layer(have, mask=shared), head_by_head(layer, want, allowed=allowed)
+    close(have, want)
+    assert asked == 1
+
+
+def additive(score: Additive) -> Callable[[Tensor, Tensor, int], Tensor]:
+    def scores(query: Tensor, key: Tensor, h: int) -> Tensor:
+        rows = []
+        for i in range(query.shape[-2]):
+            hidden = query[..., i, :] @ score.query_weight
+            rows.append(torch.tanh(hidden[..., None, :] + key @ score.key_weight) @ score.vector)
+        return torch.stack(rows, -2)
+
+    return scores
+
+
+SCORES: dict[str, tuple[Callable[[], nn.Module], Callable[[Any], Any]]] = {
+    "dot": (Dot, lambda score: lambda q, k, h: q @ k.mT),
+    "general": (lambda: General(4, 4), lambda score: lambda q, k, h: q @ score.weight @ k.mT),
+    "general per head": (
+        lambda: General(4, 4, heads=3),
+        lambda score: lambda q, k, h: q @ score.weight[h] @ k.mT,
+    ),
+    "additive": (lambda: Additive(4, 4, 5), additive),
+}
+
+
+@pytest.mark.parametrize(("make", "plain"), SCORES.values(), ids=SCORES.keys())
+def test_scores(make: Callable[[], Any], plain: Callable[[Any], Any]) -> None:
+    score = make().double()
+    module = build(score=score)
+    x, source = normal(B, L, D), normal(B, S, D)
+    have = module(x, source, mask=padding([5, 2]))
+    want = head_by_head(module, x, source, padding([5, 2]).tensor(L, S)[:, 0], plain(score))
+    close(have, want)
+    own = list(score.parameters())
+    assert all(any(p is q for q in module.parameters()) for p in own)
+    seed = torch.randn_like(want)
+    for mine, other in zip(
+        torch.autograd.grad(have, own, seed) if own else (),
+        torch.autograd.grad(want, own, seed) if own else (),
+    ):
+        close(mine, other)
+        assert mine.abs().max() > 0
+
+
+BETAS = {
+    "number": 0.3,
+    "zero": 0,
+    "tensor": torch.tensor(0.7),
+    "per head": torch.tensor([0.2, 0.0, 1.7]),
+}
+
+
+@pytest.mark.parametrize("beta", BETAS.values(), ids=BETAS.keys())
+@pytest.mark.parametrize("learned", [False, True], ids=["given", "learned"])
+def test_beta(beta: float | Tensor, learned: bool) -> None:
+    given = nn.Parameter(torch.as_tensor(beta, dtype=torch.float64)) if learned else beta
+    module = build(beta=given)
+    x = normal(B, L, D)
+    per_head = given.expand(3) if isinstance(given, Tensor) else [given] * 3
+    want = head_by_head(module, x, scores=lambda q, k, h: per_head[h] * (q @ k.mT))
+    have = module(x)
+    close(have, want)
+    assert ("core.beta" in module.state_dict()) == learned
+    if learned:
+        seed = torch.randn_like(want)
+        (mine,) = torch.autograd.grad(have, given, seed)
+        close(mine, torch.autograd.grad(want, given, seed)[0])
+        assert mine.abs().min() > 0
+
+
+def test_infinite_beta_picks_one_value() -> None:
+    module = build(heads=1, beta=math.inf)
+    x = normal(B, L, D)
+    query, key, value = module.query(x), module.key(x), module.value(x)
+    best = (query @ key.mT).argmax(-1)
+    picked = torch.stack([value[b, best[b]] for b in range(B)])
+    close(module(x), module.output(picked))
+
+
+def test_dropout_only_in_training() -> None:
+    module = build(dropout=0.4)
+    x = normal(1, L, D)
+    expected = head_by_head(module, x)
+    assert not torch.equal(module(x), module(x))
+    drawn = module(x.expand(4001, L, D))
+    spread = drawn.std(0, unbiased=False)
+    assert (spread > 0.1 * drawn.std()).all()
+    # Weights that stay are divided by 1 - p, so that nothing changes on average.
+    assert ((drawn.mean(0) - expected[0]).abs() < 5 * spread / math.sqrt(4001)).all()
+    module.eval()
+    close(module(x), expected)
+    assert torch.equal(module(x), module(x))
+
+
+def test_dropout_drops_weights() -> None:
+    module = build(heads=1, dropout=0.5)
+    with torch.no_grad():
+        for linear in (module.value, module.output):
+            linear.weight.copy_(torch.eye(D))
+            linear.bias.zero_()
+    # With the identity for values the output is the matrix of weights itself.
+    x, source = normal(1, L, D), torch.eye(D, dtype=torch.float64)[None]
+    kept = module(x, source)
+    whole = module.eval()(x, source)
+    dropped = kept == 0
+    assert 0.2 < dropped.double().mean() < 0.8
+    close(kept[~dropped], 2 * whole[~dropped])
+
+
+# --- What hooks see
+
+
+@pytest.mark.parametrize("cross", [False, True], ids=["self", "cross"])
+def test_the_core_receives_queries_keys_and_values_per_head(cross: bool) -> None:
+    module = build(heads=6, key_heads=2, key_width=5, value_width=7)
+    x, source = normal(B, L, D), normal(B, S, D) if cross else None
+    mask = causal()
+    seen: list[Tensor] = []
+
+    def record(core: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        seen.extend((*inputs, output))
+
+    handle = module.core.register_forward_hook(record)
+    out = module(x, source, mask=mask)
+    handle.remove()
+    query, key, value, context = seen
+    length = S if cross else L
+    assert query.shape == (B, 6, L, 5)
+    assert key.shape == (B, 2, length, 5)
+    assert value.shape == (B, 2, length, 7)
+    assert context.shape == (B, 6, L, 7)
+    close(weights(query, key, mask=mask) @ value.repeat_interleave(3, 1), context)
+    close(attend(query, key, value, mask=mask), context)
+    close(module.output(context.transpose(1, 2).flatten(2)), out)
+    close(query[1, 4], rows_of(module.query, 4, 5)(x[1]))
+
+
+def test_a_hook_may_intervene() -> None:
+    module = build()
+    x = normal(B, L, D)
+    whole = module(x)
+
+    def without_head_1(core: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
+        return output * torch.tensor([1.0, 0.0, 1.0])[:, None, None]
+
+    handle = module.core.register_forward_hook(without_head_1)
+    cut = module(x)
+    handle.remove()
+    silenced = copy.deepcopy(module)
+    with torch.no_grad():
+        silenced.output.weight[:, 4:8] = 0
+    close(cut, silenced(x))
+    assert torch.equal(module(x), whole)
+
+
+# --- Positions
+
+
+def turned(x: Tensor, at: Tensor) -> Tensor:
+    """Pairs of columns as complex numbers, turned by their angles."""
+    angles = at[:, None].double() / 10000 ** (torch.arange(0, x.shape[-1], 2) / x.shape[-1])
+    pairs = torch.view_as_complex(x.unflatten(-1, (-1, 2)).contiguous())
+    return torch.view_as_real(pairs * torch.polar(torch.ones_like(angles), angles)).flatten(-2)
+
+
+@pytest.mark.parametrize("options", [{}, {"heads": 6, "key_heads": 2, "key_width": 4}], ids=str)
+def test_rotary(options: dict[str, Any]) -> None:
+    module = build(position=Rotary(4), **options)
+    x, at = normal(B, L, D), torch.arange(L)
+    want = head_by_head(module, x, scores=lambda q, k, h: turned(q, at) @ turned(k, at).mT / 2)
+    close(module(x), want)
+    assert (module(x) - head_by_head(module, x)).abs().max() > 0.01
+
+
+def test_linear_bias() -> None:
+    module = build(heads=4, position=LinearBias(4))
+    x, at = normal(B, L, D), torch.arange(L)
+    distance = (at[:, None] - at).abs()
+    want = head_by_head(
+        module, x, scores=lambda q, k, h: q @ k.mT / math.sqrt(3) - distance / 4.0 ** (h + 1)
+    )
+    close(module(x), want)
+    allowed = causal().tensor(L, L)[:, 0]
+    want = head_by_head(
+        module,
+        x,
+        allowed=allowed,
+        scores=lambda q, k, h: q @ k.mT / math.sqrt(3) - distance / 4.0 ** (h + 1),
+    )
+    close(module(x, mask=causal()), want)
+
+
+# --- Caches
+
+POSITIONS: dict[str, Callable[[], nn.Module | None]] = {
+    "no position": lambda: None,
+    "rotary": lambda: Rotary(2),
+    "linear bias": lambda: LinearBias(6),
+}
+positions = pytest.mark.parametrize("position", POSITIONS.values(), ids=POSITIONS.keys())
+capacities = pytest.mark.parametrize("capacity", [None, 11, 17], ids=["grows", "full", "roomy"])
+CHUNKS = {"one by one": [1] * 11, "prompt, then steps": [5, 1, 1, 1, 3], "chunks": [4, 2, 5]}
+
+
+def in_steps(
+    module: MultiHeadAttention,
+    x: Tensor,
+    chunks: list[int],
+    cache: SelfCache,
+    mask: Mask | None = None,
+) -> Tensor:
+    assert sum(chunks) == x.shape[-2]
+    pieces = x.split(chunks, -2)
+    return torch.cat([module(piece, mask=mask, cache=cache) for piece in pieces], -2)
+
+
+@pytest.mark.parametrize("chunks", CHUNKS.values(), ids=CHUNKS.keys())
+@capacities
+@positions
+def test_cached_steps_are_the_causal_forward(
+    position: Callable[[], nn.Module | None], capacity: int | None, chunks: list[int]
+) -> None:
+    module = build(heads=6, key_heads=2, position=position())
+    x, cache = normal(B, 11, D), SelfCache(capacity)
+    close(in_steps(module, x, chunks, cache, causal()), module(x, mask=causal()))
+    assert int(cache.length) == 11
+    assert isinstance(cache.length, int) == (capacity is None)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("capacity", [None, 13], ids=["grows", "roomy"])
+@positions
+def test_cached_steps_in_lower_precision(
+    position: Callable[[], nn.Module | None], capacity: int | None, dtype: torch.dtype
+) -> None:
+    module = build(heads=6, position=position(), dtype=dtype)
+    x = normal(B, 11, D, dtype=dtype)
+    with torch.no_grad():
+        have = in_steps(module, x, [4, 1, 1, 5], SelfCache(capacity), causal())
+        close(have, module(x, mask=causal()), dtype)
+
+
+@capacities
+def test_single_steps_need_no_mask(capacity: int | None) -> None:
+    module = build(position=Rotary(4))
+    x = normal(B, 11, D)
+    close(in_steps(module, x, [1] * 11, SelfCache(capacity)), module(x, mask=causal()))
+
+
+def test_a_growing_cache_under_a_window() -> None:
+    module = build()
+    x, mask = normal(B, 11, D), causal() & window(2)
+    close(in_steps(module, x, [4, 1, 1, 5], SelfCache(), mask), module(x, mask=mask))
+
+
+def test_a_cache_with_capacity_keeps_its_shape_and_place() -> None:
+    module = build(heads=6, key_heads=2)
+    seen = []
+    module.core.register_forward_hook(lambda core, inputs, output: seen.append(inputs[1:3]))
+    with torch.no_grad():
+        in_steps(module, normal(B, 11, D), [5, 1, 1, 4], SelfCache(13))
+    for key, value in seen:
+        assert key.shape == value.shape == (B, 2, 13, 2)
+        assert key.data_ptr() == seen[0][0].data_ptr()
+        assert value.data_ptr() == seen[0][1].data_ptr()
+
+
+def test_each_position_is_projected_once() -> None:
+    module, rows = build(), []
+    module.key.register_forward_hook(lambda linear, inputs, output: rows.append(output.shape[-2]))
+    in_steps(module, normal(B, 11, D), [5, 1, 1, 4], SelfCache(), causal())
+    assert rows == [5, 1, 1, 4]
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("before", [0, 3])
+def test_a_full_cache_says_so(before: int) -> None:
+    module, cache = build(), SelfCache(4)
+    if before:
+        module(normal(B, before, D), cache=cache)
+    message = (
+        rf"holds 4 positions, but {before + 5} are needed; make it with SelfCache\({before + 5}\)"
+    )
+    with pytest.raises(ValueError, match=message):
+        module(normal(B, 5, D), cache=cache)
+    # Nothing was written: what fits goes on.
+    x = normal(B, 4 - before, D)
+    assert module(x, cache=cache).shape == x.shape
+
+
+def test_a_cross_cache_needs_the_source_once() -> None:
+    module, calls = build(source_width=E), []
+    module.key.register_forward_hook(lambda linear, inputs, output: calls.append("key"))
+    module.value.register_forward_hook(lambda linear, inputs, output: calls.append("value"))
+    x, source = normal(B, L, D), normal(B, S, E)
+    mask, cache = padding([5, 2]), CrossCache()
+    first = module(x[:, :1], source, mask=mask, cache=cache)
+    others = [module(piece, mask=mask, cache=cache) for piece in x[:, 1:].split([1, 3, 2], 1)]
+    assert calls == ["key", "value"]
+    close(torch.cat([first, *others], 1), module(x, source, mask=mask))
+
+
+@capacities
+@positions
+def test_beams_continue_what_they_were(
+    position: Callable[[], nn.Module | None], capacity: int | None
+) -> None:
+    module = build(heads=6, key_heads=2, position=position())
+    cache = SelfCache(capacity)
+    cache.select(torch.tensor([1, 0]))  # nothing is there yet
+    history = normal(3, 4, D)
+    in_steps(module, history, [3, 1], cache, causal())
+    # Reorder, repeat and drop; then more beams than before; then a single one.
+    for rows in ([2, 0, 0], [1, 1, 0, 2], [3]):
+        cache.select(torch.tensor(rows))
+        step = normal(len(rows), 2, D)
+        history = torch.cat([history[rows], step], 1)
+        have = module(step, mask=causal(), cache=cache)
+        close(have, module(history, mask=causal())[:, -2:])
+
+
+def test_beams_keep_their_sources() -> None:
+    module, cache = build(source_width=E), CrossCache()
+    cache.select(torch.tensor([1, 0]))  # nothing is there yet
+    source, lengths = normal(3, S, E), torch.tensor([5, 2, 3])
+    module(normal(3, 1, D), source, mask=padding(lengths), cache=cache)
+    for rows in ([2, 0, 0], [1, 1, 0, 2], [3]):
+        cache.select(torch.tensor(rows))
+        source, lengths = source[rows], lengths[rows]
+        x = normal(len(rows), 2, D)
+        mask = padding(lengths)
+        close(module(x, mask=mask, cache=cache), module(x, source, mask=mask))
+
+
+def test_caches_are_independent() -> None:
+    module, x, y = build(), normal(B, 5, D), normal(B, 5, D)
+    one, other = SelfCache(), SelfCache()
+    for i in range(5):
+        have = module(x[:, i : i + 1], cache=one)
+        module(y[:, i : i + 1], cache=other)
+    close(have, module(x, mask=causal())[:, -1:])
+
+
+# --- Without padding
+
+
+@pytest.mark.parametrize("extra", [None, causal, lambda: window(1)], ids=["", "causal", "window"])
+@positions
+def test_packed_is_padded_is_one_by_one(
+    position: Callable[[], nn.Module | None], extra: Callable[[], Mask] | None
+) -> None:
+    module = build(heads=6, key_heads=2, position=position())
+    lengths = Packed([5, 0, 3, 7, 1])
+    sequences = [normal(n, D).requires_grad_() for n in lengths.lengths.tolist()]
+    inside = [None if extra is None else extra()] * len(sequences)
+    alone = [module(x[None], mask=m)[0] for x, m in zip(sequences, inside)]
+
+    queries: list[Tensor] = []
+    module.core.register_forward_hook(lambda core, inputs, out: queries.append(inputs[0]))
+    together = packed(lengths) if extra is None else extra() & packed(lengths)
+    tight = module(torch.cat(sequences)[None], mask=together)[0].split(lengths.lengths.tolist())
+
+    batch = nn.utils.rnn.pad_sequence(sequences, batch_first=True)
+    loose = padding(lengths.lengths) if extra is None else extra() & padding(lengths.lengths)
+    wide = [row[:n] for row, n in zip(module(batch, mask=loose), lengths.lengths.tolist())]
+
+    seeds = [torch.randn_like(x) for x in sequences]
+    leaves = [*sequences, *module.parameters()]
+    expected = torch.autograd.grad(alone, leaves, seeds)
+    for outputs in (tight, wide):
+        close(torch.cat(outputs), torch.cat(alone))
+        for mine, other in zip(torch.autograd.grad(outputs, leaves, seeds), expected):
+            close(mine, other)
+    # Positions start anew in each sequence: the queries are turned alike.
+    starts = lengths.offsets.tolist()
+    for i, n in enumerate(lengths.lengths.tolist()):
+        close(queries[0][0, :, starts[i] : starts[i] + n], queries[1][i, :, :n])
+
+
+@pytest.mark.parametrize("causally", [False, True], ids=["", "causal"])
+def test_packed_cross_attention(causally: bool) -> None:
+    module = build(source_width=E)
+    lengths, source_lengths = Packed([3, 1, 4, 2]), Packed([5, 2, 0, 7])
+    xs = [normal(n, D).requires_grad_() for n in lengths.lengths.tolist()]
+    sources = [normal(n, E).requires_grad_() for n in source_lengths.lengths.tolist()]
+    own = causal() if causally else None
+    alone = [module(x[None], s[None], mask=own)[0] for x, s in zip(xs, sources)]
+
+    mask = packed(lengths, source_lengths)
+    tight = module(torch.cat(xs)[None], torch.cat(sources)[None], mask=mask & own if own else mask)[
+        0
+    ].split(lengths.lengths.tolist())
+
+    pad = nn.utils.rnn.pad_sequence
+    x, source = pad(xs, batch_first=True), pad(sources, batch_first=True)
+    loose = padding(source_lengths.lengths)
+    if causally:
+        # In a padded batch the last query is not at the last key: each offset must be said.
+        loose = loose & causal(source_lengths.lengths - lengths.lengths)
+    rows = module(x, source, mask=loose)
+    wide = [row[:n] for row, n in zip(rows, lengths.lengths.tolist())]
+
+    seeds = [torch.randn_like(x) for x in alone]
+    leaves = [*xs, *sources, *module.parameters()]
+    expected = torch.autograd.grad(alone, leaves, seeds, materialize_grads=True)
+    for outputs in (tight, wide):
+        close(torch.cat(outputs), torch.cat(alone))
+        gradients = torch.autograd.grad(outputs, leaves, seeds, materialize_grads=True)
+        for mine, other in zip(gradients, expected):
+            close(mine, other)
+
+
+# --- torch.compile
+
+
+@pytest.fixture(scope="module")
+def plain() -> Iterator[ModuleType]:
+    """The package without the checks of annotations, which torch.compile cannot see through."""
+    hooks = [hook for hook in sys.meta_path if type(hook).__module__.startswith("jaxtyping")]
+    checked = {n: m for n, m in sys.modules.items() if n.split(".")[0] == "regard"}
+    sys.meta_path[:] = [finder for finder in sys.meta_path if finder not in hooks]
+    for name in checked:
+        del sys.modules[name]
+    package = importlib.import_module("regard")
+    for name in package.__all__:
+        getattr(package, name)
+    yield package
+    for name in [n for n in sys.modules if n.split(".")[0] == "regard"]:
+        del sys.modules[name]
+    sys.modules.update(checked)
+    sys.meta_path[:0] = hooks
+
+
+Compiled = tuple[Callable[..., Tensor], Callable[[ModuleType, int], tuple[Any, ...]]]
+
+COMPILED: dict[str, Compiled] = {
+    "no mask": (lambda r, m, x: m(x), lambda r, n: (torch.randn(B, n, D),)),
+    "causal": (lambda r, m, x: m(x, mask=r.causal()), lambda r, n: (torch.randn(B, n, D),)),
+    "causal & padding": (
+        lambda r, m, x, lengths: m(x, mask=r.causal() & r.padding(lengths)),
+        lambda r, n: (torch.randn(B, n, D), torch.tensor([n, n - 2])),
+    ),
+    "a mask made outside": (
+        lambda r, m, x, mask: m(x, mask=mask),
+        lambda r, n: (torch.randn(B, n, D), r.causal() & r.padding(torch.tensor([n, n - 2]))),
+    ),
+    "packed": (
+        lambda r, m, x, lengths: m(x, mask=r.causal() & r.packed(lengths)),
+        lambda r, n: (torch.randn(1, n, D), r.Packed([3, n - 3])),
+    ),
+    "packed cross": (
+        lambda r, m, x, s, a, b: m(x, s, mask=r.packed(a, b)),
+        lambda r, n: (
+            *(torch.randn(1, n, D), torch.randn(1, 2 * n - 1, D)),
+            *(r.Packed([3, n - 3]), r.Packed([n, n - 1])),
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize(("call", "inputs"), COMPILED.values(), ids=COMPILED.keys())
+def test_new_lengths_are_not_compiled_anew(
+    plain: ModuleType, call: Callable[..., Tensor], inputs: Callable[..., tuple[Any, ...]]
+) -> None:
+    torch.compiler.reset()
+    module = plain.MultiHeadAttention(D, 6, key_heads=2)
+    counter = CompileCounter()
+    compiled = torch.compile(
+        lambda *arguments: call(plain, module, *arguments), backend=counter, fullgraph=True
+    )
+    for n in (7, 11, 13, 5, 17):
+        arguments = inputs(plain, n)
+        with torch.no_grad():
+            close(compiled(*arguments), call(plain, module, *arguments), torch.float32)
+    # One graph for the first length, one for any length.
+    assert counter.frame_count == 2
+
+
+@pytest.mark.parametrize("name", ["no mask", "causal", "causal & padding", "packed"])
+def test_compiled_gradients(plain: ModuleType, name: str) -> None:
+    torch.compiler.reset()
+    call, inputs = COMPILED[name]
+    position = plain.Rotary(2) if name == "packed" else None
+    module = plain.MultiHeadAttention(D, 6, key_heads=2, position=position)
+    arguments, own = inputs(plain, L), list(module.parameters())
+    expected = torch.autograd.grad(call(plain, module, *arguments).square().sum(), own)
+    compiled = torch.compile(
+        lambda *arguments: call(plain, module, *arguments).square().sum(),
+        backend="aot_eager",
+        fullgraph=True,
+    )
+    for mine, other in zip(torch.autograd.grad(compiled(*arguments), own), expected):
+        close(mine, other, torch.float32)
+
+
+def test_a_decoding_step_is_compiled_once(plain: ModuleType) -> None:
+    torch.compiler.reset()
+    module = plain.MultiHeadAttention(D, 3, position=plain.Rotary(4))
+    counter = CompileCounter()
+    step = torch.compile(lambda x, cache: module(x, cache=cache), backend=counter, fullgraph=True)
+    x = normal(B, 11, D, dtype=torch.float32)
+    with torch.no_grad():
+        cache = plain.SelfCache(13)
+        steps = [step(x[:, i : i + 1], cache) for i in range(11)]
+        close(torch.cat(steps, 1), module(x, mask=plain.causal()), torch.float32)
+    # The first step allocates; the second is every other step.
+    assert counter.frame_count == 2
+
+
+# --- Living with it
+
+
+@positions
+def test_construction_on_the_meta_device(position: Callable[[], nn.Module | None]) -> None:
+    options = {"heads": 6, "key_heads": 2, "score": None}
+    with torch.device("meta"):
+        module = MultiHeadAttention(D, **options, position=position())
+        for mask in (None, causal()):
+            assert module(torch.empty(B, L, D), mask=mask).shape == (B, L, D)
+    assert all(p.is_meta for p in module.parameters())
+    ready = build(**options, position=position(), dtype=torch.float32)
+    module.to_empty(device="cpu").load_state_dict(ready.state_dict())
+    x = torch.randn(B, L, D)
+    assert torch.equal(module(x, mask=causal()), ready(x, mask=causal()))
+
+
+def test_state_dict_and_deepcopy() -> None:
+    def fresh() -> MultiHeadAttention:
+        return build(
+            score=General(4, 4, heads=3), position=Rotary(4), key_heads=1, dtype=torch.float32
+        )
+
+    module, other = fresh(), fresh()
+    x = torch.randn(B, L, D)
+    linears = [f"{n}.{p}" for n in ("query", "key", "value", "output") for p in ("weight", "bias")]
+    assert sorted(module.state_dict()) == sorted([*linears, "core.score.weight"])
+    assert not torch.equal(module(x), other(x))
+    other.load_state_dict(module.state_dict())
+    assert torch.equal(module(x), other(x))
+    twin = copy.deepcopy(module)
+    assert torch.equal(module(x), twin(x))
+    with torch.no_grad():
+        twin.core.score.weight.zero_()
+    assert torch.equal(module(x), other(x))
+    assert not torch.equal(module(x), twin(x))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_lower_precision(dtype: torch.dtype) -> None:
+    for position in POSITIONS.values():
+        module = build(heads=6, key_heads=2, position=position(), dtype=dtype)
+        exact = copy.deepcopy(module).double()
+        x = normal(B, L, D, dtype=dtype)
+        close(module(x, mask=causal()), exact(x.double(), mask=causal()), dtype)
+
+
+def test_it_says_what_it_is() -> None:
+    assert "12, heads=6, key_heads=2" in repr(MultiHeadAttention(D, 6, key_heads=2))
