@@ -104,6 +104,8 @@ class Mask:
     runs = ""
     """"any" where each query sees one run of keys (see `span`), "start" where that run always
     begins where the sequence does, "" where neither is known."""
+    numbers: tuple[str, ...] = ()
+    """Attributes with plain numbers that the rule reads."""
 
     def __init__(self, rule: Callable[[At], Tensor], text: str):
         self._rule = rule
@@ -175,10 +177,18 @@ class Mask:
             raise ValueError(f"a mask can hold one packed(...), this one holds {len(found)}")
         return found[0] if found else None
 
-    def to(self, device: torch.device | str) -> "Mask":
-        """The same mask with all it reads on a device; the mask itself if it is there already."""
+    def to(self, device: torch.device | str, numbers: bool = False) -> "Mask":
+        """The same mask with all it reads on a device; the mask itself if it is there already.
+
+        With `numbers`, its plain numbers become tensors too: what is compiled for one window then
+        serves every other.
+        """
+        device = torch.device(device)
         held = {k: v for k, v in vars(self).items() if k != "_memory"}
-        moved = {name: _moved(value, torch.device(device)) for name, value in held.items()}
+        moved = {name: _moved(value, device, numbers) for name, value in held.items()}
+        for name in self.numbers if numbers else ():
+            if isinstance(moved[name], int):
+                moved[name] = torch.full((), moved[name], device=device)
         if all(moved[name] is value for name, value in held.items()):
             return self
         there = object.__new__(type(self))
@@ -194,8 +204,7 @@ class Mask:
             torch.arange(self.heads, device=device)[:, None, None],
             rows[:, None],
             columns,
-            L,
-            S,
+            S - L,
         )
         allowed = there.rule(at)
         return allowed[(None,) * (4 - allowed.ndim)]
@@ -223,7 +232,7 @@ class Mask:
         batch = torch.arange(self.batch, device=device)[:, None]
         zero = torch.zeros(1, dtype=torch.int64, device=device)
         there = self.to(index.device)
-        span = there.span(there.frame(batch, zero, index, zero, L, S))
+        span = there.span(there.frame(batch, zero, index, zero, S - L))
         if span is None:
             return None
         shape = torch.broadcast_shapes(batch.shape, index.shape)
@@ -232,11 +241,21 @@ class Mask:
         )
         return torch.minimum(first, last), last
 
-    def frame(self, batch: Tensor, head: Tensor, row: Tensor, column: Tensor, L: int, S: int) -> At:
-        """The pair (row, column) with the coordinates in which this mask's parts are to see it."""
+    def never_empty(self, L: int, S: int) -> bool:
+        """Whether every query sees some key, where that is known without asking a device."""
+        if not self.runs or not all(on_host(tensor) for tensor in self.tensors):
+            return False
+        edges = self.intervals(L, S, "cpu")
+        assert edges is not None
+        return bool((edges[0] < edges[1]).all())
+
+    def frame(
+        self, batch: Tensor, head: Tensor, row: Tensor, column: Tensor, shift: int | Tensor
+    ) -> At:
+        """The pair (row, column) as this mask's parts are to see it; `shift` is S - L."""
         packing = self.packing
         if packing is None:
-            return At(batch, head, row, column, row, column, row + (S - L), 0)
+            return At(batch, head, row, column, row, column, row + shift, 0)
         return packing.localise(batch, head, row, column)
 
     def draw(self, L: int, S: int) -> str:
@@ -256,10 +275,12 @@ class Mask:
 
         A model hands one mask to all its layers: its tensor, block mask or lengths are made once.
         """
-        if not self.fixed or torch.compiler.is_compiling() or capturing():
+        if torch.compiler.is_compiling() or not self.fixed:
             return build()
         held = self.__dict__.setdefault("_memory", {})
         if what not in held or held[what][0] != key:
+            if capturing():
+                return build()
             with torch.inference_mode(False):  # what is kept must also serve training later
                 held[what] = (key, build())
         kept: T = held[what][1]
@@ -271,6 +292,8 @@ class Mask:
 
 class Band(Mask):
     """Keys from `left` before to `right` after the position at which the query stands."""
+
+    numbers = ("left", "right", "offset")
 
     def __init__(self, left: int | None, right: int, offset: Offset, text: str):
         self.left, self.right, self.offset, self._text = left, right, offset, text
@@ -349,6 +372,7 @@ class Prefix(Mask):
     """The first n keys of each sequence."""
 
     runs = "start"
+    numbers = ("n",)
 
     def __init__(self, n: int | Tensor):
         self.n = n
@@ -705,13 +729,13 @@ def on_host(tensor: Tensor) -> bool:
     return tensor.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
-def _moved(value: Any, device: torch.device) -> Any:
+def _moved(value: Any, device: torch.device, numbers: bool) -> Any:
     if isinstance(value, tuple):
-        moved = tuple(_moved(each, device) for each in value)
+        moved = tuple(_moved(each, device, numbers) for each in value)
         return value if all(a is b for a, b in zip(moved, value)) else moved
-    if isinstance(value, Tensor | Packed | Mask):
-        return value.to(device)
-    return value
+    if isinstance(value, Mask):
+        return value.to(device, numbers)
+    return value.to(device) if isinstance(value, Tensor | Packed) else value
 
 
 def capturing() -> bool:

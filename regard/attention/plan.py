@@ -96,21 +96,22 @@ def _on_cuda(given: Arguments, dropout: float, flag: Plan | None) -> Plan:
     query, key, value, mask = given[:4]
     B, H, L, K = query.shape
     S, V = key.shape[2], value.shape[3]
-    short = max(L, S) <= 128 and max(K, V) <= 64
+    short = max(L, S) <= 64 and max(K, V) <= 64
     if flag is not None:
         return _SHORT if short and L > 1 else flag
     assert mask is not None
-    training = torch.is_grad_enabled() and any(t.requires_grad for t in (query, key, value))
+    training = _trains(query, key, value)
     flexible = (
         dropout == 0
         and min(K, V) >= 16
         and compiler_missing(query) is None
         and not isinstance(mask, Dense)
-        and 4 * B * H * L * S * K >= 1.5e10  # below, launching it takes longer than the work
+        and L >= 128  # for fewer queries FlexAttention has another kernel, with more conditions
+        and 4 * B * H * L * S * K >= 6e9  # below, launching it takes longer than the work
     )
     bands = [part for part in mask.parts if isinstance(part, Band)]
-    banded = all(_bottom_right(band, L, S) for band in bands)
     others = [part for part in mask.parts if not isinstance(part, Band)]
+    banded = _flash_takes(bands, mask.packing, L, S)
     fits = max(K, V) <= 256
     match others:
         case []:
@@ -144,8 +145,7 @@ def _insist(backend: str, given: Arguments, dropout: float) -> Plan:
     if backend == "flex":
         if dropout:
             raise ValueError(f"backend 'flex' has no dropout ({dropout}); use 'auto' or 'sdpa'")
-        training = torch.is_grad_enabled() and any(t.requires_grad for t in (query, key, value))
-        if query.device.type == "cpu" and training:
+        if query.device.type == "cpu" and _trains(query, key, value):
             raise ValueError(
                 "backend 'flex' has no gradients on the CPU; use 'auto', or torch.no_grad()"
             )
@@ -168,7 +168,7 @@ def _on_cuda_packed(mask: Mask, given: Arguments) -> Plan | None:
     L, S = given.query.shape[2], given.key.shape[2]
     bands = [part for part in mask.parts if isinstance(part, Band)]
     others = [part for part in mask.parts if not isinstance(part, Band)]
-    if not all(_bottom_right(band, L, S) for band in bands):
+    if not _flash_takes(bands, mask.packing, L, S):
         return None
     match others:
         case []:
@@ -180,6 +180,23 @@ def _on_cuda_packed(mask: Mask, given: Arguments) -> Plan | None:
         case [Padding()] if not bands:
             return _PADDING
     return None
+
+
+def _flash_takes(bands: list[Band], packing: Packing | None, L: int, S: int) -> bool:
+    """Whether FlashAttention's window says what these bands say."""
+    if not all(_bottom_right(band, L, S) for band in bands):
+        return False
+    # It drops a limit as far out as there are keys, which is wrong for queries before the first.
+    if packing is not None:
+        ahead = packing.query is not packing.source
+        S = packing.source.longest
+    else:
+        ahead = L > S
+    return not (ahead and bands and min(band.right for band in bands) >= S)
+
+
+def _trains(*tensors: Tensor) -> bool:
+    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
 
 
 def _bottom_right(band: Band, L: int, S: int) -> bool:

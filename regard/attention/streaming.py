@@ -1,7 +1,7 @@
 """Statistics of attention weights on CUDA, streamed in Triton: three kernels, no L x S matrix.
 
 `_rows` goes over the keys once and keeps, for each query, the logarithm of the softmax's sum, the
-entropy, and the groups of `GROUP` keys with the largest scores. The k largest weights lie in the k
+entropy, and the groups of `DEPTH` keys with the largest scores. The k largest weights lie in the k
 best groups, so `_top` looks only into those. `_columns` goes over the queries once and adds up what
 each key receives. That is two score products in all, as many products as attention itself.
 
@@ -16,7 +16,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-GROUP = 16
+DEPTH = 16
+"""Keys in a group: more make `_rows` cheaper, fewer `_top`."""
 LOG2E = math.log2(math.e)
 
 
@@ -40,10 +41,10 @@ def _scores(q, k_ptr, k_stride, bias_ptr, bias_row, bias_column, rows, columns, 
 
 @triton.jit
 def _pass(q, k_ptr, k_stride, bias_ptr, bias_row, bias_column, rows, start, stop, first, last,
-          width, scale, L, S, peak, total, spread, best, where,
-          WIDTH: tl.constexpr, COLUMNS: tl.constexpr, GROUPS: tl.constexpr, TOP: tl.constexpr,
-          MASKED: tl.constexpr, BIAS: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
-    """Go over the keys from `start` to `stop`, keeping the running softmax and the best groups."""
+          width, scale, L, S, peak, total, spread, peaks,
+          WIDTH: tl.constexpr, COLUMNS: tl.constexpr, MASKED: tl.constexpr, BIAS: tl.constexpr,
+          PRECISION: tl.constexpr):  # fmt: skip
+    """Go over the keys from `start` to `stop`, keeping the running softmax and each lane's best."""
     for begin in tl.range(start, stop, COLUMNS):
         columns = begin + tl.arange(0, COLUMNS)
         scores = _scores(q, k_ptr, k_stride, bias_ptr, bias_row, bias_column, rows, columns, width,
@@ -51,8 +52,8 @@ def _pass(q, k_ptr, k_stride, bias_ptr, bias_row, bias_column, rows, start, stop
         if MASKED:
             seen = (columns[None, :] >= first[:, None]) & (columns[None, :] < last[:, None])
             scores = tl.where(seen, scores, float("-inf"))
-        peaks = tl.max(tl.reshape(scores, (scores.shape[0], GROUPS, COLUMNS // GROUPS)), 2)
-        higher = tl.maximum(peak, tl.max(peaks, 1))
+        peaks = tl.maximum(peaks, scores)
+        higher = tl.maximum(peak, tl.max(scores, 1))
         level = tl.where(higher == float("-inf"), 0.0, higher)
         shrink = tl.exp2(peak - level)
         below = scores - level[:, None]
@@ -64,23 +65,15 @@ def _pass(q, k_ptr, k_stride, bias_ptr, bias_row, bias_column, rows, start, stop
         spread = shrink * (spread + total * sunk) + tl.sum(p * below, 1)
         total = shrink * total + tl.sum(p, 1)
         peak = higher
-        # The weakest of the groups kept makes room for a better one.
-        weakest = tl.min(best, 2)
-        slot = tl.argmin(best, 2)
-        replace = (peaks > weakest)[:, :, None] & (
-            tl.arange(0, TOP)[None, None, :] == slot[:, :, None]
-        )
-        best = tl.where(replace, peaks[:, :, None], best)
-        where = tl.where(replace, begin // COLUMNS, where)
-    return peak, total, spread, best, where
+    return peak, total, spread, peaks
 
 
 @triton.jit
-def _rows(q_ptr, k_ptr, bias_ptr, first_ptr, last_ptr, sums_ptr, entropy_ptr, best_ptr, where_ptr,
+def _rows(q_ptr, k_ptr, bias_ptr, first_ptr, last_ptr, sums_ptr, entropy_ptr, where_ptr,
           reach_ptr, q_batch, q_head, q_row, k_batch, k_head, k_row,
           bias_batch, bias_head, bias_row, bias_column, edge_batch,
           H, group, L, S, width, scale,
-          WIDTH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, GROUPS: tl.constexpr,
+          WIDTH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
           TOP: tl.constexpr, KEPT: tl.constexpr, SPAN: tl.constexpr, BIAS: tl.constexpr,
           PRECISION: tl.constexpr):  # fmt: skip
     b = (tl.program_id(1) // H).to(tl.int64)
@@ -108,30 +101,42 @@ def _rows(q_ptr, k_ptr, bias_ptr, first_ptr, last_ptr, sums_ptr, entropy_ptr, be
         start, stop, inner = 0, S, 0
         outer = S // COLUMNS * COLUMNS
     # Between `inner` and `outer` every row of the tile sees every key.
-    inner = tl.minimum(inner, stop)
-    inner = tl.maximum(inner, start)
+    inner = tl.maximum(tl.minimum(inner, stop), start)
     outer = tl.maximum(outer, inner)
 
     peak = tl.full((ROWS,), float("-inf"), tl.float32)
     total = tl.zeros((ROWS,), tl.float32)
     spread = tl.zeros((ROWS,), tl.float32)
-    slots = tl.arange(0, TOP)[None, None, :]
-    empty = tl.zeros((ROWS, GROUPS, TOP), tl.float32)
-    best = tl.where(slots < KEPT, empty + float("-inf"), float("inf"))
-    where = tl.zeros((ROWS, GROUPS, TOP), tl.int32)
-    if SPAN:
-        peak, total, spread, best, where = _pass(
-            q, k_ptr, k_row, bias_ptr, bias_row, bias_column, rows, start, inner, first, last,
-            width, scale, L, S, peak, total, spread, best, where,
-            WIDTH, COLUMNS, GROUPS, TOP, True, BIAS, PRECISION)  # fmt: skip
-    peak, total, spread, best, where = _pass(
-        q, k_ptr, k_row, bias_ptr, bias_row, bias_column, rows, inner, outer, first, last,
-        width, scale, L, S, peak, total, spread, best, where,
-        WIDTH, COLUMNS, GROUPS, TOP, False, BIAS, PRECISION)  # fmt: skip
-    peak, total, spread, best, where = _pass(
-        q, k_ptr, k_row, bias_ptr, bias_row, bias_column, rows, outer, stop, first, last,
-        width, scale, L, S, peak, total, spread, best, where,
-        WIDTH, COLUMNS, GROUPS, TOP, True, BIAS, PRECISION)  # fmt: skip
+    slots = tl.arange(0, TOP)[None, :]
+    best = tl.where(slots < KEPT, tl.full((ROWS, TOP), float("-inf"), tl.float32), float("inf"))
+    where = tl.full((ROWS, TOP), -1, tl.int32)
+    lanes = tl.arange(0, COLUMNS)[None, :]
+    # A stretch of DEPTH tiles at a time: a lane, every COLUMNS-th key, is a group of DEPTH keys.
+    for stretch in range(start // (COLUMNS * DEPTH), tl.cdiv(stop, COLUMNS * DEPTH)):
+        left = tl.maximum(start, stretch * COLUMNS * DEPTH)
+        right = tl.minimum(stop, (stretch + 1) * COLUMNS * DEPTH)
+        peaks = tl.full((ROWS, COLUMNS), float("-inf"), tl.float32)
+        if SPAN:
+            peak, total, spread, peaks = _pass(
+                q, k_ptr, k_row, bias_ptr, bias_row, bias_column, rows, left,
+                tl.minimum(inner, right), first, last, width, scale, L, S,
+                peak, total, spread, peaks, WIDTH, COLUMNS, True, BIAS, PRECISION)  # fmt: skip
+        peak, total, spread, peaks = _pass(
+            q, k_ptr, k_row, bias_ptr, bias_row, bias_column, rows, tl.maximum(left, inner),
+            tl.minimum(outer, right), first, last, width, scale, L, S,
+            peak, total, spread, peaks, WIDTH, COLUMNS, False, BIAS, PRECISION)  # fmt: skip
+        peak, total, spread, peaks = _pass(
+            q, k_ptr, k_row, bias_ptr, bias_row, bias_column, rows, tl.maximum(left, outer),
+            right, first, last, width, scale, L, S,
+            peak, total, spread, peaks, WIDTH, COLUMNS, True, BIAS, PRECISION)  # fmt: skip
+        # The best groups of this stretch displace the weakest of those kept.
+        for _ in tl.static_range(KEPT):
+            highest, lane = tl.max(peaks, 1, return_indices=True)
+            peaks = tl.where(lanes == lane[:, None], float("-inf"), peaks)
+            weakest, slot = tl.min(best, 1, return_indices=True)
+            replace = (highest > weakest)[:, None] & (slots == slot[:, None])
+            best = tl.where(replace, highest[:, None], best)
+            where = tl.where(replace, stretch * COLUMNS + lane[:, None], where)
 
     some = total > 0
     safe = tl.where(some, total, 1.0)
@@ -140,47 +145,32 @@ def _rows(q_ptr, k_ptr, bias_ptr, first_ptr, last_ptr, sums_ptr, entropy_ptr, be
     tl.store(sums_ptr + out, tl.where(some, peak + tl.log2(safe), float("inf")), mask=real)
     nats = (tl.log2(safe) - spread / safe) * 0.6931471805599453
     tl.store(entropy_ptr + out, tl.where(some, nats, 0.0), mask=real)
-    lanes = tl.arange(0, GROUPS)[None, :, None]
-    place = out[:, None, None] * (GROUPS * TOP) + lanes * TOP + slots
-    tl.store(
-        best_ptr + place, tl.where(slots < KEPT, best, float("-inf")), mask=real[:, None, None]
-    )
-    tl.store(where_ptr + place, where * GROUPS + lanes, mask=real[:, None, None])
+    place = out[:, None] * TOP + slots
+    tl.store(where_ptr + place, where, mask=real[:, None])
     tile = tl.program_id(1).to(tl.int64) * tl.num_programs(0) + tl.program_id(0)
     tl.store(reach_ptr + tile * 2, start)
     tl.store(reach_ptr + tile * 2 + 1, stop)
 
 
 @triton.jit
-def _top(q_ptr, k_ptr, bias_ptr, first_ptr, last_ptr, sums_ptr, best_ptr, where_ptr,
+def _top(q_ptr, k_ptr, bias_ptr, first_ptr, last_ptr, sums_ptr, where_ptr,
          weight_ptr, position_ptr, q_batch, q_head, q_row, k_batch, k_head, k_row,
          bias_batch, bias_head, bias_row, bias_column, edge_batch,
          H, group, L, S, width, scale,
-         WIDTH: tl.constexpr, ROWS: tl.constexpr, CANDIDATES: tl.constexpr, SIZE: tl.constexpr,
+         WIDTH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
          TOP: tl.constexpr, KEPT: tl.constexpr, SPAN: tl.constexpr, BIAS: tl.constexpr):  # fmt: skip
     b = (tl.program_id(1) // H).to(tl.int64)
     h = (tl.program_id(1) % H).to(tl.int64)
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     real = rows < L
     out = tl.program_id(1).to(tl.int64) * L + rows
-    # The best groups of each row.
-    slots = tl.arange(0, CANDIDATES)[None, :]
-    best = tl.load(best_ptr + out[:, None] * CANDIDATES + slots, mask=real[:, None],
-                   other=float("-inf"))  # fmt: skip
-    where = tl.load(where_ptr + out[:, None] * CANDIDATES + slots, mask=real[:, None], other=0)
-    ranks = tl.arange(0, TOP)[None, :]
-    chosen = tl.zeros((ROWS, TOP), tl.int32) - 1
-    for r in tl.static_range(KEPT):
-        peak, at = tl.max(best, 1, return_indices=True)
-        hit = slots == at[:, None]
-        group_at = tl.sum(tl.where(hit, where, 0), 1)
-        group_at = tl.where(peak > float("-inf"), group_at, -1)
-        chosen = tl.where(ranks == r, group_at[:, None], chosen)
-        best = tl.where(hit, float("-inf"), best)
-    # Their keys, one score each.
-    within = tl.arange(0, SIZE)[None, None, :]
-    columns = tl.reshape(chosen[:, :, None] * SIZE + within, (ROWS, TOP * SIZE))
-    valid = tl.reshape((chosen[:, :, None] >= 0) & (within >= 0), (ROWS, TOP * SIZE))
+    slots = tl.arange(0, TOP)[None, :]
+    chosen = tl.load(where_ptr + out[:, None] * TOP + slots, mask=real[:, None], other=-1)
+    # The keys of those groups, one score each.
+    base = chosen // COLUMNS * (COLUMNS * DEPTH) + chosen % COLUMNS
+    steps = tl.arange(0, DEPTH)[None, None, :]
+    columns = tl.reshape(base[:, :, None] + steps * COLUMNS, (ROWS, TOP * DEPTH))
+    valid = tl.reshape((chosen[:, :, None] >= 0) & (steps >= 0), (ROWS, TOP * DEPTH))
     valid = valid & (columns < S) & real[:, None]
     if SPAN:
         first = tl.load(first_ptr + b * edge_batch + rows, mask=real, other=0)
@@ -199,7 +189,7 @@ def _top(q_ptr, k_ptr, bias_ptr, first_ptr, last_ptr, sums_ptr, best_ptr, where_
         scores += tl.load(place, mask=valid, other=0.0).to(tl.float32) * 1.4426950408889634
     scores = tl.where(valid, scores, float("-inf"))
     sums = tl.load(sums_ptr + out, mask=real, other=float("inf"))
-    index = tl.arange(0, TOP * SIZE)[None, :]
+    index = tl.arange(0, TOP * DEPTH)[None, :]
     for r in tl.static_range(KEPT):
         peak, at = tl.max(scores, 1, return_indices=True)
         hit = index == at[:, None]
@@ -281,11 +271,10 @@ def statistics(
     query, key = (t if t.stride(-1) == 1 else t.contiguous() for t in (query, key))
     width = max(16, triton.next_power_of_2(K))
     if tile is None:
-        tile = (128, 64, 4 if width <= 64 else 8, 3)
+        tile = (64, 64, 4, 2)
     if query.dtype == torch.float32 or width > 128:
         tile = (64, 64, 4, 2)
     rows, columns, warps, stages = tile
-    groups = columns // GROUP
     top = triton.next_power_of_2(topk)
     if edges is None:
         first = last = torch.empty(1, 1, device=query.device, dtype=torch.int32)
@@ -299,8 +288,7 @@ def statistics(
         bias_strides = (wide[0], wide[1], wide[2], wide[3])
     new = query.new_empty
     sums, entropy = new(B, H, L, dtype=torch.float32), new(B, H, L, dtype=torch.float32)
-    best = new(B, H, L, groups * top, dtype=torch.float32)
-    where = new(B, H, L, groups * top, dtype=torch.int32)
+    where = new(B, H, L, top, dtype=torch.int32)
     reach = new(B, H, triton.cdiv(L, rows), 2, dtype=torch.int32)
     received = new(B, H, S, dtype=torch.float32)
     top_weights = new(B, H, L, topk, dtype=torch.float32)
@@ -316,14 +304,14 @@ def statistics(
     precision = "ieee" if query.dtype == torch.float32 else "tf32"
     common = (query, key, bias_ptr, first, last)
     _rows[(triton.cdiv(L, rows), B * H)](
-        *common, sums, entropy, best, where, reach, *strides, *sizes,
-        ROWS=rows, COLUMNS=columns, GROUPS=groups, TOP=top, KEPT=topk, PRECISION=precision,
+        *common, sums, entropy, where, reach, *strides, *sizes,
+        ROWS=rows, COLUMNS=columns, DEPTH=DEPTH, TOP=top, KEPT=topk, PRECISION=precision,
         num_warps=warps, num_stages=stages, **kinds,
     )  # fmt: skip
-    few = max(1, 512 // (top * GROUP))
+    few = max(1, 512 // (top * DEPTH))
     _top[(triton.cdiv(L, few), B * H)](
-        *common, sums, best, where, top_weights, top_positions, *strides, *sizes,
-        ROWS=few, CANDIDATES=groups * top, SIZE=GROUP, TOP=top, KEPT=topk,
+        *common, sums, where, top_weights, top_positions, *strides, *sizes,
+        ROWS=few, COLUMNS=columns, DEPTH=DEPTH, TOP=top, KEPT=topk,
         num_warps=4, **kinds,
     )  # fmt: skip
     _columns[(triton.cdiv(S, columns), B * H)](

@@ -37,7 +37,7 @@ def test_every_mask_and_dtype(name: str, backend: str) -> None:
 
 @pytest.mark.parametrize("name", FLEX)
 def test_flex_backwards_too(name: str) -> None:
-    problem(name, 2, 2, 4, 131, 127, 32, 32).compare("flex", torch.bfloat16, "cuda")
+    problem(name, 2, 2, 4, 131, 137, 32, 32).compare("flex", torch.bfloat16, "cuda")
 
 
 @pytest.mark.parametrize("name", ["causal & padding", "window", "documents", "packed & causal"])
@@ -96,7 +96,9 @@ def test_different_widths_keep_a_fused_kernel() -> None:
 @pytest.mark.parametrize("name", sorted(MASKS))
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 def test_statistics(name: str, dtype: torch.dtype) -> None:
-    for L, S, K, topk in ((131, 257, 40, 4), (67, 71, 64, 3)):
+    for L, S, K, topk in ((131, 2061, 40, 4), (67, 71, 64, 3)):
+        if dtype == torch.bfloat16 and K == 64:
+            continue  # compiled for one shape less
         case = problem(name, 3, 2, 4, L, S, K, K)
         q, k = (2 * t.to("cuda", dtype) for t in (case.query, case.key))
         have = statistics(q, k, case.mask, topk=topk)

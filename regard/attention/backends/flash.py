@@ -96,7 +96,7 @@ def padded(
 
 
 def edges(mask: Mask) -> tuple[int, int]:
-    """How far before and after its position a query sees, by all bands of the mask; -1: no limit."""
+    """How far before and after its position a query sees, by all bands together; -1: no limit."""
     bands = [part for part in mask.parts if isinstance(part, Band)]
     left = [b.left for b in bands if b.left is not None]
     return min(left, default=-1), min((b.right for b in bands), default=-1)
@@ -138,6 +138,10 @@ def _flash(
     dropout: float,
 ) -> Tensor:
     left, right = edges
+    # With one query per sequence and grouped heads the kernel takes every sequence to have one,
+    # even those that have none; a longest of 2 keeps it from that.
+    if offsets_q is not None and q.shape[1] != k.shape[1]:
+        longest_q = max(longest_q, 2)
     out: Tensor = torch.ops.aten._flash_attention_forward(
         q,
         k,

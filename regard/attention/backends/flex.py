@@ -53,6 +53,9 @@ def blocks(
 def _compiled_flex() -> Callable[..., Any]:
     from torch.nn.attention.flex_attention import flex_attention
 
+    # Past its limit torch would run the rest uncompiled, holding whole L x S matrices. Each kind
+    # of mask, each dtype, and training beside evaluation, counts as one.
+    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 64)
     return torch.compile(flex_attention)
 
 
@@ -79,8 +82,9 @@ def _block_mask(mask: Mask, L: int, S: int, device: torch.device) -> Any:
     create = create_block_mask if small else _compiled_block_mask()
     B = None if mask.batch == 1 else mask.batch
     H = None if mask.heads == 1 else mask.heads
-    there = mask.to(device)
+    # Numbers are handed over as tensors: a compiled kernel then serves other sizes and windows.
+    there, shift = mask.to(device, numbers=True), torch.full((), S - L, device=device)
     if not torch.compiler.is_compiling():
         there.compact(1, S, device)  # whatever the rule looks up must exist before it is traced
-    rule = lambda b, h, i, j: there.rule(there.frame(b, h, i, j, L, S))  # noqa: E731
+    rule = lambda b, h, i, j: there.rule(there.frame(b, h, i, j, shift))  # noqa: E731
     return create(rule, B, H, L, S, device=str(device))

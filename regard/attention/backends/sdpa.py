@@ -89,13 +89,16 @@ def masked(
 
     # cuDNN's kernel spreads an empty row over all keys. Such a row may look at everything here,
     # and its result is then dropped, which also leaves it without gradients.
-    def build() -> tuple[Tensor, Tensor]:
+    def build() -> tuple[Tensor, Tensor | None]:
         allowed = mask.compact(L, S, device)
+        if mask.never_empty(L, S):
+            return allowed, None
         alive = allowed.any(-1, keepdim=True)
         return allowed | ~alive, alive
 
     allowed, alive = mask.remember("guarded", (L, S, device), build)
-    return _sdpa(query, key, value, allowed, False, beta, dropout) * alive
+    out = _sdpa(query, key, value, allowed, False, beta, dropout)
+    return out if alive is None else out * alive
 
 
 def _sdpa(

@@ -1,0 +1,511 @@
+"""Wrong input gets one line that names what was given and what would do instead."""
+
+import math
+import re
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from regard import (
+    CrossCache,
+    LinearBias,
+    Mask,
+    MultiHeadAttention,
+    Packed,
+    Rotary,
+    SelfCache,
+    attend,
+    causal,
+    documents,
+    explain,
+    packed,
+    padding,
+    prefix,
+    statistics,
+    weights,
+    window,
+)
+from regard.attention.score import Dot, General
+
+Case = tuple[Callable[[], object], *tuple[str, ...]]
+"""A call, and what its error must hold: the values that are wrong or disagree, and a remedy."""
+
+
+def zeros(*shape: int) -> Tensor:
+    return torch.zeros(*shape)
+
+
+def true(*shape: int) -> Tensor:
+    return torch.ones(*shape, dtype=torch.bool)
+
+
+Q, K, V = zeros(2, 6, 3, 5), zeros(2, 6, 4, 5), zeros(2, 6, 4, 7)
+ONE = (Q[:1], K[:1], V[:1])
+X = zeros(2, 3, 12)
+TENSOR = r"Mask\.from_tensor\("
+UNDER_3 = r"number of queries \(3\)"
+
+VECTORS: dict[str, Case] = {
+    "widths": (lambda: attend(Q, zeros(2, 6, 4, 7), V), r"width \(5\)", r"width \(7\)", "project"),
+    "widths, weights": (lambda: weights(Q, zeros(2, 6, 4, 7)), r"\(5\)", r"\(7\)", "project"),
+    "widths, statistics": (lambda: statistics(Q, zeros(2, 6, 4, 7)), r"\(5\)", r"\(7\)", "project"),
+    "widths, explain": (lambda: explain(Q, zeros(2, 6, 4, 7), V), r"\(5\)", r"\(7\)", "project"),
+    "widths of matrices": (lambda: attend(zeros(3, 5), zeros(4, 2), zeros(4, 2)), "5", "2"),
+    "keys and values": (lambda: attend(Q, K, zeros(2, 6, 3, 7)), "4 keys", "3 values", "one value"),
+    "integers": (lambda: attend(Q.int(), K, V), "query", "int32", r"query\.float\(\)"),
+    "integers, weights": (lambda: weights(Q.long(), K), "query", "int64", r"query\.float\(\)"),
+    "integers, statistics": (lambda: statistics(Q.bool(), K), "bool", r"query\.float\(\)"),
+    "complex": (lambda: attend(Q.cfloat(), K, V), "complex64", r"floating-point"),
+    "integer keys": (lambda: attend(Q, K.int(), V), "float32", "key is torch.int32", "convert"),
+    "mixed dtypes": (lambda: attend(Q, K.double(), V), "float32", "key.*float64", "convert"),
+    "mixed values": (lambda: attend(Q, K, V.bfloat16()), "float32", "value.*bfloat16", "convert"),
+    "mixed devices": (lambda: attend(Q, K.to("meta"), V), "cpu", "key.*meta", "move"),
+    "query vector": (lambda: attend(zeros(5), K, V), r"query.*\(5,\)", r"vector\[None\]"),
+    "key vector": (lambda: attend(Q, zeros(5), V), r"key.*\(5,\)", r"vector\[None\]"),
+    "value vector": (lambda: attend(Q, K, zeros(7)), r"value.*\(7,\)", r"vector\[None\]"),
+    "no axis": (lambda: weights(torch.tensor(1.0), K), r"query.*\(\)", r"length, width"),
+    "key heads": (
+        lambda: attend(Q, K[:, :4], V[:, :4]),
+        r"\(4\)",
+        r"\(6\)",
+        "try 1 or 2 or 3 or 6",
+    ),
+    "key heads, weights": (lambda: weights(Q, K[:, :4]), r"\(4\)", r"\(6\)", "try 1 or 2 or 3"),
+    "fewer query heads": (lambda: attend(Q[:, :4], K, V), r"\(6\)", r"\(4\)", "try 1 or 2 or 4"),
+    "value heads": (lambda: attend(Q, K[:, :3], V[:, :2]), "3 key", "2 value", "one value"),
+    "batches": (
+        lambda: attend(Q, zeros(3, 6, 4, 5), zeros(3, 6, 4, 7)),
+        *(r"\(2, 6, 3, 5\)", r"\(3, 6, 4, 5\)", "equal or 1"),
+    ),
+    "batches without heads": (
+        lambda: attend(zeros(2, 3, 5), zeros(3, 4, 5), zeros(3, 4, 7)),
+        *(r"\(2, 3, 5\)", r"\(3, 4, 5\)", "equal or 1"),
+    ),
+}
+
+SCALES: dict[str, Case] = {
+    "negative beta": (lambda: attend(Q, K, V, beta=-1), r"\(-1\)", "negative", "0.*to infinity"),
+    "minus infinity": (lambda: attend(Q, K, V, beta=-math.inf), r"\(-inf\)", "0.*to infinity"),
+    "NaN": (lambda: attend(Q, K, V, beta=math.nan), r"\(nan\)", "NaN", "0.*to infinity"),
+    "negative beta, weights": (lambda: weights(Q, K, beta=-0.5), r"\(-0.5\)", "0.*to infinity"),
+    "NaN, statistics": (lambda: statistics(Q, K, beta=math.nan), r"\(nan\)", "0.*to infinity"),
+    "negative beta, explain": (lambda: explain(Q, K, V, beta=-2), r"\(-2\)", "0.*to infinity"),
+    "negative beta in a tensor": (
+        lambda: attend(Q, K, V, beta=torch.tensor(-1.0)),
+        *(r"-1\.0", "negative", "0.*to infinity"),
+    ),
+    "a negative beta among heads": (
+        lambda: attend(Q, K, V, beta=torch.tensor([1.0, 2, 3, -4, 5, 6])),
+        *(r"-4\.0", "negative", "0.*to infinity"),
+    ),
+    "a NaN among heads": (
+        lambda: attend(Q, K, V, beta=torch.tensor([1.0, 2, 3, math.nan, 5, 6])),
+        *("nan", "NaN", "0.*to infinity"),
+    ),
+    "beta of other heads": (
+        lambda: attend(Q, K, V, beta=torch.ones(5)),
+        *(r"\(5,\)", "6 heads", "one per head"),
+    ),
+    "beta with two axes": (
+        lambda: attend(Q, K, V, beta=torch.ones(6, 1)),
+        *(r"\(6, 1\)", "6 heads", "one per head"),
+    ),
+    "beta that is true": (lambda: attend(Q, K, V, beta=True), "True", "number", "None means"),
+    "beta in words": (lambda: attend(Q, K, V, beta="sharp"), "'sharp'", "number", "None means"),
+    "beta in a list": (lambda: attend(Q, K, V, beta=[1.0, 2.0]), r"\[1\.0, 2\.0\]", "tensor"),
+    "dropout of all": (lambda: attend(Q, K, V, dropout=1.0), r"\(1\.0\)", "below 1"),
+    "negative dropout": (lambda: attend(Q, K, V, dropout=-0.1), r"\(-0\.1\)", "at least 0"),
+    "NaN dropout": (lambda: attend(Q, K, V, dropout=math.nan), r"\(nan\)", "at least 0"),
+    "bias of another length": (
+        lambda: attend(Q, K, V, bias=zeros(3, 5)),
+        *(r"\(3, 5\)", r"\(2, 6, 3, 4\)", "S is 5"),
+    ),
+    "bias of heads alone": (
+        lambda: attend(Q, K, V, bias=zeros(6, 3, 4)),
+        *(r"\(6, 3, 4\)", r"\(2, 6, 3, 4\)", "B is 6"),
+    ),
+    "bias of other heads": (
+        lambda: weights(Q, K, bias=zeros(2, 5, 3, 4)),
+        *(r"\(2, 5, 3, 4\)", r"\(2, 6, 3, 4\)", "H is 5"),
+    ),
+    "bias of more rows": (
+        lambda: statistics(Q, K, bias=zeros(4, 4)),
+        *(r"\(4, 4\)", r"\(2, 6, 3, 4\)", "L is 4"),
+    ),
+    "bias with five axes": (
+        lambda: attend(Q, K, V, bias=zeros(1, 2, 6, 3, 4)),
+        *(r"\(1, 2, 6, 3, 4\)", "5 axes", r"\(B, H, L, S\)"),
+    ),
+    "boolean bias": (lambda: attend(Q, K, V, bias=true(3, 4)), "bias is torch.bool", TENSOR),
+    "integer bias": (lambda: attend(Q, K, V, bias=zeros(3, 4).int()), "int32", "floating-point"),
+    "bias elsewhere": (
+        lambda: attend(Q, K, V, bias=zeros(3, 4).to("meta")),
+        *("cpu", "bias.*meta", "move"),
+    ),
+}
+
+BACKENDS: dict[str, Case] = {
+    "unknown": (lambda: attend(Q, K, V, backend="flash"), "'flash'", "auto", "sdpa", "flex"),
+    "unknown, explain": (lambda: explain(Q, K, V, backend="fast"), "'fast'", "choose", "auto"),
+    "no backend": (lambda: attend(Q, K, V, backend=None), "None", "choose", "auto"),
+    "packed without a mask": (
+        lambda: attend(Q, K, V, backend="packed"),
+        *("'packed'", r"packed\(lengths\)", "'auto'"),
+    ),
+    "packed, not one run": (
+        lambda: attend(Q, K, V, ~causal(), backend="packed"),
+        *("'packed'", r"~causal\(\)", "one run", "'auto'"),
+    ),
+    "packed with a bias": (
+        lambda: attend(Q, K, V, causal(), bias=zeros(3, 4), backend="packed"),
+        *("'packed'", "bias", "'auto' or 'sdpa'"),
+    ),
+    "flex with a bias": (
+        lambda: attend(Q, K, V, bias=zeros(3, 4), backend="flex"),
+        *("'flex'", "bias", "'auto' or 'sdpa'"),
+    ),
+    "flex with dropout": (
+        lambda: attend(Q, K, V, dropout=0.5, backend="flex"),
+        *("'flex'", r"0\.5", "'auto' or 'sdpa'"),
+    ),
+    "flex with gradients": (
+        lambda: attend(Q.clone().requires_grad_(), K, V, backend="flex"),
+        *("'flex'", "CPU", "'auto'", r"torch\.no_grad\(\)"),
+    ),
+    "hard attention by sdpa": (
+        lambda: attend(Q, K, V, beta=math.inf, backend="sdpa"),
+        *("'sdpa'", "∞", "'auto' or 'formula'"),
+    ),
+    "hard attention by flex": (
+        lambda: attend(Q, K, V, beta=math.inf, backend="flex"),
+        *("'flex'", "∞", "'auto' or 'formula'"),
+    ),
+    "hard attention of one head": (
+        lambda: attend(Q, K, V, beta=torch.tensor([1.0, 1, 1, 1, 1, math.inf]), backend="sdpa"),
+        *("'sdpa'", "∞", "'auto' or 'formula'"),
+    ),
+}
+
+MASKS: dict[str, Case] = {
+    "not called": (lambda: attend(Q, K, V, mask=causal), "function causal", r"mask=causal\(\)"),
+    "not called, weights": (lambda: weights(Q, K, mask=causal), "causal", r"mask=causal\(\)"),
+    "not called, explain": (lambda: explain(Q, K, V, causal), "causal", r"mask=causal\(\)"),
+    "a word": (lambda: attend(Q, K, V, mask="causal"), "'causal'", r"mask=causal\(\)"),
+    "a bool": (lambda: attend(Q, K, V, mask=True), "True", r"mask=causal\(\)"),
+    "a boolean tensor": (lambda: attend(Q, K, V, mask=true(3, 4)), "torch.bool", TENSOR),
+    "a float tensor": (lambda: attend(Q, K, V, mask=zeros(3, 4)), "float32", TENSOR, "bias"),
+    "a tensor, statistics": (lambda: statistics(Q, K, mask=true(3, 4)), "torch.bool", TENSOR),
+    "floats": (lambda: Mask.from_tensor(zeros(3, 4)), "float32", "boolean", "bias"),
+    "integers": (lambda: Mask.from_tensor(zeros(3, 4).int()), "int32", "boolean", "convert"),
+    "a list": (lambda: Mask.from_tensor([[True]]), "list", "boolean", "convert"),
+    "five axes": (
+        lambda: Mask.from_tensor(true(1, 1, 1, 3, 4)),
+        r"\(1, 1, 1, 3, 4\)",
+        "B, H, L, S",
+    ),
+    "other columns": (
+        lambda: attend(Q, K, V, Mask.from_tensor(true(3, 5))),
+        *(r"3, 5\)", "S = 4", "S is 5"),
+    ),
+    "other rows": (
+        lambda: attend(Q, K, V, Mask.from_tensor(true(4, 4))),
+        *(r"4, 4\)", "L = 3", "L is 4"),
+    ),
+    "other batch": (
+        lambda: attend(Q, K, V, Mask.from_tensor(true(3, 3, 4))),
+        *("3x1x3x4", "3 masks", "batch of 2", "one for each"),
+    ),
+    "other heads": (
+        lambda: attend(Q, K, V, Mask.from_tensor(true(2, 4, 3, 4))),
+        *("4 heads", "the query has 6", "use 1 or 6"),
+    ),
+    "other heads, in a conjunction": (
+        lambda: attend(Q, K, V, causal() & Mask.from_tensor(true(1, 4, 3, 4))),
+        *("4 heads", "the query has 6", "use 1 or 6"),
+    ),
+    "other columns, in an alternative": (
+        lambda: attend(Q, K, V, causal() | Mask.from_tensor(true(3, 5))),
+        *(r"3, 5\)", "S = 4", "S is 5"),
+    ),
+    "other columns, negated": (
+        lambda: attend(Q, K, V, ~Mask.from_tensor(true(3, 5))),
+        *(r"3, 5\)", "S = 4", "S is 5"),
+    ),
+    "a tensor joined by &": (lambda: causal() & true(3, 4), "'&'", TENSOR),
+    "a tensor joined by |": (lambda: causal() | true(3, 4), r"'\|'", TENSOR),
+    "a function joined": (lambda: causal() & causal, "'&'", "function", "forget to call"),
+    "nothing joined": (lambda: causal() | None, r"'\|'", "NoneType"),
+    "batches that disagree": (lambda: padding([1, 2]) & padding([1, 2, 3]), "batch", "2", "3"),
+    "batches that disagree, |": (lambda: padding([1, 2]) | prefix([1, 2, 3]), "batch", "2", "3"),
+    "heads that disagree": (
+        lambda: Mask.from_tensor(true(1, 2, 3, 4)) & Mask.from_tensor(true(1, 3, 3, 4)),
+        *("head", "2", "3"),
+    ),
+}
+
+BANDS: dict[str, Case] = {
+    "offset that is true": (lambda: causal(True), "offset", "True", "number of keys"),
+    "half an offset": (lambda: causal(1.5), r"1\.5", "integer", "number of keys"),
+    "a list of offsets": (lambda: causal([1, 2]), r"\[1, 2\]", "tensor", "number of keys"),
+    "float offsets": (lambda: causal(torch.tensor(1.5)), "offset", "float32", r"\.long\(\)"),
+    "boolean offsets": (lambda: window(2, offset=torch.tensor(True)), "bool", r"\.long\(\)"),
+    "a table of offsets": (lambda: causal(zeros(2, 2).long()), r"\(2, 2\)", "0 or 1 axes"),
+    "window's offset": (lambda: window(2, offset=True), "offset", "True", "number of keys"),
+    "offsets of another batch": (
+        lambda: attend(Q, K, V, causal(torch.tensor([1, 1, 1]))),
+        *("3 offsets", "batch of 2", "one for each"),
+    ),
+    "half a window": (lambda: window(1.5), "left", r"1\.5", "whole number", "0 or more"),
+    "a negative window": (lambda: window(-1), "left", "-1", "0 or more"),
+    "a negative right": (lambda: window(2, -3), "right", "-3", "0 or more"),
+    "a float right": (lambda: window(2, 1.0), "right", r"1\.0", "whole number"),
+    "a window that is true": (lambda: window(True), "left", "True", "whole number"),
+    "no window": (lambda: window(None), "left", "None", "whole number"),
+}
+
+LENGTHS: dict[str, Case] = {
+    "longer than the keys": (
+        lambda: attend(Q, K, V, padding([4, 5])),
+        *(r"\(5\)", "S = 4", "number of real keys"),
+    ),
+    "longer than the keys, weights": (
+        lambda: weights(Q, K, padding([9, 1])),
+        *(r"\(9\)", "S = 4", "number of real keys"),
+    ),
+    "longer than the keys, statistics": (
+        lambda: statistics(Q, K, causal() & padding([9, 1])),
+        *(r"\(9\)", "S = 4", "number of real keys"),
+    ),
+    "longer than the keys, tensor": (lambda: padding([5]).tensor(3, 4), r"\(5\)", "S = 4"),
+    "longer than the keys, draw": (lambda: padding([5]).draw(3, 4), r"\(5\)", "S = 4"),
+    "of another batch": (
+        lambda: attend(Q, K, V, padding([4, 4, 4])),
+        *("3 lengths", "batch of 2", "one for each"),
+    ),
+    "of no sentence": (lambda: attend(Q, K, V, padding([])), "0 lengths", "batch of 2"),
+    "negative": (lambda: padding([2, -1]), r"\(-1\)", "negative", "count keys"),
+    "floats": (lambda: padding([1.5, 2]), "lengths", "float32", r"\.long\(\)"),
+    "float tensor": (lambda: padding(torch.tensor([1.0, 2.0])), "float32", r"\.long\(\)"),
+    "a mask for lengths": (lambda: padding(true(2)), "lengths", "bool", r"\.long\(\)"),
+    "a number": (lambda: padding(3), "1 axes", r"\(\)"),
+    "a table": (lambda: padding([[1, 2]]), "1 axes", r"\(1, 2\)"),
+    "words": (lambda: padding("ab"), "integers", "'ab'"),
+    "packed ones": (lambda: padding(Packed([1, 2])), "integers", r"Packed\(\[1, 2\]\)"),
+    "negative prefix": (lambda: prefix(-1), r"\(-1\)", "counts keys"),
+    "half a prefix": (lambda: prefix(1.5), "prefix", "float32", r"\.long\(\)"),
+    "prefix that is true": (lambda: prefix(True), "prefix", "bool", "integers"),
+    "float prefixes": (lambda: prefix([1.0, 2.0]), "prefix", "float32", r"\.long\(\)"),
+    "prefixes of another batch": (
+        lambda: attend(Q, K, V, causal() | prefix([1, 1, 1])),
+        *("3 prefixes", "batch of 2", "one for each"),
+    ),
+}
+
+DOCUMENTS: dict[str, Case] = {
+    "float ids": (lambda: documents([0.0, 1.0]), "ids", "float32", r"\.long\(\)"),
+    "a float tensor": (lambda: documents(zeros(4)), "ids", "float32", r"\.long\(\)"),
+    "boolean ids": (lambda: documents([True, False]), "ids", "bool", r"\.long\(\)"),
+    "rows of two lengths": (lambda: documents([[0, 0], [1]]), "ids", r"\[\[0, 0\], \[1\]\]"),
+    "a number": (lambda: documents(3), "ids", "1 or 2 axes", r"\(\)"),
+    "three axes": (lambda: documents(zeros(1, 2, 3).long()), "1 or 2 axes", r"\(1, 2, 3\)"),
+    "too few ids": (
+        lambda: attend(Q, K, V, documents([0, 0, 1])),
+        *("3 ids", "4 keys", "one id for each key"),
+    ),
+    "too few ids, drawn": (lambda: documents([0, 1]).draw(3, 4), "2 ids", "4 keys", "one id"),
+    "more queries than keys": (
+        lambda: attend(zeros(2, 6, 5, 5), K, V, documents([0, 0, 1, 1])),
+        *("5 queries", "4 keys", "its own key"),
+    ),
+    "another batch": (
+        lambda: attend(Q, K, V, documents(zeros(3, 4).long())),
+        *("3 rows of ids", "batch of 2", "one for each"),
+    ),
+}
+
+PACKINGS: dict[str, Case] = {
+    "float lengths": (lambda: packed([1.0, 2.0]), "lengths", "float32", r"\.long\(\)"),
+    "half a length": (lambda: Packed([1.5]), "lengths", "float32", r"\.long\(\)"),
+    "negative": (lambda: packed([3, -1]), "negative", "-1"),
+    "negative Packed": (lambda: Packed([-1]), "negative", "-1"),
+    "a number": (lambda: Packed(3), "1 axes", r"\(\)"),
+    "a table": (lambda: packed([[1]]), "1 axes", r"\(1, 1\)"),
+    "a mask": (lambda: packed(causal()), "integers", r"causal\(\)"),
+    "lengths that do not pair": (
+        lambda: packed([1, 2], [1, 2, 3]),
+        *("2 query", "3 source", "one of both"),
+    ),
+    "query total": (
+        lambda: attend(*ONE, packed([1, 1], [2, 2])),
+        *("query", "add up to 2", "are 3", "this very batch"),
+    ),
+    "source total": (
+        lambda: attend(*ONE, packed([3], [5])),
+        *("source", "add up to 5", "are 4", "this very batch"),
+    ),
+    "total, drawn": (lambda: packed([1, 2]).tensor(3, 4), "add up to 3", "are 4", "very batch"),
+    "a batch": (lambda: attend(Q, K, V, packed([3], [4])), "must be 1", "got 2", "end to end"),
+    "two packings": (
+        lambda: attend(*ONE, packed([1, 2], [2, 2]) & packed([2, 1], [2, 2])),
+        *("one packed", "2"),
+    ),
+    "with padding": (
+        lambda: attend(*ONE, packed([1, 2], [2, 2]) & padding([4])),
+        *("padding", "packed", "keep packed"),
+    ),
+    "two lengths with documents": (
+        lambda: attend(*ONE, packed([1, 2], [2, 2]) & documents([0, 0, 1, 1])),
+        *("documents", r"packed\(lengths\)", "self-attention"),
+    ),
+}
+
+LOOKING: dict[str, Case] = {
+    "a row too far": (lambda: weights(Q, K, rows=3), r"\[3\]", UNDER_3),
+    "a row too far from the end": (lambda: weights(Q, K, rows=-4), r"\[-4\]", UNDER_3),
+    "a row among others": (lambda: weights(Q, K, rows=[0, 5]), r"\[0, 5\]", UNDER_3),
+    "rows in a tensor": (lambda: weights(Q, K, rows=torch.tensor([7])), r"\[7\]", UNDER_3),
+    "float rows": (lambda: weights(Q, K, rows=[0.5]), "rows", "float32", r"\.long\(\)"),
+    "half a row": (lambda: weights(Q, K, rows=1.5), "rows", "float32", r"\.long\(\)"),
+    "a mask of rows": (lambda: weights(Q, K, rows=true(3)), "rows", "bool", r"\.long\(\)"),
+    "rows in words": (lambda: weights(Q, K, rows="all"), "rows", "integers", "'all'"),
+    "a table of rows": (lambda: weights(Q, K, rows=zeros(1, 2).long()), "1 axes", r"\(1, 2\)"),
+    "top none": (lambda: statistics(Q, K, topk=0), r"\(0\)", "1 or more"),
+    "top minus one": (lambda: statistics(Q, K, topk=-1), r"\(-1\)", "1 or more"),
+    "top that is true": (lambda: statistics(Q, K, topk=True), r"\(True\)", "whole number"),
+    "top and a half": (lambda: statistics(Q, K, topk=1.5), r"\(1\.5\)", "whole number"),
+}
+
+
+def heads_3(**options: object) -> MultiHeadAttention:
+    return MultiHeadAttention(12, 3, **options)  # type: ignore[arg-type]
+
+
+def filled(cache: SelfCache | CrossCache) -> SelfCache | CrossCache:
+    heads_3()(X, X if isinstance(cache, CrossCache) else None, cache=cache)
+    return cache
+
+
+MODULES: dict[str, Case] = {
+    "heads": (lambda: MultiHeadAttention(512, 3), r"\(3\)", r"\(512\)", "try 4 or 8"),
+    "more heads than width": (lambda: MultiHeadAttention(7, 11), r"\(11\)", r"\(7\)", "try 7"),
+    "key heads": (
+        lambda: MultiHeadAttention(12, 6, key_heads=4),
+        *(r"key_heads \(4\)", r"heads \(6\)", "try"),
+    ),
+    "more key heads than heads": (
+        lambda: MultiHeadAttention(12, 6, key_heads=12),
+        *(r"key_heads \(12\)", r"heads \(6\)", "try"),
+    ),
+    "no heads": (lambda: MultiHeadAttention(12, 0), r"heads \(0\)", "1 or more"),
+    "negative heads": (lambda: MultiHeadAttention(12, -3), r"heads \(-3\)", "1 or more"),
+    "float heads": (lambda: MultiHeadAttention(12, 2.0), r"heads \(2\.0\)", "whole number"),
+    "no width": (lambda: MultiHeadAttention(0, 3), r"width \(0\)", "1 or more"),
+    "no key heads": (lambda: heads_3(key_heads=0), r"key_heads \(0\)", "1 or more"),
+    "no key width": (lambda: heads_3(key_width=0), r"key_width \(0\)", "1 or more"),
+    "negative value width": (lambda: heads_3(value_width=-2), r"value_width \(-2\)", "1 or more"),
+    "half a source width": (lambda: heads_3(source_width=2.5), r"source_width \(2\.5\)", "whole"),
+    "no output width": (lambda: heads_3(output_width=0), r"output_width \(0\)", "1 or more"),
+    "dropout of all": (lambda: heads_3(dropout=1.0), r"\(1\.0\)", "below 1"),
+    "negative dropout": (lambda: heads_3(dropout=-0.5), r"\(-0\.5\)", "at least 0"),
+    "NaN dropout": (lambda: heads_3(dropout=math.nan), r"\(nan\)", "at least 0"),
+    "a score and beta": (lambda: heads_3(beta=1.5, score=Dot()), r"\(1\.5\)", "score"),
+    "negative beta": (lambda: heads_3(beta=-1.5)(X), r"\(-1\.5\)", "0.*to infinity"),
+    "beta of other heads": (
+        lambda: heads_3(beta=torch.ones(2))(X),
+        *(r"\(2,\)", "3 heads", "one per head"),
+    ),
+    "score of other heads": (
+        lambda: heads_3(score=General(4, 4, heads=2))(X),
+        *("3, 3, 4", "2 heads", "without heads"),
+    ),
+    "score of another width": (
+        lambda: heads_3(score=General(5, 4))(X),
+        *(r"3, 4\)", "5 wide", "query_width"),
+    ),
+    "rotary too wide": (lambda: heads_3(position=Rotary(6))(X), r"\(6\)", r"\(4\)", r"Rotary\(4\)"),
+    "linear bias of other heads": (lambda: heads_3(position=LinearBias(4))(X), "4", "3", "H is 4"),
+    "another width": (lambda: heads_3()(zeros(2, 3, 11)), r"\(2, 3, 11\)", "width = 12"),
+    "a vector": (lambda: heads_3()(zeros(12)), r"\(12,\)", "length"),
+    "another source width": (
+        lambda: heads_3()(X, zeros(2, 4, 11)),
+        *(r"\(2, 4, 11\)", r"source_width = 12"),
+    ),
+    "a source vector": (lambda: heads_3()(X, zeros(12)), r"source.*\(12,\)", "length"),
+    "another batch of sources": (
+        lambda: heads_3()(X, zeros(3, 4, 12)),
+        *(r"\(2, 3, 3, 4\)", r"\(3, 3, 4, 4\)", "equal or 1"),
+    ),
+    "a source missing": (
+        lambda: heads_3(source_width=7)(X, cache=CrossCache()),
+        *("source_width = 7", "CrossCache needs the source"),
+    ),
+    "rotary across": (
+        lambda: heads_3(position=Rotary(4))(X, zeros(2, 4, 12)),
+        *("Rotary", "cross-attention", "leave position out"),
+    ),
+    "linear bias across": (
+        lambda: heads_3(position=LinearBias(3))(X, zeros(2, 4, 12)),
+        *("LinearBias", "cross-attention", "leave position out"),
+    ),
+    "lengths too long": (
+        lambda: heads_3()(X, mask=padding([3, 4])),
+        *(r"\(4\)", "S = 3", "number of real keys"),
+    ),
+    "packed batch": (lambda: heads_3()(X, mask=packed([3])), "got 2", "end to end"),
+    "packed total": (
+        lambda: heads_3()(X[:1], mask=packed([2])),
+        *("add up to 2", "are 3", "this very batch"),
+    ),
+    "no capacity": (lambda: SelfCache(0), r"\(0\)", "whole number", "None"),
+    "negative capacity": (lambda: SelfCache(-1), r"\(-1\)", "whole number", "None"),
+    "capacity that is true": (lambda: SelfCache(True), r"\(True\)", "whole number", "None"),
+    "capacity too small": (
+        lambda: heads_3()(X, cache=SelfCache(2)),
+        *("holds 2", "3 are needed", r"SelfCache\(3\)"),
+    ),
+    "capacity used up": (
+        lambda: heads_3()(X, cache=filled(SelfCache(5))),
+        *("holds 5", "6 are needed", r"SelfCache\(6\)"),
+    ),
+    "cache of another batch": (
+        lambda: heads_3()(X[:1], cache=filled(SelfCache())),
+        *(r"\(2, 3\)", r"\(1, 3\)", r"select\(rows\)"),
+    ),
+    "sources of another batch": (
+        lambda: heads_3()(zeros(3, 1, 12), cache=filled(CrossCache())),
+        *(r"\(3, 3, 1, 4\)", r"\(2, 3, 3, 4\)", "equal or 1"),
+    ),
+}
+
+TABLES = {
+    "vectors": VECTORS,
+    "scales": SCALES,
+    "backends": BACKENDS,
+    "masks": MASKS,
+    "bands": BANDS,
+    "lengths": LENGTHS,
+    "documents": DOCUMENTS,
+    "packings": PACKINGS,
+    "looking": LOOKING,
+    "modules": MODULES,
+}
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(case, id=f"{table}: {name}")
+        for table, cases in TABLES.items()
+        for name, case in cases.items()
+    ],
+)
+def test_wrong_input_is_named(case: Case) -> None:
+    call, *wanted = case
+    with pytest.raises(ValueError, match=r"\A[^\n]+\Z") as caught:
+        call()
+    message = str(caught.value)
+    for words in wanted:
+        assert re.search(words, message), f"{words!r} is not in: {message}"
