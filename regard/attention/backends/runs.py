@@ -7,7 +7,6 @@ gathered into one batch and handed to SDPA; what no row sees is never computed. 
 backwards too; it is the way without padding for the CPU, and for CUDA in float32 and float64.
 """
 
-import itertools
 from typing import Any, NamedTuple
 
 import torch
@@ -148,26 +147,31 @@ def _rectangles(
     L = len(first)
     if L == 0:
         return []
-    moved = (first[1:] != first[:-1]) | (last[1:] != last[:-1])
-    apart = moved & (first[1:] >= last[:-1])
-    grows = (first[1:] == first[:-1]) & (last[1:] == last[:-1] + 1)
-    begins = [0, *(apart.nonzero().flatten() + 1).tolist(), L]
-    # Counts of rows that broke a pattern so far: none within a stretch means it holds throughout.
-    still = [0, 0, *moved.long().cumsum(0).tolist()]
-    grown = [0, 0, *(~grows).long().cumsum(0).tolist()]
-    f, t = first.tolist(), last.tolist()
+    same = first[1:] == first[:-1]
+    still = same & (last[1:] == last[:-1])
+    grows = same & (last[1:] == last[:-1] + 1)
+    apart = ~still & (first[1:] >= last[:-1])
+    # How a row follows from the one before; a piece ends where the next follows otherwise.
+    follows = torch.where(
+        apart, -1, torch.where(still, UNIFORM, torch.where(grows, TRIANGLE, RAGGED))
+    )
+    pattern, f, t = follows.tolist(), first.tolist(), last.tolist()
     found = []
-    for r0, r1 in itertools.pairwise(begins):
-        if still[r1] == still[r0 + 1]:
-            pieces = [(UNIFORM, r0, r1)]
-        elif grown[r1] == grown[r0 + 1] and t[r0] - f[r0] == 1:
-            pieces = [(TRIANGLE, r0, r1)]
-        else:
-            pieces = [(RAGGED, i, min(i + ROWS, r1)) for i in range(r0, r1, ROWS)]
-        for kind, i, j in pieces:
-            c0, c1 = min(f[i:j]), max(t[i:j])
+    i = 0
+    while i < L:
+        kind = pattern[i] if i < L - 1 and pattern[i] >= 0 else UNIFORM
+        j = i + 1
+        while j < L and pattern[j - 1] == kind:
+            j += 1
+        if kind == TRIANGLE and t[i] - f[i] != 1:
+            kind = RAGGED
+        step = ROWS if kind == RAGGED else j - i
+        for r in range(i, j, step):
+            rows = slice(r, min(r + step, j))
+            c0, c1 = min(f[rows]), max(t[rows])
             if c1 > c0:
-                found.append((kind, row + i, row + j, column + c0, column + c1))
+                found.append((kind, row + r, row + rows.stop, column + c0, column + c1))
+        i = j
     return found
 
 

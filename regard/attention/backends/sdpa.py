@@ -19,7 +19,7 @@ def flag(
     dropout: float,
 ) -> Tensor:
     """No mask, or the causal one as a flag. A single query sees every key: no flag needed."""
-    causal = mask is not None and query.shape[2] > 1
+    causal = mask is not None and bool(query.shape[2] > 1)
     return _sdpa(query, key, value, None, causal, beta, dropout)
 
 
@@ -33,7 +33,7 @@ def short(
     dropout: float,
 ) -> Tensor:
     """As `flag`, by the memory-efficient CUDA kernel, which wins on short narrow sequences."""
-    causal = mask is not None and query.shape[2] > 1
+    causal = mask is not None and bool(query.shape[2] > 1)
     return _efficient(query, key, value, None, causal, beta, dropout)
 
 

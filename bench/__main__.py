@@ -1,0 +1,9 @@
+"""Everything that can be measured on this machine."""
+
+import sys
+
+from bench import attention, statistics
+
+sys.argv = sys.argv[:1]
+attention.main()
+statistics.main()
