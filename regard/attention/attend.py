@@ -65,16 +65,15 @@ def formula(
 
 def _sharpen(scores: Tensor, beta: float | Tensor, allowed: Tensor | None) -> Tensor:
     """β·q·k. At β = ∞ that is 0 at the best allowed keys (all of them, if tied), -∞ elsewhere."""
-    infinite = torch.isinf(beta) if isinstance(beta, Tensor) else beta == math.inf
-    if infinite is False:
+    if not isinstance(beta, Tensor) and beta != math.inf:
         return beta * scores
     seen = scores.detach() if allowed is None else scores.detach().masked_fill(~allowed, -math.inf)
     best = seen.amax(-1, keepdim=True) if seen.shape[-1] else seen
     hard = torch.zeros_like(scores).masked_fill(seen < best, -math.inf)
-    if infinite is True:
+    if not isinstance(beta, Tensor):
         return hard
-    finite = torch.where(infinite, torch.zeros_like(beta), beta)
-    return torch.where(infinite, hard, finite * scores)
+    infinite = torch.isinf(beta)
+    return torch.where(infinite, hard, beta.masked_fill(infinite, 0) * scores)
 
 
 def attend(
@@ -94,10 +93,8 @@ def attend(
     one β per head. A query that may attend to nothing receives zeros, and gives zero gradients.
     `backend` is "auto", or one of "formula", "sdpa", "packed" and "flex" to insist.
     """
-    given = arguments(query, key, value, mask, beta, bias)
-    if not 0 <= dropout < 1:
-        raise ValueError(f"dropout ({dropout}) must be at least 0 and below 1")
-    q, k, v, _, beta, bias, lead = given
+    given = arguments(query, key, value, mask, beta, bias, dropout)
+    q, k, v, mask, beta, bias, lead = given
     plan = choose(given, dropout, backend)
     if plan.backend != "formula":
         # Kernels take one positive scale for all heads: a β per head, or of 0, joins the query.
@@ -120,7 +117,7 @@ def explain(
     backend: str = "auto",
 ) -> Explanation:
     """Which backend and kernel `attend` uses for these arguments, and why, in words."""
-    given = arguments(query, key, value, mask, beta, bias)
+    given = arguments(query, key, value, mask, beta, bias, dropout)
     return Explanation.of(choose(given, dropout, backend), given, dropout)
 
 

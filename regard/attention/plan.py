@@ -12,7 +12,15 @@ from torch.nn.attention import SDPBackend
 
 from regard.attention.arguments import Arguments
 from regard.attention.backends import flex, runs
-from regard.attention.mask import Band, Dense, Documents, Mask, Packing, Padding, on_host
+from regard.attention.mask import (
+    Band,
+    Dense,
+    Documents,
+    Mask,
+    Packing,
+    Padding,
+    on_host,
+)
 
 BACKENDS = ("formula", "sdpa", "packed", "flex")
 
@@ -81,10 +89,8 @@ def _flag(mask: Mask | None, L: int, S: int) -> Plan | None:
     """The plan that needs no mask at all, if there is one."""
     if mask is None:
         return _NONE
-    if not all(isinstance(part, Band) and _bottom_right(part, L, S) for part in mask.parts):
-        return None
-    bands: list[Band] = list(mask.parts)  # type: ignore[arg-type]
-    if any(band.left is not None for band in bands):
+    bands = [part for part in mask.parts if isinstance(part, Band) and _bottom_right(part, L, S)]
+    if len(bands) < len(mask.parts) or any(band.left is not None for band in bands):
         return None
     if L == 1:
         return _ONE
@@ -96,18 +102,22 @@ def _on_cuda(given: Arguments, dropout: float, flag: Plan | None) -> Plan:
     query, key, value, mask = given[:4]
     B, H, L, K = query.shape
     S, V = key.shape[2], value.shape[3]
-    short = max(L, S) <= 64 and max(K, V) <= 64
+    short = max(L, S) <= 64 and max(K, V) <= 128
     if flag is not None:
-        return _SHORT if short and L > 1 else flag
+        return _SHORT if short and max(K, V) <= 64 and L > 1 else flag
     assert mask is not None
     training = _trains(query, key, value)
+    # Calling FlexAttention takes the host longer than any other way, more so if its rule looks
+    # things up; it must have enough to do meanwhile.
+    looks_up = any(isinstance(part, Documents) for part in mask.parts)
+    enough = 6e10 if looks_up else 1.5e10
     flexible = (
         dropout == 0
         and min(K, V) >= 16
+        and L >= 128  # for fewer queries FlexAttention has another kernel, with more conditions
+        and 4 * B * H * L * S * K >= enough
         and compiler_missing(query) is None
         and not isinstance(mask, Dense)
-        and L >= 128  # for fewer queries FlexAttention has another kernel, with more conditions
-        and 4 * B * H * L * S * K >= 6e9  # below, launching it takes longer than the work
     )
     bands = [part for part in mask.parts if isinstance(part, Band)]
     others = [part for part in mask.parts if not isinstance(part, Band)]
@@ -117,7 +127,7 @@ def _on_cuda(given: Arguments, dropout: float, flag: Plan | None) -> Plan:
         case []:
             if short:
                 return _SHORT_TENSOR
-            wins = (1024 if K <= 64 else 4096) <= L and not training
+            wins = (256 if K <= 64 else 4096) <= L and not training
             if banded and fits and not (flexible and wins):
                 return _BAND
         case [Packing()] if banded and fits:

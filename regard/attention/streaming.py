@@ -1,7 +1,7 @@
 """Statistics of attention weights on CUDA, streamed in Triton: three kernels, no L x S matrix.
 
 `_rows` goes over the keys once and keeps, for each query, the logarithm of the softmax's sum, the
-entropy, and the groups of `DEPTH` keys with the largest scores. The k largest weights lie in the k
+entropy, and the groups of DEPTH keys with the largest scores. The k largest weights lie in the k
 best groups, so `_top` looks only into those. `_columns` goes over the queries once and adds up what
 each key receives. That is two score products in all, as many products as attention itself.
 
@@ -16,26 +16,25 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-DEPTH = 16
-"""Keys in a group: more make `_rows` cheaper, fewer `_top`."""
 LOG2E = math.log2(math.e)
 
 
 @triton.jit
 def _scores(q, k_ptr, k_stride, bias_ptr, bias_row, bias_column, rows, columns, width, scale,
             L, S, WIDTH: tl.constexpr, BIAS: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
-    """Scores of a tile, in units of log 2."""
+    """Scores of a tile: q·k as it is, to be scaled later, or with a bias in units of log 2."""
     across = tl.arange(0, WIDTH)
     k = tl.load(
         k_ptr + columns[None, :] * k_stride + across[:, None],
         mask=(columns[None, :] < S) & (across[:, None] < width),
         other=0.0,
     )
-    scores = tl.dot(q, k, input_precision=PRECISION) * scale
+    scores = tl.dot(q, k, input_precision=PRECISION)
     if BIAS:
         inside = (rows[:, None] < L) & (columns[None, :] < S)
         place = bias_ptr + rows[:, None] * bias_row + columns[None, :] * bias_column
-        scores += tl.load(place, mask=inside, other=0.0).to(tl.float32) * 1.4426950408889634
+        added = tl.load(place, mask=inside, other=0.0).to(tl.float32)
+        scores = scores * scale + added * 1.4426950408889634
     return scores
 
 
@@ -45,6 +44,7 @@ def _pass(q, k_ptr, k_stride, bias_ptr, bias_row, bias_column, rows, start, stop
           WIDTH: tl.constexpr, COLUMNS: tl.constexpr, MASKED: tl.constexpr, BIAS: tl.constexpr,
           PRECISION: tl.constexpr):  # fmt: skip
     """Go over the keys from `start` to `stop`, keeping the running softmax and each lane's best."""
+    unit = 1.0 if BIAS else scale
     for begin in tl.range(start, stop, COLUMNS):
         columns = begin + tl.arange(0, COLUMNS)
         scores = _scores(q, k_ptr, k_stride, bias_ptr, bias_row, bias_column, rows, columns, width,
@@ -55,13 +55,13 @@ def _pass(q, k_ptr, k_stride, bias_ptr, bias_row, bias_column, rows, start, stop
         peaks = tl.maximum(peaks, scores)
         higher = tl.maximum(peak, tl.max(scores, 1))
         level = tl.where(higher == float("-inf"), 0.0, higher)
-        shrink = tl.exp2(peak - level)
-        below = scores - level[:, None]
+        shrink = tl.exp2((peak - level) * unit)
+        below = scores * unit - (level * unit)[:, None]
         p = tl.exp2(below)
         if MASKED:
             below = tl.where(seen, below, 0.0)
         # Σ p·(score - peak) moves with the peak: all earlier scores lie lower by the difference.
-        sunk = tl.where(peak == float("-inf"), 0.0, peak - level)
+        sunk = tl.where(peak == float("-inf"), 0.0, (peak - level) * unit)
         spread = shrink * (spread + total * sunk) + tl.sum(p * below, 1)
         total = shrink * total + tl.sum(p, 1)
         peak = higher
@@ -78,7 +78,9 @@ def _rows(q_ptr, k_ptr, bias_ptr, first_ptr, last_ptr, sums_ptr, entropy_ptr, wh
           PRECISION: tl.constexpr):  # fmt: skip
     b = (tl.program_id(1) // H).to(tl.int64)
     h = (tl.program_id(1) % H).to(tl.int64)
-    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    # Under a causal mask the last rows have most to do: they go first.
+    block = tl.num_programs(0) - 1 - tl.program_id(0)
+    rows = block * ROWS + tl.arange(0, ROWS)
     across = tl.arange(0, WIDTH)
     real = rows < L
     q = tl.load(
@@ -142,12 +144,13 @@ def _rows(q_ptr, k_ptr, bias_ptr, first_ptr, last_ptr, sums_ptr, entropy_ptr, wh
     safe = tl.where(some, total, 1.0)
     out = tl.program_id(1).to(tl.int64) * L + rows
     # For a row that sees nothing, an infinite sum makes every weight 0 later on.
-    tl.store(sums_ptr + out, tl.where(some, peak + tl.log2(safe), float("inf")), mask=real)
+    unit = 1.0 if BIAS else scale
+    tl.store(sums_ptr + out, tl.where(some, peak * unit + tl.log2(safe), float("inf")), mask=real)
     nats = (tl.log2(safe) - spread / safe) * 0.6931471805599453
     tl.store(entropy_ptr + out, tl.where(some, nats, 0.0), mask=real)
     place = out[:, None] * TOP + slots
     tl.store(where_ptr + place, where, mask=real[:, None])
-    tile = tl.program_id(1).to(tl.int64) * tl.num_programs(0) + tl.program_id(0)
+    tile = tl.program_id(1).to(tl.int64) * tl.num_programs(0) + block
     tl.store(reach_ptr + tile * 2, start)
     tl.store(reach_ptr + tile * 2 + 1, stop)
 
@@ -205,7 +208,7 @@ def _columns(q_ptr, k_ptr, bias_ptr, first_ptr, last_ptr, sums_ptr, reach_ptr, r
              q_batch, q_head, q_row, k_batch, k_head, k_row,
              bias_batch, bias_head, bias_row, bias_column, edge_batch,
              H, group, L, S, width, scale,
-             WIDTH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+             WIDTH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, TILES: tl.constexpr,
              SPAN: tl.constexpr, BIAS: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
     b = (tl.program_id(1) // H).to(tl.int64)
     h = (tl.program_id(1) % H).to(tl.int64)
@@ -220,34 +223,37 @@ def _columns(q_ptr, k_ptr, bias_ptr, first_ptr, last_ptr, sums_ptr, reach_ptr, r
     q_ptr += b * q_batch + h * q_head
     bias_ptr += b * bias_batch + h * bias_head
     sums_ptr += tl.program_id(1).to(tl.int64) * L
-    reach_ptr += tl.program_id(1).to(tl.int64) * tl.cdiv(L, ROWS) * 2
+    low, high = 0, tl.cdiv(L, ROWS)
+    if SPAN:
+        # From the first to the last tile of rows that reaches these columns.
+        tiles = tl.arange(0, TILES)
+        reach_ptr += tl.program_id(1).to(tl.int64) * high * 2 + tiles * 2
+        start = tl.load(reach_ptr, mask=tiles < high, other=S)
+        stop = tl.load(reach_ptr + 1, mask=tiles < high, other=0)
+        met = (start < begin + COLUMNS) & (stop > begin)
+        low = tl.min(tl.where(met, tiles, TILES))
+        high = tl.max(tl.where(met, tiles + 1, 0))
     received = tl.zeros((ROWS, COLUMNS), tl.float32)
-    for tile in tl.range(0, tl.cdiv(L, ROWS)):
+    for tile in tl.range(low, high):
         rows = tile * ROWS + tl.arange(0, ROWS)
-        met = True
+        q = tl.load(
+            q_ptr + rows[:, None] * q_row + across[None, :],
+            mask=(rows[:, None] < L) & (across[None, :] < width),
+            other=0.0,
+        )
+        scores = tl.dot(q, k, input_precision=PRECISION) * scale
+        if BIAS:
+            inside = (rows[:, None] < L) & (columns[None, :] < S)
+            place = bias_ptr + rows[:, None] * bias_row + columns[None, :] * bias_column
+            scores += tl.load(place, mask=inside, other=0.0).to(tl.float32) * 1.4426950408889634
+        sums = tl.load(sums_ptr + rows, mask=rows < L, other=float("inf"))
+        p = tl.exp2(scores - sums[:, None])
         if SPAN:
-            start = tl.load(reach_ptr + tile * 2)
-            stop = tl.load(reach_ptr + tile * 2 + 1)
-            met = (start < begin + COLUMNS) & (stop > begin)
-        if met:
-            q = tl.load(
-                q_ptr + rows[:, None] * q_row + across[None, :],
-                mask=(rows[:, None] < L) & (across[None, :] < width),
-                other=0.0,
-            )
-            scores = tl.dot(q, k, input_precision=PRECISION) * scale
-            if BIAS:
-                inside = (rows[:, None] < L) & (columns[None, :] < S)
-                place = bias_ptr + rows[:, None] * bias_row + columns[None, :] * bias_column
-                scores += tl.load(place, mask=inside, other=0.0).to(tl.float32) * 1.4426950408889634
-            sums = tl.load(sums_ptr + rows, mask=rows < L, other=float("inf"))
-            p = tl.exp2(scores - sums[:, None])
-            if SPAN:
-                first = tl.load(first_ptr + b * edge_batch + rows, mask=rows < L, other=0)
-                last = tl.load(last_ptr + b * edge_batch + rows, mask=rows < L, other=0)
-                seen = (columns[None, :] >= first[:, None]) & (columns[None, :] < last[:, None])
-                p = tl.where(seen, p, 0.0)
-            received += p
+            first = tl.load(first_ptr + b * edge_batch + rows, mask=rows < L, other=0)
+            last = tl.load(last_ptr + b * edge_batch + rows, mask=rows < L, other=0)
+            seen = (columns[None, :] >= first[:, None]) & (columns[None, :] < last[:, None])
+            p = tl.where(seen, p, 0.0)
+        received += p
     out = received_ptr + tl.program_id(1).to(tl.int64) * S + columns
     tl.store(out, tl.sum(received, 0), mask=columns < S)
 
@@ -271,10 +277,11 @@ def statistics(
     query, key = (t if t.stride(-1) == 1 else t.contiguous() for t in (query, key))
     width = max(16, triton.next_power_of_2(K))
     if tile is None:
-        tile = (64, 64, 4, 2)
+        tile = (64, 64, 4, 3) if width <= 64 else (64, 128, 4, 3)
     if query.dtype == torch.float32 or width > 128:
         tile = (64, 64, 4, 2)
     rows, columns, warps, stages = tile
+    depth = 16 if width <= 64 else 8  # keys in a group: more make `_rows` cheaper, fewer `_top`
     top = triton.next_power_of_2(topk)
     if edges is None:
         first = last = torch.empty(1, 1, device=query.device, dtype=torch.int32)
@@ -305,18 +312,19 @@ def statistics(
     common = (query, key, bias_ptr, first, last)
     _rows[(triton.cdiv(L, rows), B * H)](
         *common, sums, entropy, where, reach, *strides, *sizes,
-        ROWS=rows, COLUMNS=columns, DEPTH=DEPTH, TOP=top, KEPT=topk, PRECISION=precision,
+        ROWS=rows, COLUMNS=columns, DEPTH=depth, TOP=top, KEPT=topk, PRECISION=precision,
         num_warps=warps, num_stages=stages, **kinds,
     )  # fmt: skip
-    few = max(1, 512 // (top * DEPTH))
+    few = max(1, 512 // (top * depth))
     _top[(triton.cdiv(L, few), B * H)](
         *common, sums, where, top_weights, top_positions, *strides, *sizes,
-        ROWS=few, COLUMNS=columns, DEPTH=DEPTH, TOP=top, KEPT=topk,
+        ROWS=few, COLUMNS=columns, DEPTH=depth, TOP=top, KEPT=topk,
         num_warps=4, **kinds,
     )  # fmt: skip
     _columns[(triton.cdiv(S, columns), B * H)](
         *common, sums, reach, received, *strides, *sizes,
         ROWS=rows, COLUMNS=columns, PRECISION=precision,
+        TILES=triton.next_power_of_2(triton.cdiv(L, rows)),
         num_warps=warps, num_stages=stages, **kinds,
     )  # fmt: skip
     return entropy, received, top_weights, top_positions

@@ -3,13 +3,13 @@
 import functools
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from regard.attention.mask import Mask
+from regard.attention.mask import And, Mask, Not, Or
 
 
 @functools.cache
@@ -34,11 +34,12 @@ def blocks(
 ) -> Tensor:
     """Attention under a block mask, which is made once for each mask and shape."""
     L, S, device = query.shape[2], key.shape[2], query.device
+    exact = _is_exact(query, key, value, mask)
     block_mask = None
     if mask is not None:
-        key_of = (L, S, device)
-        block_mask = mask.remember("blocks", key_of, lambda: _block_mask(mask, L, S, device))
-    out: Tensor = _flex(device.type)(
+        key_of = (L, S, device, exact)
+        block_mask = mask.remember("blocks", key_of, lambda: _block_mask(mask, L, S, device, exact))
+    out: Tensor = _flex(device.type, exact)(
         query,
         key,
         value,
@@ -49,22 +50,55 @@ def blocks(
     return out
 
 
+EXACT = 8
+"""How many problems get a kernel compiled for their very sizes. Those are faster, by up to a third,
+but take seconds each to make; all further ones share kernels that take any size."""
+
+_seen: set[Hashable] = set()
+
+
+def _is_exact(query: Tensor, key: Tensor, value: Tensor, mask: Mask | None) -> bool:
+    if torch.compiler.is_compiling():
+        return False
+    sizes = (query.shape, key.shape, value.shape, query.dtype, query.device)
+    this = (*sizes, torch.is_grad_enabled() and query.requires_grad, _constants(mask))
+    if this not in _seen and len(_seen) < EXACT:
+        _seen.add(this)
+    return this in _seen
+
+
+def _constants(mask: Mask | None) -> Hashable:
+    """What of a mask is compiled into an exact kernel."""
+    match mask:
+        case None:
+            return None
+        case And():
+            return tuple(_constants(part) for part in mask.parts)
+        case Or():
+            return ("or", *(_constants(each) for each in mask.either))
+        case Not():
+            return ("not", _constants(mask.mask))
+    numbers = (getattr(mask, name) for name in mask.numbers)
+    plain = tuple(number for number in numbers if not isinstance(number, Tensor))
+    return (type(mask).__name__, *plain, str(mask) if type(mask) is Mask else "")
+
+
 @functools.cache
-def _compiled_flex() -> Callable[..., Any]:
+def _compiled_flex(exact: bool) -> Callable[..., Any]:
     from torch.nn.attention.flex_attention import flex_attention
 
     # Past its limit torch would run the rest uncompiled, holding whole L x S matrices. Each kind
     # of mask, each dtype, and training beside evaluation, counts as one.
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 64)
-    return torch.compile(flex_attention)
+    return torch.compile(flex_attention, dynamic=False if exact else None)
 
 
-def _flex(device: str) -> Callable[..., Any]:
+def _flex(device: str, exact: bool) -> Callable[..., Any]:
     from torch.nn.attention.flex_attention import flex_attention
 
     if torch.compiler.is_compiling() or compiler(device):
         return flex_attention
-    return _compiled_flex()
+    return _compiled_flex(exact)
 
 
 @functools.cache
@@ -74,7 +108,7 @@ def _compiled_block_mask() -> Callable[..., Any]:
     return torch.compile(create_block_mask)
 
 
-def _block_mask(mask: Mask, L: int, S: int, device: torch.device) -> Any:
+def _block_mask(mask: Mask, L: int, S: int, device: torch.device, exact: bool) -> Any:
     from torch.nn.attention.flex_attention import create_block_mask
 
     # Uncompiled, the rule is evaluated on the whole L x S grid: fine where that is small.
@@ -82,8 +116,9 @@ def _block_mask(mask: Mask, L: int, S: int, device: torch.device) -> Any:
     create = create_block_mask if small else _compiled_block_mask()
     B = None if mask.batch == 1 else mask.batch
     H = None if mask.heads == 1 else mask.heads
-    # Numbers are handed over as tensors: a compiled kernel then serves other sizes and windows.
-    there, shift = mask.to(device, numbers=True), torch.full((), S - L, device=device)
+    # Unless exact, numbers are handed over as tensors: what is compiled then serves others too.
+    there = mask.to(device, numbers=not exact)
+    shift = S - L if exact else torch.full((), S - L, device=device)
     if not torch.compiler.is_compiling():
         there.compact(1, S, device)  # whatever the rule looks up must exist before it is traced
     rule = lambda b, h, i, j: there.rule(there.frame(b, h, i, j, shift))  # noqa: E731

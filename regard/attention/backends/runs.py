@@ -109,7 +109,8 @@ def _take(tokens: Tensor, which: slice | Tensor) -> Tensor:
     """(n, H, R, K) from tokens (T, H, K)."""
     if isinstance(which, slice):
         return tokens[which][None].transpose(1, 2)
-    return tokens.index_select(0, which.flatten()).unflatten(0, which.shape).transpose(1, 2)
+    taken = tokens.index_select(0, which.flatten())
+    return taken.view(*which.shape, *tokens.shape[1:]).transpose(1, 2)
 
 
 def _divide(first: Tensor, last: Tensor, B: int, S: int, device: torch.device) -> Runs:
@@ -238,34 +239,37 @@ def _opaque_backward(
     # Autograd does not look inside an operator: these are the softmax's derivatives, by hand.
     runs = _divide(first.cpu(), last.cpu(), query.shape[0], key.shape[2], query.device)
     wide = torch.promote_types(query.dtype, torch.float32)
-    inputs = (query, key, value)
-    q, k, v, g = (t.to(wide).transpose(1, 2).flatten(0, 1) for t in (*inputs, grad))
-    H, G = q.shape[1], k.shape[1]
-    k, v = k.repeat_interleave(H // G, 1), v.repeat_interleave(H // G, 1)
-    totals = [torch.zeros_like(t) for t in (q, k, v)]
+    q, k, v, g = (t.to(wide).transpose(1, 2).flatten(0, 1) for t in (query, key, value, grad))
+    shared = q.shape[1] // k.shape[1]
+    k, v = k.repeat_interleave(shared, 1), v.repeat_interleave(shared, 1)
+    dq, dk, dv = torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
     for group in runs.groups:
-        rows, keys, values, above = (
-            _take(t, where)
-            for t, where in (
-                (q, group.rows), (k, group.columns), (v, group.columns), (g, group.rows)
-            )
-        )  # fmt: skip
+        rows, above = _take(q, group.rows), _take(g, group.rows)
+        keys, values = _take(k, group.columns), _take(v, group.columns)
         if group.real is not None:
             real = above.new_zeros(above.shape[0] * above.shape[2])
             real[group.real] = 1
             above = above * real.view(above.shape[0], 1, above.shape[2], 1)
-        for each, total in zip(_derive(rows, keys, values, above, group, beta), totals):
-            which = group.rows if total is totals[0] else group.columns
-            flat = each.transpose(1, 2).flatten(0, 1)
-            if isinstance(which, slice):
-                total[which] += flat
-            else:
-                total.index_add_(0, which.flatten(), flat)
-    dq, dk, dv = (
-        total.unflatten(1, (t.shape[1], -1)).sum(2).view(t.transpose(1, 2).shape)
-        for total, t in zip(totals, inputs)
-    )
-    return tuple(t.transpose(1, 2).to(query.dtype).contiguous() for t in (dq, dk, dv))  # type: ignore[return-value]
+        parts = _derive(rows, keys, values, above, group, beta)
+        _add(dq, group.rows, parts[0])
+        _add(dk, group.columns, parts[1])
+        _add(dv, group.columns, parts[2])
+    return _back(dq, query), _back(dk, key), _back(dv, value)
+
+
+def _add(tokens: Tensor, which: slice | Tensor, part: Tensor) -> None:
+    """The opposite of `_take`."""
+    flat = part.transpose(1, 2).flatten(0, 1)
+    if isinstance(which, slice):
+        tokens[which] += flat
+    else:
+        tokens.index_add_(0, which.flatten(), flat)
+
+
+def _back(tokens: Tensor, like: Tensor) -> Tensor:
+    """Gradients of tokens (T, H, K), summed over the heads that share one, as (B, G, S, K)."""
+    B, G, S, K = like.shape
+    return tokens.view(B, S, G, -1, K).sum(3).transpose(1, 2).to(like.dtype).contiguous()
 
 
 def _derive(
@@ -303,7 +307,7 @@ def _(
     last: Tensor,
     beta: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    return tuple(t.new_empty(t.shape) for t in (query, key, value))  # type: ignore[return-value]
+    return query.new_empty(query.shape), key.new_empty(key.shape), value.new_empty(value.shape)
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:

@@ -79,9 +79,9 @@ def masked(
             additive = additive.masked_fill(~mask.compact(L, S, device), -math.inf)
         if not guarded:
             return _sdpa(query, key, value, additive, False, beta, dropout)
-        alive = (additive > -math.inf).any(-1, keepdim=True)
-        additive = additive.masked_fill(~alive, 0)
-        return _sdpa(query, key, value, additive, False, beta, dropout) * alive
+        empty = ~(additive > -math.inf).any(-1, keepdim=True)
+        additive = additive.masked_fill(empty, 0)
+        return _sdpa(query, key, value, additive, False, beta, dropout).masked_fill(empty, 0)
     assert mask is not None
     if not guarded:
         allowed = mask.remember("tensor", (L, S, device), lambda: mask.compact(L, S, device))
@@ -93,12 +93,12 @@ def masked(
         allowed = mask.compact(L, S, device)
         if mask.never_empty(L, S):
             return allowed, None
-        alive = allowed.any(-1, keepdim=True)
-        return allowed | ~alive, alive
+        dead = ~allowed.any(-1, keepdim=True)
+        return allowed | dead, dead
 
-    allowed, alive = mask.remember("guarded", (L, S, device), build)
+    allowed, dead = mask.remember("guarded", (L, S, device), build)
     out = _sdpa(query, key, value, allowed, False, beta, dropout)
-    return out if alive is None else out * alive
+    return out if dead is None else out.masked_fill(dead, 0)
 
 
 def _sdpa(
