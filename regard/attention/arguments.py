@@ -10,7 +10,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from regard.attention.mask import Mask, four_axes, on_host
+from regard.attention.host import on_host, shown
+from regard.attention.mask import Mask, four_axes
 
 
 class Arguments(NamedTuple):
@@ -32,14 +33,15 @@ class Arguments(NamedTuple):
 def arguments(
     query: Tensor,
     key: Tensor,
-    value: Tensor | None,
+    value: Tensor,
     mask: Mask | None,
     beta: float | int | Tensor | None,
     bias: Tensor | None,
+    dropout: float | int = 0.0,
 ) -> Arguments:
-    """Check what attention was given, and lay it out in four axes. Without values, keys serve."""
+    """Check what attention was given, and lay it out in four axes."""
     _check_tensors(query, key, value)
-    value = key if value is None else value
+    check_dropout(dropout)
     q_shape, k_shape, v_shape = query.shape, key.shape, value.shape
     if q_shape[-1] != k_shape[-1]:
         raise ValueError(
@@ -56,19 +58,25 @@ def arguments(
     B, H, L, K = query.shape
     S = key.shape[2]
     if mask is not None:
-        _check_mask(mask, B, H, L, S)
+        mask = _fit_mask(mask, B, H, L, S, query.device)
     if bias is not None:
-        bias = _check_bias(bias, query, S)
-    return Arguments(query, key, value, mask, _check_beta(beta, H, K), bias, tuple(lead))
+        bias = _fit_bias(bias, query, S)
+    beta = check_beta(beta, H, K, query.device)
+    beta = beta.reshape(-1, 1, 1) if isinstance(beta, Tensor) else beta
+    return Arguments(query, key, value, mask, beta, bias, tuple(lead))
 
 
-def _check_tensors(query: Tensor, key: Tensor, value: Tensor | None) -> None:
+def _check_tensors(query: Tensor, key: Tensor, value: Tensor) -> None:
+    for name, tensor in (("query", query), ("key", key), ("value", value)):
+        if not isinstance(tensor, Tensor):
+            raise ValueError(
+                f"{name} must be a tensor of shape (..., length, width), got {shown(tensor)}; "
+                "make one with torch.tensor(...)"
+            )
     dtype, device = query.dtype, query.device
     if not dtype.is_floating_point:
         raise ValueError(f"query is {dtype}; attention needs floating-point vectors: query.float()")
     for name, tensor in (("query", query), ("key", key), ("value", value)):
-        if tensor is None:
-            continue
         if tensor.ndim < 2:
             raise ValueError(
                 f"{name} of shape {tuple(tensor.shape)} has no length axis; "
@@ -114,20 +122,34 @@ def _four_axes(
     return four[0], four[1], four[2], lead
 
 
-def _check_mask(mask: Mask, B: int, H: int, L: int, S: int) -> None:
-    if not isinstance(mask, Mask):
-        if isinstance(mask, Tensor):
-            raise ValueError(
-                f"mask is a {mask.dtype} tensor; wrap a boolean one (True = may attend): "
-                "Mask.from_tensor(tensor), or pass additive values as bias"
-            )
-        raise ValueError(f"mask must be a Mask, got {mask!r}; for example mask=causal()")
+def check_mask(mask: Mask | None) -> None:
+    """Refuse what is no mask."""
+    if mask is None or isinstance(mask, Mask):
+        return
+    if isinstance(mask, Tensor):
+        raise ValueError(
+            f"mask is a {mask.dtype} tensor; wrap a boolean one (True = may attend): "
+            "Mask.from_tensor(tensor), or pass additive values as bias"
+        )
+    raise ValueError(f"mask must be a Mask, got {shown(mask)}; for example mask=causal()")
+
+
+def _fit_mask(mask: Mask, B: int, H: int, L: int, S: int, device: torch.device) -> Mask:
+    check_mask(mask)
+    if mask.own:  # as it is now, it would be asked about one sentence and one head
+        given = mask
+        mask = given.remember("sized", (B, H, device), lambda: given.sized(B, H, L, S, device))
     if mask.heads not in (1, H):
-        raise ValueError(f"mask {mask} has {mask.heads} heads, the query has {H}; use 1 or {H}")
+        fits = "1" if H == 1 else f"1 or {H}"
+        raise ValueError(f"mask {mask} has {mask.heads} heads, the query has {H}; use {fits}")
     mask.check(B, L, S)
+    return mask
 
 
-def _check_bias(bias: Tensor, query: Tensor, S: int) -> Tensor:
+def _fit_bias(bias: Tensor, query: Tensor, S: int) -> Tensor:
+    if isinstance(bias, Mask):
+        raise ValueError(f"bias is the mask {bias}; pass it as mask={bias}")
+    wide = four_axes(bias, "bias")
     if not bias.dtype.is_floating_point:
         raise ValueError(
             f"bias is {bias.dtype}; it is added to scores, so pass floating-point values "
@@ -135,7 +157,6 @@ def _check_bias(bias: Tensor, query: Tensor, S: int) -> Tensor:
         )
     if bias.device != query.device:
         raise ValueError(f"query is on {query.device} but bias is on {bias.device}; move one")
-    wide = four_axes(bias, "bias")
     need = (*query.shape[:3], S)
     for axis, have, size in zip("BHLS", wide.shape, need):
         if have not in (1, size):
@@ -146,7 +167,10 @@ def _check_bias(bias: Tensor, query: Tensor, S: int) -> Tensor:
     return wide
 
 
-def _check_beta(beta: float | int | Tensor | None, H: int, K: int) -> float | Tensor:
+def check_beta(
+    beta: float | int | Tensor | None, H: int, K: int, device: torch.device | None = None
+) -> float | Tensor:
+    """The inverse temperature, if it is one; None stands for 1/√K."""
     if beta is None:
         return 1 / math.sqrt(K) if K else 1.0
     if isinstance(beta, Tensor):
@@ -154,17 +178,26 @@ def _check_beta(beta: float | int | Tensor | None, H: int, K: int) -> float | Te
             raise ValueError(
                 f"beta of shape {tuple(beta.shape)} for {H} heads; pass one number, or one per head"
             )
-        if on_host(beta) and not bool((beta >= 0).all()):
-            raise ValueError(
-                f"beta ({beta.tolist()}) must not be negative or NaN: it is an inverse temperature, "
-                "0 (uniform) to infinity (hard)"
-            )
-        return beta.reshape(-1, 1, 1)
-    if isinstance(beta, bool) or not isinstance(beta, int | float):
-        raise ValueError(f"beta must be a number or a tensor, got {beta!r}; None means 1/sqrt(K)")
-    if not beta >= 0:
+        if beta.is_complex() or beta.dtype == torch.bool:
+            raise ValueError(f"beta is {beta.dtype}; pass floating-point values: beta.float()")
+        if device is not None and beta.device != device:
+            raise ValueError(f"query is on {device} but beta is on {beta.device}; move one")
+        refused = on_host(beta) and not bool((beta >= 0).all())
+    elif isinstance(beta, bool) or not isinstance(beta, int | float):
         raise ValueError(
-            f"beta ({beta}) must not be negative or NaN: it is an inverse temperature, "
+            f"beta must be a number or a tensor, got {shown(beta)}; None means 1/sqrt(K)"
+        )
+    else:
+        refused = not beta >= 0
+    if refused:
+        raise ValueError(
+            f"beta ({shown(beta)}) must not be negative or NaN: it is an inverse temperature, "
             "0 (uniform) to infinity (hard)"
         )
-    return float(beta)
+    return beta if isinstance(beta, Tensor) else float(beta)
+
+
+def check_dropout(dropout: float | int) -> None:
+    """Refuse what is no probability of dropping a weight."""
+    if not isinstance(dropout, int | float) or not 0 <= dropout < 1:
+        raise ValueError(f"dropout ({shown(dropout)}) must be a number, at least 0 and below 1")

@@ -5,129 +5,176 @@ and then needs it no more. Both are reordered by `select(rows)`, as beam search 
 result continues what row rows[r] has been.
 """
 
-from collections.abc import Callable
-from typing import Protocol, runtime_checkable
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import ClassVar
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from torch import Tensor
 
-from regard.attention.mask import Mask, causal
+from regard.attention.host import capturing, integers, on_host, shown, whole
+from regard.attention.mask import Mask, Prefix
 
-Pair = tuple[Float[Tensor, "*b S K"], Float[Tensor, "*b S V"]]
+Pair = tuple[Tensor, Tensor]
+"""Keys (B, G, S, K) and values (B, G, S, V)."""
 
 
-@runtime_checkable
-class Cache(Protocol):
-    """What MultiHeadAttention asks of a cache."""
+class Cache:
+    """What MultiHeadAttention asks of a cache; one of one's own overrides `length` and `extend`."""
+
+    across: ClassVar[bool] = False
+    """Whether it holds another sequence than the one that the queries belong to."""
+
+    def __init__(self) -> None:
+        self.held: Pair | None = None
 
     @property
     def length(self) -> int | Tensor:
         """Positions of the query's own sequence that came before."""
+        return 0
 
-    def extend(self, project: Callable[[], Pair]) -> tuple[Tensor, Tensor, Mask | None]:
-        """All keys and values now to attend to, and what of them is to stay hidden.
+    def extend(
+        self, project: Callable[[], Pair], mask: Mask | None = None
+    ) -> tuple[Tensor, Tensor, Mask | None]:
+        """All keys and values now to attend to, and the mask as it applies to them.
 
         `project` computes keys and values of what is new; it is called only where they are wanted.
         """
+        raise NotImplementedError(f"{type(self).__name__} does not say how it grows")
+
+    def select(self, rows: Sequence[int] | Int[Tensor, "R"]) -> None:
+        """Keep, drop, repeat or reorder sequences: row r continues what row rows[r] has been."""
+        chosen = integers(rows, "rows")
+        if self.held is None:
+            return
+        key, value = self.held
+        batch = key.shape[0]
+        if on_host(chosen) and bool(((chosen < 0) | (chosen >= batch)).any()):
+            raise ValueError(
+                f"rows ({shown(chosen)}) must lie from 0 to {batch - 1}: "
+                f"the cache holds {batch} sequences"
+            )
+        chosen = chosen.to(key.device)
+        with _lasting():
+            self.held = key.index_select(0, chosen), value.index_select(0, chosen)
 
 
-class SelfCache:
+class SelfCache(Cache):
     """Keys and values of the positions decoded so far.
 
     Without a capacity it grows, by doubling, and attention sees just what is filled. With one it
     is allocated once and never changes its shape: attention runs over all of it with the rest
     masked, and the filled length is a tensor on the device, so that a step can be captured in a
     CUDA graph or compiled once.
+
+    Where gradients are wanted nothing is written in place, and they reach back through all steps.
     """
 
     def __init__(self, capacity: int | None = None):
-        if capacity is not None and (isinstance(capacity, bool) or capacity < 1):
-            raise ValueError(
-                f"capacity ({capacity!r}) must be a whole number of positions, or None"
-            )
+        super().__init__()
+        if capacity is not None:
+            whole("capacity", capacity)
         self.capacity = capacity
-        self._keys: Tensor | None = None
-        self._values: Tensor | None = None
         self._filled = 0
         self._length: Tensor | None = None
 
     @property
     def length(self) -> int | Tensor:
         """Positions filled so far: an int, or a tensor on the device where there is a capacity."""
-        if self.capacity is None or self._length is None:
-            return self._filled
-        return self._length.clone()  # `extend` moves it on in place, so that a graph can too
+        # `extend` moves the tensor on in place, so that a graph can too.
+        return self._filled if self._length is None else self._length.clone()
 
-    def extend(self, project: Callable[[], Pair]) -> tuple[Tensor, Tensor, Mask | None]:
-        key, value = project()
-        new = key.shape[-2]
-        start, end = self._filled, self._filled + new
+    def extend(
+        self, project: Callable[[], Pair], mask: Mask | None = None
+    ) -> tuple[Tensor, Tensor, Mask | None]:
+        new = project()
+        start, end = self._filled, self._filled + new[0].shape[-2]
+        self._check(new, end)
+        if self.capacity is None:
+            keys, values = self._append(new, start, end)
+            self._filled = end
+            return keys[..., :end, :], values[..., :end, :], mask
+        if self._length is None:
+            self.held = self._room(new, self.capacity)
+            with _lasting():
+                self._length = torch.zeros((), dtype=torch.int64, device=new[0].device)
+        before = self._length.clone()
+        keys, values = self._fill(new, before + torch.arange(end - start, device=before.device))
+        self._filled = end
+        self._length += end - start
+        filled = Prefix(before + (end - start))
+        # The mask is the sequence's, which ends where the keys do and not where the room does.
+        return keys, values, filled if mask is None else mask.at(before) & filled
+
+    def _check(self, new: Pair, end: int) -> None:
         if self.capacity is not None and end > self.capacity:
             raise ValueError(
                 f"the cache holds {self.capacity} positions, but {end} are needed; "
                 f"make it with SelfCache({end}) or more, or without a capacity"
             )
-        self._reserve(key, value, end)
-        assert self._keys is not None
-        assert self._values is not None
-        self._filled = end
-        if self.capacity is None:
-            keys, values = self._keys[..., :end, :], self._values[..., :end, :]
-            keys[..., start:end, :] = key
-            values[..., start:end, :] = value
-            return keys, values, None
-        assert self._length is not None
-        before = self._length.clone()
-        at = before + torch.arange(new, device=key.device)
-        self._keys.index_copy_(-2, at, key)
-        self._values.index_copy_(-2, at, value)
-        self._length += new
-        return self._keys, self._values, causal(before)
-
-    def _reserve(self, key: Tensor, value: Tensor, end: int) -> None:
-        """Room for `end` positions, with what is there kept."""
-        have = 0 if self._keys is None else self._keys.shape[-2]
-        if self._keys is not None and self._keys.shape[:-2] != key.shape[:-2]:
+        got = new[0].shape[:-2]
+        have = got if self.held is None else self.held[0].shape[:-2]
+        if have != got:
             raise ValueError(
-                f"the cache holds sequences of shape {tuple(self._keys.shape[:-2])}, but got "
-                f"{tuple(key.shape[:-2])}; use one cache per batch, and select(rows) to change it"
+                f"the cache holds sequences of shape {tuple(have)}, but got {tuple(got)}; "
+                "use one cache per batch, and select(rows) to change it"
             )
-        if end <= have:
-            return
-        size = self.capacity or max(end, 2 * have)
-        keys, values = (t.new_zeros(*t.shape[:-2], size, t.shape[-1]) for t in (key, value))
-        if self._keys is not None and self._values is not None:
-            keys[..., : self._filled, :] = self._keys[..., : self._filled, :]
-            values[..., : self._filled, :] = self._values[..., : self._filled, :]
-        self._keys, self._values = keys, values
-        if self.capacity is not None:
-            self._length = torch.zeros((), dtype=torch.int64, device=key.device)
 
-    def select(self, rows: Int[Tensor, "R"]) -> None:
-        """Keep, drop, repeat or reorder sequences."""
-        if self._keys is not None and self._values is not None:
-            self._keys = self._keys.index_select(0, rows)
-            self._values = self._values.index_select(0, rows)
+    def _append(self, new: Pair, start: int, end: int) -> Pair:
+        """Without a capacity: room is doubled, or just made where gradients may be wanted."""
+        if self.held is None or torch.is_grad_enabled():
+            self.held = self._room(new, end)
+        elif end > self.held[0].shape[-2]:
+            self.held = self._room(new, max(end, 2 * start))
+        for held, tensor in zip(self.held, new):
+            held[..., start:end, :] = tensor
+        return self.held
+
+    def _fill(self, new: Pair, at: Tensor) -> Pair:
+        """With a capacity: a tensor says where to write, so that a captured graph can repeat it."""
+        assert self.held is not None
+        compiling = torch.compiler.is_compiling()
+        if torch.is_grad_enabled() and (compiling or not capturing()):
+            key, value = (h.index_copy(-2, at, t) for h, t in zip(self.held, new))
+            self.held = key, value
+            return self.held
+        if self.held[0].requires_grad:  # what earlier steps read stays as it was
+            self.held = self._room(new, self.held[0].shape[-2])
+        for held, tensor in zip(self.held, new):
+            held.index_copy_(-2, at, tensor)
+        return self.held
+
+    def _room(self, new: Pair, size: int) -> Pair:
+        """Fresh room, with what is held copied into it."""
+        with _lasting():
+            keys, values = (t.new_zeros(*t.shape[:-2], size, t.shape[-1]) for t in new)
+        for fresh, held in zip((keys, values), self.held or ()):
+            kept = min(size, held.shape[-2])
+            fresh[..., :kept, :] = held[..., :kept, :]
+        return keys, values
 
 
-class CrossCache:
+class CrossCache(Cache):
     """Keys and values of the source, computed at the first step."""
 
-    def __init__(self) -> None:
-        self._pair: Pair | None = None
+    across = True
 
-    @property
-    def length(self) -> int:
-        return 0
+    def extend(
+        self, project: Callable[[], Pair], mask: Mask | None = None
+    ) -> tuple[Tensor, Tensor, Mask | None]:
+        if self.held is None:
+            self.held = project()
+            if _inferring():
+                with _lasting():
+                    self.held = self.held[0].clone(), self.held[1].clone()
+        return *self.held, mask
 
-    def extend(self, project: Callable[[], Pair]) -> tuple[Tensor, Tensor, Mask | None]:
-        if self._pair is None:
-            self._pair = project()
-        return (*self._pair, None)
 
-    def select(self, rows: Int[Tensor, "R"]) -> None:
-        """Keep, drop, repeat or reorder sources."""
-        if self._pair is not None:
-            key, value = self._pair
-            self._pair = key.index_select(0, rows), value.index_select(0, rows)
+def _inferring() -> bool:
+    return not torch.compiler.is_compiling() and torch.is_inference_mode_enabled()
+
+
+def _lasting() -> AbstractContextManager[object]:
+    """Tensors made inside also serve outside of inference mode."""
+    return torch.inference_mode(False) if _inferring() else nullcontext()

@@ -15,11 +15,16 @@ source position, as decoding with a cache needs. Who attends to nothing receives
 A new mask is one function that returns `Mask(rule, text)`; CONTRIBUTING.md shows one.
 """
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
+
+from regard.attention.host import capturing as capturing
+from regard.attention.host import integers, shown, whole
+from regard.attention.host import on_host as on_host
+from regard.attention.packed import Packed as Packed
 
 T = TypeVar("T")
 Offset = int | Tensor | None
@@ -45,52 +50,6 @@ class At(NamedTuple):
     """Column at which the query's own source sequence begins (0, unless the batch is packed)."""
 
 
-class Packed:
-    """The lengths of sequences laid end to end in one row of a (1, T) batch, without padding.
-
-    `offsets` (int32, on the device) holds where each sequence begins, and the total last;
-    `longest` and `total` are plain ints, because kernels need them without asking the device.
-    """
-
-    def __init__(self, lengths: Sequence[int] | Tensor, device: torch.device | str | None = None):
-        if isinstance(lengths, Tensor) and device is None:
-            device = lengths.device
-        host = integers(lengths, "packed lengths").cpu()
-        if host.numel() and int(host.min()) < 0:
-            raise ValueError(f"packed lengths must not be negative, got {int(host.min())}")
-        self.lengths = host
-        self.longest = int(host.max()) if host.numel() else 0
-        self.total = int(host.sum())
-        offsets = torch.zeros(len(host) + 1, dtype=torch.int32)
-        offsets[1:] = host.cumsum(0)
-        self.offsets = offsets.to(device)
-
-    def to(self, device: torch.device | str) -> "Packed":
-        """The same lengths with their offsets on another device."""
-        if self.offsets.device == torch.device(device):
-            return self
-        moved = object.__new__(Packed)
-        moved.lengths, moved.longest, moved.total = self.lengths, self.longest, self.total
-        moved.offsets = self.offsets.to(device, non_blocking=True)
-        return moved
-
-    def sequence(self) -> Tensor:
-        """Which sequence each of the T tokens belongs to, shape (T,)."""
-        tokens = torch.arange(self.total, device=self.offsets.device, dtype=torch.int32)
-        return torch.bucketize(tokens, self.offsets[1:], right=True)
-
-    def positions(self) -> Tensor:
-        """Position of each token in its own sequence, shape (1, T): 0, 1, 2, 0, 1, ..."""
-        tokens = torch.arange(self.total, device=self.offsets.device)
-        return (tokens - self.offsets[self.sequence()])[None]
-
-    def __len__(self) -> int:
-        return len(self.offsets) - 1
-
-    def __repr__(self) -> str:
-        return f"Packed({shown(self.lengths)})"
-
-
 class Mask:
     """What may be attended to: a rule over pairs, and a text that names it.
 
@@ -101,15 +60,26 @@ class Mask:
     batch = 1
     """Length of the batch axis that the mask itself has; 1 where every sentence is alike."""
     heads = 1
+    inner: tuple["Mask", ...] = ()
+    """The masks of which this one is made."""
     runs = ""
     """"any" where each query sees one run of keys (see `span`), "start" where that run always
     begins where the sequence does, "" where neither is known."""
+    own = False
+    """Whether it holds a rule of one's own, which may look at the sentence and the head."""
+    relative = False
+    """Whether the rule asks where the query stands among the keys: `at.position`."""
     numbers: tuple[str, ...] = ()
     """Attributes with plain numbers that the rule reads."""
 
     def __init__(self, rule: Callable[[At], Tensor], text: str):
-        self._rule = rule
-        self._text = text
+        if not callable(rule) or not isinstance(text, str):
+            raise ValueError(
+                f"Mask takes a rule and a text, got {shown(rule)} and {shown(text)}; "
+                "for example Mask(lambda at: at.key <= at.position, 'causal()')"
+            )
+        self._rule, self._text = rule, text
+        self.own = self.relative = True
 
     @staticmethod
     def from_tensor(allowed: Tensor) -> "Mask":
@@ -123,7 +93,21 @@ class Mask:
 
     def rule(self, at: At) -> Tensor:
         """True where the pair may attend."""
-        return self._rule(at)
+        allowed = self._rule(at)
+        if not isinstance(allowed, Tensor) or allowed.dtype != torch.bool:
+            given = f"{allowed.dtype}" if isinstance(allowed, Tensor) else shown(allowed)
+            raise ValueError(
+                f"the rule of {self} must give a boolean tensor, got {given}; "
+                "compare the indices that it receives, as in at.key <= at.position"
+            )
+        size = torch.broadcast_shapes(*(index.shape for index in at[:4]))
+        fits = (have in (1, need) for have, need in zip(allowed.shape[::-1], size[::-1]))
+        if allowed.ndim > len(size) or not all(fits):
+            raise ValueError(
+                f"the rule of {self} gave shape {tuple(allowed.shape)} where {tuple(size)} is "
+                "asked; combine the indices that it receives and it will broadcast"
+            )
+        return allowed
 
     def span(self, at: At) -> Span | None:
         """First and past-the-last allowed column of each row, if `runs` says so; else None.
@@ -134,16 +118,13 @@ class Mask:
 
     def check(self, B: int, L: int, S: int) -> None:
         """Raise ValueError where the mask cannot fit B sentences of L queries and S keys."""
-
-    @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        """The tensors that the rule reads."""
-        return ()
+        for mask in self.inner:
+            mask.check(B, L, S)
 
     @property
     def fixed(self) -> bool:
         """False where the mask reads a tensor that may change between calls (a cache's length)."""
-        return True
+        return all(mask.fixed for mask in self.inner)
 
     @property
     def parts(self) -> tuple["Mask", ...]:
@@ -167,15 +148,32 @@ class Mask:
     def __invert__(self) -> "Mask":
         return Not(self)
 
-    # What backends ask.
+    # Reached only with something that is no mask on the left.
+    __rand__, __ror__ = __and__, __or__
 
-    @property
-    def packing(self) -> "Packing | None":
-        """The packing in whose sequences the other parts count their positions, if any."""
-        found = [part for part in self.parts if isinstance(part, Packing)]
-        if len(found) > 1:
-            raise ValueError(f"a mask can hold one packed(...), this one holds {len(found)}")
-        return found[0] if found else None
+    # The same mask, elsewhere.
+
+    def at(self, offset: int | Tensor) -> "Mask":
+        """The same mask with query i at source position i + offset, where it does not say itself.
+
+        So a mask means the same over a cache that holds more room than keys, whose end is not
+        the end of the sequence. The offset may be a tensor without axes.
+        """
+        return Standing(self, offset) if self.relative else self
+
+    def sized(self, B: int, H: int, L: int, S: int, device: torch.device) -> "Mask":
+        """The same mask; a rule of one's own is given B sentences and H heads if it asks for them.
+
+        Whether it does, the shape of its answer for a single query and key tells.
+        """
+        if not self.own:
+            return self
+        sentence, head, row, column = (
+            torch.arange(size, device=device) for size in (B, H, min(L, 1), min(S, 1))
+        )
+        at = self.frame(sentence[:, None, None, None], head[:, None, None], row, column, S - L)
+        batch, heads = (1, 1, 1, 1, *self.rule(at).shape)[-4:-2]
+        return self if batch == heads == 1 else self._with({"batch": batch, "heads": heads})
 
     def to(self, device: torch.device | str, numbers: bool = False) -> "Mask":
         """The same mask with all it reads on a device; the mask itself if it is there already.
@@ -184,16 +182,33 @@ class Mask:
         serves every other.
         """
         device = torch.device(device)
-        held = {k: v for k, v in vars(self).items() if k != "_memory"}
-        moved = {name: _moved(value, device, numbers) for name, value in held.items()}
+        moved = {name: _moved(value, device, numbers) for name, value in vars(self).items()}
         for name in self.numbers if numbers else ():
             if isinstance(moved[name], int):
                 moved[name] = torch.full((), moved[name], device=device)
-        if all(moved[name] is value for name, value in held.items()):
+        if all(moved[name] is value for name, value in vars(self).items()):
             return self
-        there = object.__new__(type(self))
-        there.__dict__.update(moved)
-        return there
+        return self._with(moved)
+
+    def _with(self, changes: dict[str, Any]) -> "Mask":
+        """A copy with other attributes, which has nothing to remember yet."""
+        other = object.__new__(type(self))
+        held = {**vars(self), **changes}
+        other.__dict__.update({name: value for name, value in held.items() if name != "_memory"})
+        return other
+
+    # What backends ask.
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """The tensors that the rule reads."""
+        read = [value for value in vars(self).values() if isinstance(value, Tensor)]
+        return (*read, *(tensor for mask in self.inner for tensor in mask.tensors))
+
+    @property
+    def packing(self) -> "Packing | None":
+        """The packing in whose sequences the other parts count their positions, if any."""
+        return next((part for part in self.parts if isinstance(part, Packing)), None)
 
     def block(self, rows: Tensor, columns: Tensor, L: int, S: int) -> Tensor:
         """The rule at chosen rows and columns of an L x S problem; four axes, unexpanded."""
@@ -216,6 +231,8 @@ class Mask:
 
     def tensor(self, L: int, S: int, device: torch.device | str | None = None) -> Tensor:
         """The boolean tensor (B or 1, H or 1, L, S); True = may attend."""
+        whole("L", L, least=0)
+        whole("S", S, least=0)
         self.check(self.batch, L, S)
         allowed = self.compact(L, S, device)
         return allowed.expand(allowed.shape[0], allowed.shape[1], L, S)
@@ -295,17 +312,20 @@ class Band(Mask):
 
     numbers = ("left", "right", "offset")
 
-    def __init__(self, left: int | None, right: int, offset: Offset, text: str):
-        self.left, self.right, self.offset, self._text = left, right, offset, text
+    def __init__(self, left: int | None, right: int, offset: Offset = None):
+        self.left, self.right, self.offset = left, right, offset
         self.runs = "start" if left is None else "any"
         if isinstance(offset, Tensor):
             integers(offset, "offset", axes=(0, 1))
             self.batch = offset.numel() if offset.ndim else 1
         elif offset is not None and (isinstance(offset, bool) or not isinstance(offset, int)):
             raise ValueError(
-                f"offset must be an integer or an integer tensor, got {offset!r}; "
+                f"offset must be an integer or an integer tensor, got {shown(offset)}; "
                 "pass the number of keys that precede the first query"
             )
+
+    def at(self, offset: int | Tensor) -> Mask:
+        return Band(self.left, self.right, offset) if self.offset is None else self
 
     def _position(self, at: At) -> Tensor:
         if self.offset is None:
@@ -329,12 +349,13 @@ class Band(Mask):
         _check_batch(self, B, "offsets")
 
     @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        return (self.offset,) if isinstance(self.offset, Tensor) else ()
-
-    @property
     def fixed(self) -> bool:
         return not isinstance(self.offset, Tensor)
+
+    def __str__(self) -> str:
+        sizes = [] if self.left is None else [shown(self.left), shown(self.right)]
+        sizes += [] if self.offset is None else [shown(self.offset)]
+        return f"{'causal' if self.left is None else 'window'}({', '.join(sizes)})"
 
 
 class Padding(Mask):
@@ -360,10 +381,6 @@ class Padding(Mask):
                 "pass the number of real keys of each sentence"
             )
 
-    @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        return (self.lengths,)
-
     def __str__(self) -> str:
         return f"padding({shown(self.lengths)})"
 
@@ -376,12 +393,10 @@ class Prefix(Mask):
 
     def __init__(self, n: int | Tensor):
         self.n = n
-        self.batch = len(n) if isinstance(n, Tensor) else 1
+        self.batch = len(n) if isinstance(n, Tensor) and n.ndim else 1
 
     def _count(self, at: At) -> int | Tensor:
-        if isinstance(self.n, Tensor):
-            return per_sentence(self.n, at.batch)
-        return self.n
+        return per_sentence(self.n, at.batch) if isinstance(self.n, Tensor) else self.n
 
     def rule(self, at: At) -> Tensor:
         return at.key < self._count(at)
@@ -393,15 +408,17 @@ class Prefix(Mask):
         _check_batch(self, B, "prefixes")
 
     @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        return (self.n,) if isinstance(self.n, Tensor) else ()
+    def fixed(self) -> bool:
+        return not isinstance(self.n, Tensor) or self.n.ndim > 0
 
     def __str__(self) -> str:
-        return f"prefix({shown(self.n) if isinstance(self.n, Tensor) else self.n})"
+        return f"prefix({shown(self.n)})"
 
 
 class Documents(Mask):
     """Keys of the query's own document."""
+
+    relative = True
 
     def __init__(self, ids: Tensor):
         self.ids = ids
@@ -432,10 +449,6 @@ class Documents(Mask):
             raise ValueError(
                 f"documents: {L} queries but only {S} keys; each query needs the id of its own key"
             )
-
-    @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        return (self.ids,)
 
     def __str__(self) -> str:
         B, S = self.ids.shape
@@ -525,83 +538,88 @@ class Dense(Mask):
                     f"(B, H, L = {L}, S = {S}): its {name} is {have}"
                 )
 
-    @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        return (self.allowed,)
-
     def __str__(self) -> str:
         return f"from_tensor({'x'.join(map(str, self.allowed.shape))})"
 
 
-class And(Mask):
+class Joined(Mask):
+    """A mask made of others: what holds for every way of joining them."""
+
+    def __init__(self, *masks: Mask):
+        self.inner = masks
+        self.batch = _common("batch", [mask.batch for mask in masks])
+        self.heads = _common("head", [mask.heads for mask in masks])
+        self.own = any(mask.own for mask in masks)
+        leaves = list(_leaves(masks))
+        packings = [leaf for leaf in leaves if isinstance(leaf, Packing)]
+        if packings and any(isinstance(leaf, Padding) for leaf in leaves):
+            raise ValueError("padding(...) and packed(...) exclude each other; keep packed(...)")
+        separate = any(packing.query is not packing.source for packing in packings)
+        if separate and any(isinstance(leaf, Documents) for leaf in leaves):
+            raise ValueError(
+                "documents(...) needs self-attention: packed(lengths), not two lengths"
+            )
+
+    def made_of(self, masks: list[Mask]) -> Mask:
+        """The same joining of other masks."""
+        return type(self)(*masks)
+
+    def at(self, offset: int | Tensor) -> Mask:
+        return self.made_of([mask.at(offset) for mask in self.inner])
+
+    def sized(self, B: int, H: int, L: int, S: int, device: torch.device) -> Mask:
+        return self.made_of([mask.sized(B, H, L, S, device) for mask in self.inner])
+
+
+class And(Joined):
     """Both."""
 
     def __init__(self, *masks: Mask):
-        self._parts = tuple(part for mask in masks for part in mask.parts)
-        self.batch = _common("batch", [part.batch for part in self._parts])
-        self.heads = _common("head", [part.heads for part in self._parts])
-        kinds = {part.runs for part in self._parts}
+        super().__init__(*(part for mask in masks for part in mask.parts))
+        kinds = {part.runs for part in self.inner}
         self.runs = "" if "" in kinds else "start" if kinds == {"start"} else "any"
+        packings = [str(part) for part in self.inner if isinstance(part, Packing)]
+        if len(packings) > 1:
+            raise ValueError(
+                f"a mask can hold one packed(...), got {' and '.join(packings)}; "
+                "give the lengths of queries and sources to one: packed(queries, sources)"
+            )
 
     @property
     def parts(self) -> tuple[Mask, ...]:
-        return self._parts
+        return self.inner
 
     def rule(self, at: At) -> Tensor:
-        allowed = self._parts[0].rule(at)
-        for part in self._parts[1:]:
+        allowed = self.inner[0].rule(at)
+        for part in self.inner[1:]:
             allowed = allowed & part.rule(at)
         return allowed
 
     def span(self, at: At) -> Span | None:
         first: int | Tensor = 0
         last: int | Tensor = _FAR
-        for part in self._parts:
+        for part in self.inner:
             span = part.span(at)
             if span is None:
                 return None
             first, last = _largest(first, span[0]), _smallest(last, span[1])
         return first, last
 
-    def check(self, B: int, L: int, S: int) -> None:
-        for part in self._parts:
-            part.check(B, L, S)
-        packing = self.packing
-        if packing is None:
-            return
-        if any(isinstance(part, Padding) for part in self._parts):
-            raise ValueError("padding(...) and packed(...) exclude each other; keep packed(...)")
-        separate = packing.query is not packing.source
-        if separate and any(isinstance(part, Documents) for part in self._parts):
-            raise ValueError(
-                "documents(...) needs self-attention: packed(lengths), not two lengths"
-            )
-
-    @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        return tuple(tensor for part in self._parts for tensor in part.tensors)
-
-    @property
-    def fixed(self) -> bool:
-        return all(part.fixed for part in self._parts)
-
     def __str__(self) -> str:
-        return " & ".join(f"({p})" if isinstance(p, Or) else str(p) for p in self._parts)
+        return " & ".join(f"({m})" if isinstance(m, Or) else str(m) for m in self.inner)
 
 
-class Or(Mask):
+class Or(Joined):
     """Either."""
 
     def __init__(self, *masks: Mask):
-        self.either = masks
-        self.batch = _common("batch", [mask.batch for mask in masks])
-        self.heads = _common("head", [mask.heads for mask in masks])
+        super().__init__(*masks)
         # Two runs make one if both begin where the sequence does: causal() | prefix(n).
         self.runs = "start" if {mask.runs for mask in masks} == {"start"} else ""
 
     def rule(self, at: At) -> Tensor:
-        allowed = self.either[0].rule(at)
-        for mask in self.either[1:]:
+        allowed = self.inner[0].rule(at)
+        for mask in self.inner[1:]:
             allowed = allowed | mask.rule(at)
         return allowed
 
@@ -609,51 +627,61 @@ class Or(Mask):
         if not self.runs:
             return None
         last: int | Tensor = 0
-        for mask in self.either:
+        for mask in self.inner:
             span = mask.span(at)
             assert span is not None
             last = _largest(last, span[1])
         return at.start, last
 
-    def check(self, B: int, L: int, S: int) -> None:
-        for mask in self.either:
-            mask.check(B, L, S)
-
     @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        return tuple(tensor for mask in self.either for tensor in mask.tensors)
-
-    @property
-    def fixed(self) -> bool:
-        return all(mask.fixed for mask in self.either)
+    def either(self) -> tuple[Mask, ...]:
+        return self.inner
 
     def __str__(self) -> str:
-        return " | ".join(f"({m})" if isinstance(m, And) else str(m) for m in self.either)
+        return " | ".join(f"({m})" if isinstance(m, And) else str(m) for m in self.inner)
 
 
-class Not(Mask):
+class Not(Joined):
     """The opposite."""
-
-    def __init__(self, mask: Mask):
-        self.mask = mask
-        self.batch, self.heads = mask.batch, mask.heads
 
     def rule(self, at: At) -> Tensor:
         return ~self.mask.rule(at)
 
-    def check(self, B: int, L: int, S: int) -> None:
-        self.mask.check(B, L, S)
-
     @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        return self.mask.tensors
-
-    @property
-    def fixed(self) -> bool:
-        return self.mask.fixed
+    def mask(self) -> Mask:
+        return self.inner[0]
 
     def __str__(self) -> str:
         return f"~({self.mask})" if isinstance(self.mask, And | Or) else f"~{self.mask}"
+
+
+class Standing(Joined):
+    """A mask that does not know offsets itself, with query i at source position i + offset."""
+
+    numbers = ("offset",)
+
+    def __init__(self, mask: Mask, offset: int | Tensor):
+        super().__init__(mask)
+        self.offset, self.runs = offset, mask.runs
+
+    def made_of(self, masks: list[Mask]) -> Mask:
+        return Standing(masks[0], self.offset)
+
+    def at(self, offset: int | Tensor) -> Mask:
+        return self
+
+    def rule(self, at: At) -> Tensor:
+        return self.inner[0].rule(at._replace(position=at.query + self.offset))
+
+    def span(self, at: At) -> Span | None:
+        return self.inner[0].span(at._replace(position=at.query + self.offset))
+
+    @property
+    def fixed(self) -> bool:
+        return not isinstance(self.offset, Tensor)
+
+    def __str__(self) -> str:
+        return f"{self.inner[0]}.at({shown(self.offset)})"
 
 
 # The functions that make them.
@@ -665,36 +693,27 @@ def causal(offset: Offset = None) -> Mask:
     Query i stands at source position i + offset. None aligns the last query with the last key;
     a cache passes the number of keys it held before, as a tensor, so that nothing waits for it.
     """
-    return Band(None, 0, offset, "causal()" if offset is None else f"causal({shown(offset)})")
+    return Band(None, 0, offset)
 
 
 def window(left: int, right: int | None = None, offset: Offset = None) -> Mask:
     """Keys at most `left` before and `right` after the query's position, both included."""
     right = left if right is None else right
-    for name, size in (("left", left), ("right", right)):
-        if isinstance(size, bool) or not isinstance(size, int) or size < 0:
-            raise ValueError(f"window: {name} ({size!r}) must be a whole number of keys, 0 or more")
-    sizes = f"{left}, {right}" if offset is None else f"{left}, {right}, {shown(offset)}"
-    return Band(left, right, offset, f"window({sizes})")
+    whole("window: left", left, least=0)
+    whole("window: right", right, least=0)
+    return Band(left, right, offset)
 
 
 def padding(lengths: Sequence[int] | Tensor) -> Mask:
     """The first `lengths[b]` keys of sentence b; queries are left alone, padded ones too."""
-    lengths = integers(lengths, "padding lengths")
-    if on_host(lengths) and lengths.numel() and int(lengths.min()) < 0:
-        raise ValueError(
-            f"padding: a length ({int(lengths.min())}) is negative; lengths count keys"
-        )
-    return Padding(lengths)
+    return Padding(_counts(lengths, "padding lengths", axes=(1,)))
 
 
 def prefix(n: int | Sequence[int] | Tensor) -> Mask:
     """The first n keys (one n for all, or one per sentence), for `causal() | prefix(n)`."""
-    if isinstance(n, int) and not isinstance(n, bool):
-        if n < 0:
-            raise ValueError(f"prefix: n ({n}) is negative; it counts keys")
+    if isinstance(n, int) and n >= 0 and not isinstance(n, bool):
         return Prefix(n)
-    return Prefix(integers(n, "prefix n"))
+    return Prefix(_counts(n, "prefix n", axes=(0, 1)))
 
 
 def documents(ids: Sequence[int] | Sequence[Sequence[int]] | Tensor) -> Mask:
@@ -724,11 +743,6 @@ _FAR = 2**31 - 1
 """An edge beyond every sequence."""
 
 
-def on_host(tensor: Tensor) -> bool:
-    """Whether values can be looked at without waiting for a device (or for a compiler)."""
-    return tensor.device.type == "cpu" and not torch.compiler.is_compiling()
-
-
 def _moved(value: Any, device: torch.device, numbers: bool) -> Any:
     if isinstance(value, tuple):
         moved = tuple(_moved(each, device, numbers) for each in value)
@@ -738,41 +752,12 @@ def _moved(value: Any, device: torch.device, numbers: bool) -> Any:
     return value.to(device) if isinstance(value, Tensor | Packed) else value
 
 
-def capturing() -> bool:
-    """Whether a CUDA graph is being captured: what is made now has no values until its replay."""
-    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
-
-
-def shown(values: Any, most: int = 6) -> str:
-    """Values for a mask's text: short, and without asking a device for them."""
-    if not isinstance(values, Tensor):
-        return str(values)
-    if not on_host(values):
-        return f"{'x'.join(map(str, values.shape)) or 'one'} on {values.device.type}"
-    if values.ndim == 0:
-        return str(values.item())
-    head = ", ".join(map(str, values[:most].tolist()))
-    return f"[{head}]" if len(values) <= most else f"[{head}, ... {len(values)} in all]"
-
-
-def integers(values: Any, name: str, axes: tuple[int, ...] = (1,)) -> Tensor:
-    """`values` as an integer tensor of an allowed number of axes, or a ValueError."""
-    try:
-        tensor = values if isinstance(values, Tensor) else torch.tensor(values)
-    except (TypeError, ValueError, RuntimeError):
-        raise ValueError(f"{name} must be integers, got {values!r}") from None
-    if not isinstance(values, Tensor) and tensor.numel() == 0:
-        tensor = tensor.long()
-    if tensor.dtype.is_floating_point or tensor.dtype.is_complex or tensor.dtype == torch.bool:
-        raise ValueError(f"{name} must be integers, got {tensor.dtype}; convert with .long()")
-    if tensor.ndim not in axes:
-        wanted = " or ".join(str(n) for n in axes)
-        raise ValueError(f"{name} must have {wanted} axes, got shape {tuple(tensor.shape)}")
-    return tensor
-
-
 def four_axes(tensor: Tensor, name: str) -> Tensor:
     """A tensor that broadcasts to (B, H, L, S), with all four axes; a lone leading axis is B."""
+    if not isinstance(tensor, Tensor):
+        raise ValueError(
+            f"{name} must be a tensor that broadcasts to (B, H, L, S), got {shown(tensor)}"
+        )
     match tensor.ndim:
         case 4:
             return tensor
@@ -792,13 +777,26 @@ def per_sentence(values: Tensor, batch: Tensor) -> Tensor:
 
 
 def operand(other: object, sign: str) -> Mask:
+    """What '&' or '|' joins, if it is a mask."""
     if isinstance(other, Mask):
         return other
     if isinstance(other, Tensor):
         raise ValueError(f"'{sign}' joins masks; wrap the tensor: Mask.from_tensor(tensor)")
-    raise ValueError(
-        f"'{sign}' joins masks, got {type(other).__name__}; did you forget to call it?"
-    )
+    remedy = "did you forget to call it?" if callable(other) else "leave it out"
+    raise ValueError(f"'{sign}' joins masks, got {shown(other)}; {remedy}")
+
+
+def _counts(values: Any, name: str, axes: tuple[int, ...]) -> Tensor:
+    counts = integers(values, name, axes)
+    if on_host(counts) and counts.numel() and int(counts.min()) < 0:
+        raise ValueError(f"{name} ({shown(counts)}) must not be negative; they count keys")
+    return counts
+
+
+def _leaves(masks: Sequence[Mask]) -> Iterator[Mask]:
+    """The masks that are not made of others."""
+    for mask in masks:
+        yield from _leaves(mask.inner) if mask.inner else (mask,)
 
 
 def _check_batch(mask: Mask, B: int, what: str) -> None:
@@ -812,7 +810,9 @@ def _common(axis: str, sizes: list[int]) -> int:
     size = max(sizes)
     for other in sizes:
         if other not in (1, size):
-            raise ValueError(f"masks disagree on the {axis} axis: {other} and {size}")
+            raise ValueError(
+                f"masks disagree on the {axis} axis: {other} and {size}; make them equal, or 1"
+            )
     return size
 
 

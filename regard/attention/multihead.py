@@ -8,12 +8,16 @@ With s = x it is self-attention, with another source s cross-attention; nothing 
 output would be H separate blocks.
 """
 
+import math
+
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from regard.attention.arguments import check_beta, check_dropout, check_mask
 from regard.attention.attend import attend
 from regard.attention.cache import Cache, Pair
+from regard.attention.host import shown, whole
 from regard.attention.mask import Mask
 from regard.attention.position import AttentionPosition, Positions
 from regard.attention.score import Score
@@ -30,8 +34,12 @@ class Core(nn.Module):
     ):
         super().__init__()
         self.score = score
-        self.beta = beta
         self.dropout = dropout
+        # A tensor moves and is saved with the module, whether it is learned or given.
+        if isinstance(beta, Tensor) and not isinstance(beta, nn.Parameter):
+            self.register_buffer("beta", beta)
+        else:
+            self.beta = beta
 
     def forward(
         self,
@@ -83,16 +91,23 @@ class MultiHeadAttention(nn.Module):
             "output_width": output_width,
         }
         for name, size in given.items():
-            if size is not None and (not isinstance(size, int) or size < 1):
-                raise ValueError(f"{name} ({size!r}) must be a whole number, 1 or more")
+            if size is not None:
+                whole(name, size)
         if key_width is None:
             _divides("heads", heads, "width", width)
             key_width = width // heads
         _divides("key_heads", key_heads, "heads", heads)
-        if not 0 <= dropout < 1:
-            raise ValueError(f"dropout ({dropout}) must be at least 0 and below 1")
+        check_dropout(dropout)
+        check_beta(beta, heads, key_width)
         if score is not None and beta is not None:
             raise ValueError(f"beta ({beta}) belongs to the dot product; a score has its own scale")
+        if score is not None and not isinstance(score, Score):
+            raise ValueError(f"score ({shown(score)}) must be a Score; for example score=Dot()")
+        if position is not None and not isinstance(position, AttentionPosition):
+            raise ValueError(
+                f"position ({shown(position)}) must act inside attention, as Rotary({key_width}) "
+                "does; one with a vector for each position is added to the input"
+            )
         self.width, self.heads, self.key_heads = width, heads, key_heads
         self.key_width = key_width
         self.value_width = value_width or key_width
@@ -121,22 +136,27 @@ class MultiHeadAttention(nn.Module):
         mask: Mask | None = None,
         cache: Cache | None = None,
     ) -> Float[Tensor, "*b L O"]:
-        self._check(x, source)
-        at = self._places(source, mask, cache)
+        self._check(x, source, mask, cache)
+        lead = x.shape[:-2]
+        x, source = _three_axes(x), None if source is None else _three_axes(source)
+        read = x if source is None else source
+        at = self._places(x, read, mask, cache)
         query = self._rotate(_split(self.query(x), self.heads), at)
 
         def project() -> Pair:
-            read = x if source is None else source
-            self._check_source(read)
+            if source is None and cache is not None and cache.across:
+                raise ValueError(
+                    f"an empty {type(cache).__name__} needs the source at its first step: "
+                    "module(x, source, cache=cache)"
+                )
             key = self._rotate(_split(self.key(read), self.key_heads), at)
             return key, _split(self.value(read), self.key_heads)
 
         if cache is None:
             key, value = project()
         else:
-            key, value, visible = cache.extend(project)
-            if visible is not None:
-                mask = visible if mask is None else mask & visible
+            self._check_held(cache, query)
+            key, value, mask = cache.extend(project, mask)
         bias = None
         if self.position is not None:
             L, S = query.shape[-2], key.shape[-2]
@@ -145,52 +165,111 @@ class MultiHeadAttention(nn.Module):
             bias = self.position.bias(L, S, offset, x.device, wide)
         out = self.core(query, key, value, mask=mask, bias=bias)
         joined: Tensor = self.output(out.transpose(-2, -3).flatten(-2))
-        return joined
+        return joined if len(lead) == 1 else joined.reshape(*lead, *joined.shape[-2:])
 
-    def _places(self, source: Tensor | None, mask: Mask | None, cache: Cache | None) -> Positions:
+    def _places(self, x: Tensor, read: Tensor, mask: Mask | None, cache: Cache | None) -> Positions:
         """Where the queries stand: after what a cache holds; within each packed sequence."""
-        if self.position is not None and source is not None:
-            raise ValueError(
-                f"{type(self.position).__name__} measures distances within one sequence, but "
-                "cross-attention has two; leave position out, and add positions to both inputs"
-            )
         packing = None if mask is None else mask.packing
-        if packing is not None:
-            return packing.query.positions()
-        return 0 if cache is None else cache.length
+        if packing is None:
+            return 0 if cache is None else cache.length
+        if cache is None:
+            packing.check(len(x), x.shape[1], read.shape[1])
+        elif not cache.across:
+            raise ValueError(
+                f"{packing} lays whole sequences end to end, so a {type(cache).__name__} cannot "
+                "grow each; decode a batch with one row for each sequence"
+            )
+        return packing.query.positions()
 
     def _rotate(self, x: Tensor, at: Positions) -> Tensor:
         return x if self.position is None else self.position.rotate(x, at)
 
-    def _check(self, x: Tensor, source: Tensor | None) -> None:
-        if x.ndim < 2 or x.shape[-1] != self.width:
-            raise ValueError(
-                f"x of shape {tuple(x.shape)} must be (..., length, width = {self.width})"
-            )
+    def _check(
+        self, x: Tensor, source: Tensor | None, mask: Mask | None, cache: Cache | None
+    ) -> None:
+        check_mask(mask)
+        self._check_input("x", x, self.width)
+        if cache is not None and not isinstance(cache, Cache):
+            raise ValueError(f"cache ({shown(cache)}) must be a SelfCache() or a CrossCache()")
+        across = source is not None if cache is None else cache.across
         if source is not None:
-            self._check_source(source)
-
-    def _check_source(self, source: Tensor) -> None:
-        if source.ndim < 2 or source.shape[-1] != self.source_width:
+            self._check_input("source", source, self.source_width)
+            if not across:
+                raise ValueError(
+                    f"a {type(cache).__name__} holds the queries' own sequence, but a source of "
+                    f"shape {tuple(source.shape)} was given; use CrossCache() for it"
+                )
+            if x.shape[:-2] != source.shape[:-2] and not x.ndim == source.ndim == 3:
+                raise ValueError(
+                    f"x of shape {tuple(x.shape)} and source of shape {tuple(source.shape)} must "
+                    "have the same leading axes"
+                )
+        elif not across and self.source_width != self.width:
             raise ValueError(
-                f"source of shape {tuple(source.shape)} must be (..., length, source_width = "
-                f"{self.source_width}); a CrossCache needs the source at its first step"
+                f"self-attention reads keys from x, but source_width ({self.source_width}) is not "
+                f"width ({self.width}); pass a source"
+            )
+        if across and self.position is not None:
+            raise ValueError(
+                f"{type(self.position).__name__} measures distances within one sequence, but "
+                "cross-attention has two; leave position out, and add positions to both inputs"
+            )
+
+    def _check_input(self, name: str, given: Tensor, width: int) -> None:
+        if isinstance(given, Mask):
+            raise ValueError(f"{name} is the mask {given}; pass it by name: mask={given}")
+        if not isinstance(given, Tensor):
+            raise ValueError(
+                f"{name} must be a tensor of shape (..., length, {width}), got {shown(given)}"
+            )
+        if given.ndim < 2 or given.shape[-1] != width:
+            which = "width" if name == "x" else "source_width"
+            raise ValueError(
+                f"{name} of shape {tuple(given.shape)} must be (..., length, {which} = {width})"
+            )
+        weight = getattr(self.query, "weight", None)  # who replaced the projection has none
+        if not isinstance(weight, Tensor) or given.dtype == weight.dtype:
+            return
+        if not (given.is_floating_point() and torch.is_autocast_enabled(given.device.type)):
+            raise ValueError(
+                f"{name} is {given.dtype} but the module is {weight.dtype}; "
+                f"convert one: {name}.to({weight.dtype})"
+            )
+
+    def _check_held(self, cache: Cache, query: Tensor) -> None:
+        if cache.held is None:
+            return
+        key, value = cache.held
+        have = (key.shape[-3], key.shape[-1], value.shape[-1], key.dtype, key.device)
+        need = (self.key_heads, self.key_width, self.value_width, query.dtype, query.device)
+        if have != need:
+            words = "{} heads, keys {} and values {} wide, {} on {}"
+            raise ValueError(
+                f"the cache holds {words.format(*have)}, but this module has "
+                f"{words.format(*need)}; use one cache for each module"
             )
 
     def extra_repr(self) -> str:
         return f"{self.width}, heads={self.heads}, key_heads={self.key_heads}"
 
 
+def _three_axes(x: Tensor) -> Tensor:
+    """(..., L, D) with all leading axes folded into one."""
+    return x if x.ndim == 3 else x.reshape(math.prod(x.shape[:-2]), *x.shape[-2:])
+
+
 def _split(x: Tensor, heads: int) -> Tensor:
-    """(..., L, H·K) to (..., H, L, K), without moving anything."""
-    return x.unflatten(-1, (heads, -1)).transpose(-2, -3)
+    """(B, L, H·K) to (B, H, L, K), without moving anything."""
+    B, L, width = x.shape
+    return x.view(B, L, heads, width // heads).transpose(1, 2)
 
 
 def _divides(name: str, part: int, whole_name: str, whole: int) -> None:
     if whole % part == 0:
         return
-    larger = [n for n in range(part + 1, whole + 1) if whole % n == 0]
-    fits = larger[:2] or [whole]
+    divisors = [n for n in range(1, whole + 1) if whole % n == 0]
+    larger = [n for n in divisors if n > part][:2]
+    fits = larger if len(larger) == 2 else divisors[-2:]
     raise ValueError(
         f"{name} ({part}) must divide {whole_name} ({whole}); try {' or '.join(map(str, fits))}"
     )

@@ -19,7 +19,8 @@ from torch import Tensor
 from regard.attention.arguments import Arguments, arguments
 from regard.attention.attend import distribution
 from regard.attention.backends.flex import compiler
-from regard.attention.mask import Mask, integers, on_host
+from regard.attention.host import integers, on_host, shown, whole
+from regard.attention.mask import Mask
 
 CHUNK = 2**22
 """Weights held at a time while streaming: 16 MiB in float32."""
@@ -48,7 +49,7 @@ def weights(
 
     Half precision is computed and returned in float32. Rows may be counted from the end.
     """
-    given = arguments(query, key, None, mask, beta, bias)
+    given = arguments(query, key, key, mask, beta, bias)
     chosen = _rows(rows, given.query)
     out = _weights(given, chosen)
     return out.reshape(*given.lead, *out.shape[-2:])
@@ -68,9 +69,8 @@ def statistics(
     On CUDA a Triton kernel streams over the keys, for masks that give each row one run of keys;
     elsewhere, and for other masks, whole rows are computed a chunk at a time.
     """
-    if isinstance(topk, bool) or not isinstance(topk, int) or topk < 1:
-        raise ValueError(f"topk ({topk!r}) must be a whole number, 1 or more")
-    given = arguments(query, key, None, mask, beta, bias)
+    whole("topk", topk)
+    given = arguments(query, key, key, mask, beta, bias)
     found = _streamed(given, topk) if _streams(given, topk) else _chunked(given, topk)
     return Statistics(*(t.reshape(*given.lead, *t.shape[2:]) for t in found))
 
@@ -92,16 +92,20 @@ def _weights(given: Arguments, rows: Tensor) -> Tensor:
 
 def _rows(rows: int | slice | Sequence[int] | Tensor | None, query: Tensor) -> Tensor:
     L, device = query.shape[2], query.device
-    everyone = torch.arange(L, device=device)
     if rows is None:
-        return everyone
+        return torch.arange(L, device=device)
     if isinstance(rows, slice):
-        return everyone[rows]
-    chosen = integers([rows] if isinstance(rows, int) else rows, "rows")
-    outside = on_host(chosen) and bool(((chosen < -L) | (chosen >= L)).any())
-    if outside:
-        raise ValueError(f"rows ({chosen.tolist()}) must lie below the number of queries ({L})")
-    return chosen.to(device) % max(L, 1)
+        try:
+            chosen = range(L)[rows]
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"rows ({rows}): {error}; try slice(0, {L})") from None
+        end = chosen.start + len(chosen) * chosen.step
+        return torch.arange(chosen.start, end, chosen.step, device=device)
+    which = integers([rows] if isinstance(rows, int) else rows, "rows").long()
+    if on_host(which) and bool(((which < -L) | (which >= L)).any()):
+        reach = f"lie from {-L} to {L - 1}" if L else "be none"
+        raise ValueError(f"rows ({shown(which)}) must {reach}: the number of queries is {L}")
+    return which.to(device) % max(L, 1)
 
 
 def _chunked(given: Arguments, topk: int) -> tuple[Tensor, ...]:
@@ -138,7 +142,7 @@ def _streams(given: Arguments, topk: int) -> bool:
         and topk <= 16
         and (mask is None or bool(mask.runs))
         and not isinstance(given.beta, Tensor)
-        and given.beta < float("inf")
+        and 0 < given.beta < float("inf")
         and min(*query.shape, *given.key.shape) > 0
     )
 

@@ -16,6 +16,7 @@ from regard import (
     Packed,
     Rotary,
     SelfCache,
+    Sinusoidal,
     attend,
     causal,
     documents,
@@ -45,7 +46,7 @@ Q, K, V = zeros(2, 6, 3, 5), zeros(2, 6, 4, 5), zeros(2, 6, 4, 7)
 ONE = (Q[:1], K[:1], V[:1])
 X = zeros(2, 3, 12)
 TENSOR = r"Mask\.from_tensor\("
-UNDER_3 = r"number of queries \(3\)"
+UNDER_3 = r"from -3 to 2: the number of queries is 3"
 
 VECTORS: dict[str, Case] = {
     "widths": (lambda: attend(Q, zeros(2, 6, 4, 7), V), r"width \(5\)", r"width \(7\)", "project"),
@@ -62,6 +63,19 @@ VECTORS: dict[str, Case] = {
     "mixed dtypes": (lambda: attend(Q, K.double(), V), "float32", "key.*float64", "convert"),
     "mixed values": (lambda: attend(Q, K, V.bfloat16()), "float32", "value.*bfloat16", "convert"),
     "mixed devices": (lambda: attend(Q, K.to("meta"), V), "cpu", "key.*meta", "move"),
+    "values missing": (
+        lambda: attend(Q, K, None),
+        "value must be a tensor",
+        "None",
+        "length, width",
+    ),
+    "values missing, explain": (lambda: explain(Q, K, None), "value must be a tensor", "None"),
+    "keys missing": (lambda: weights(Q, None), "key must be a tensor", "None", "length, width"),
+    "queries missing": (lambda: statistics(None, K), "query must be a tensor", "None"),
+    "a list": (lambda: attend([[1.0]], K, V), r"query.*\[\[1\.0\]\]", r"torch\.tensor\("),
+    "lists": (lambda: attend(Q, K, V.tolist()), "value.*a list", r"torch\.tensor\("),
+    "an array": (lambda: attend(Q, K.numpy(), V), "key.*a ndarray", r"torch\.tensor\("),
+    "a mask": (lambda: attend(Q, K, causal()), r"value.*causal\(\)", "tensor"),
     "query vector": (lambda: attend(zeros(5), K, V), r"query.*\(5,\)", r"vector\[None\]"),
     "key vector": (lambda: attend(Q, zeros(5), V), r"key.*\(5,\)", r"vector\[None\]"),
     "value vector": (lambda: attend(Q, K, zeros(7)), r"value.*\(7,\)", r"vector\[None\]"),
@@ -115,6 +129,21 @@ SCALES: dict[str, Case] = {
     "beta that is true": (lambda: attend(Q, K, V, beta=True), "True", "number", "None means"),
     "beta in words": (lambda: attend(Q, K, V, beta="sharp"), "'sharp'", "number", "None means"),
     "beta in a list": (lambda: attend(Q, K, V, beta=[1.0, 2.0]), r"\[1\.0, 2\.0\]", "tensor"),
+    "beta on another device": (
+        lambda: attend(Q, K, V, beta=torch.ones(6, device="meta")),
+        *("query is on cpu", "beta is on meta", "move one"),
+    ),
+    "complex beta": (
+        lambda: attend(Q, K, V, beta=torch.tensor(1j)),
+        *("beta is torch.complex64", r"beta\.float\(\)"),
+    ),
+    "boolean beta": (
+        lambda: weights(Q, K, beta=true(6)),
+        *("beta is torch.bool", r"beta\.float\(\)"),
+    ),
+    "dropout in words": (lambda: attend(Q, K, V, dropout="a"), r"\('a'\)", "number", "below 1"),
+    "no dropout": (lambda: attend(Q, K, V, dropout=None), r"\(None\)", "number", "below 1"),
+    "dropout of all, explain": (lambda: explain(Q, K, V, dropout=1.0), r"\(1\.0\)", "below 1"),
     "dropout of all": (lambda: attend(Q, K, V, dropout=1.0), r"\(1\.0\)", "below 1"),
     "negative dropout": (lambda: attend(Q, K, V, dropout=-0.1), r"\(-0\.1\)", "at least 0"),
     "NaN dropout": (lambda: attend(Q, K, V, dropout=math.nan), r"\(nan\)", "at least 0"),
@@ -138,6 +167,8 @@ SCALES: dict[str, Case] = {
         lambda: attend(Q, K, V, bias=zeros(1, 2, 6, 3, 4)),
         *(r"\(1, 2, 6, 3, 4\)", "5 axes", r"\(B, H, L, S\)"),
     ),
+    "a number for a bias": (lambda: attend(Q, K, V, bias=1.0), "bias", "tensor", r"1\.0", "B, H"),
+    "a mask for a bias": (lambda: attend(Q, K, V, bias=causal()), r"bias is", r"mask=causal\(\)"),
     "boolean bias": (lambda: attend(Q, K, V, bias=true(3, 4)), "bias is torch.bool", TENSOR),
     "integer bias": (lambda: attend(Q, K, V, bias=zeros(3, 4).int()), "int32", "floating-point"),
     "bias elsewhere": (
@@ -233,16 +264,56 @@ MASKS: dict[str, Case] = {
         lambda: attend(Q, K, V, ~Mask.from_tensor(true(3, 5))),
         *(r"3, 5\)", "S = 4", "S is 5"),
     ),
+    "other heads than one": (
+        lambda: attend(Q[:, :1], K[:, :1], V[:, :1], Mask.from_tensor(true(1, 4, 3, 4))),
+        *("4 heads", "the query has 1", "use 1$"),
+    ),
+    "a rule that is a number": (lambda: Mask(3, "x"), "rule", "3 and 'x'", r"lambda at: at\.key"),
+    "a text that is none": (lambda: Mask(lambda at: at.key > 2, None), "text", "None", "lambda at"),
+    "a rule that says yes": (
+        lambda: attend(Q, K, V, Mask(lambda at: True, "own")),
+        *("rule of own", "True", r"at\.key <= at\.position"),
+    ),
+    "a rule that counts": (
+        lambda: attend(Q, K, V, causal() & Mask(lambda at: at.key, "own")),
+        *("rule of own", "torch.int64", r"at\.key <= at\.position"),
+    ),
+    "a rule that weighs": (
+        lambda: Mask(lambda at: at.key / 2, "own").tensor(3, 4),
+        *("rule of own", "torch.float32", r"at\.key <= at\.position"),
+    ),
+    "a rule of another shape": (
+        lambda: weights(Q, K, causal() & Mask(lambda at: true(5, 4), "own")),
+        *("rule of own", r"\(5, 4\)", "combine the indices"),
+    ),
+    "a rule of more axes": (
+        lambda: Mask(lambda at: true(1, 1, 1, 3, 4), "own").draw(3, 4),
+        *("rule of own", r"\(1, 1, 1, 3, 4\)", r"\(1, 1, 3, 4\)", "combine the indices"),
+    ),
+    "a tensor first, &": (lambda: true(3, 4) & causal(), "'&'", TENSOR),
+    "a tensor first, |": (lambda: true(3, 4) | causal(), r"'\|'", TENSOR),
+    "nothing first": (lambda: None | causal(), r"'\|'", "got None", "leave it out"),
+    "true first": (lambda: True & causal(), "'&'", "got True", "leave it out"),
     "a tensor joined by &": (lambda: causal() & true(3, 4), "'&'", TENSOR),
     "a tensor joined by |": (lambda: causal() | true(3, 4), r"'\|'", TENSOR),
     "a function joined": (lambda: causal() & causal, "'&'", "function", "forget to call"),
-    "nothing joined": (lambda: causal() | None, r"'\|'", "NoneType"),
-    "batches that disagree": (lambda: padding([1, 2]) & padding([1, 2, 3]), "batch", "2", "3"),
-    "batches that disagree, |": (lambda: padding([1, 2]) | prefix([1, 2, 3]), "batch", "2", "3"),
+    "nothing joined": (lambda: causal() | None, r"'\|'", "got None", "leave it out"),
+    "batches that disagree": (
+        lambda: padding([1, 2]) & padding([1, 2, 3]),
+        *("batch", "2 and 3", "equal, or 1"),
+    ),
+    "batches that disagree, |": (
+        lambda: padding([1, 2]) | prefix([1, 2, 3]),
+        *("batch", "2 and 3", "equal, or 1"),
+    ),
     "heads that disagree": (
         lambda: Mask.from_tensor(true(1, 2, 3, 4)) & Mask.from_tensor(true(1, 3, 3, 4)),
-        *("head", "2", "3"),
+        *("head", "2 and 3", "equal, or 1"),
     ),
+    "fewer than no queries": (lambda: causal().tensor(-1, 3), r"L \(-1\)", "0 or more"),
+    "half a query": (lambda: causal().tensor(3.5, 3), r"L \(3\.5\)", "whole number"),
+    "half a key": (lambda: causal().tensor(3, 3.5), r"S \(3\.5\)", "whole number"),
+    "drawing less than nothing": (lambda: causal().draw(-1, 2), r"L \(-1\)", "0 or more"),
 }
 
 BANDS: dict[str, Case] = {
@@ -251,7 +322,7 @@ BANDS: dict[str, Case] = {
     "a list of offsets": (lambda: causal([1, 2]), r"\[1, 2\]", "tensor", "number of keys"),
     "float offsets": (lambda: causal(torch.tensor(1.5)), "offset", "float32", r"\.long\(\)"),
     "boolean offsets": (lambda: window(2, offset=torch.tensor(True)), "bool", r"\.long\(\)"),
-    "a table of offsets": (lambda: causal(zeros(2, 2).long()), r"\(2, 2\)", "0 or 1 axes"),
+    "a table of offsets": (lambda: causal(zeros(2, 2).long()), r"\(2, 2\)", "0 or 1 axis", "list"),
     "window's offset": (lambda: window(2, offset=True), "offset", "True", "number of keys"),
     "offsets of another batch": (
         lambda: attend(Q, K, V, causal(torch.tensor([1, 1, 1]))),
@@ -285,15 +356,16 @@ LENGTHS: dict[str, Case] = {
         *("3 lengths", "batch of 2", "one for each"),
     ),
     "of no sentence": (lambda: attend(Q, K, V, padding([])), "0 lengths", "batch of 2"),
-    "negative": (lambda: padding([2, -1]), r"\(-1\)", "negative", "count keys"),
+    "negative": (lambda: padding([2, -1]), r"\[2, -1\]", "negative", "count keys"),
     "floats": (lambda: padding([1.5, 2]), "lengths", "float32", r"\.long\(\)"),
     "float tensor": (lambda: padding(torch.tensor([1.0, 2.0])), "float32", r"\.long\(\)"),
     "a mask for lengths": (lambda: padding(true(2)), "lengths", "bool", r"\.long\(\)"),
-    "a number": (lambda: padding(3), "1 axes", r"\(\)"),
-    "a table": (lambda: padding([[1, 2]]), "1 axes", r"\(1, 2\)"),
-    "words": (lambda: padding("ab"), "integers", "'ab'"),
-    "packed ones": (lambda: padding(Packed([1, 2])), "integers", r"Packed\(\[1, 2\]\)"),
-    "negative prefix": (lambda: prefix(-1), r"\(-1\)", "counts keys"),
+    "a number": (lambda: padding(3), "1 axis", r"\(\)", r"such as \[3, 5\]"),
+    "a table": (lambda: padding([[1, 2]]), "1 axis", r"\(1, 2\)", r"such as \[3, 5\]"),
+    "words": (lambda: padding("ab"), "integers", "'ab'", r"such as \[3, 5\]"),
+    "packed ones": (lambda: padding(Packed([1, 2])), "integers", r"Packed\(\[1, 2\]\)", "such as"),
+    "negative prefix": (lambda: prefix(-1), r"\(-1\)", "count keys"),
+    "a negative prefix among others": (lambda: prefix([-1, 2]), r"\[-1, 2\]", "count keys"),
     "half a prefix": (lambda: prefix(1.5), "prefix", "float32", r"\.long\(\)"),
     "prefix that is true": (lambda: prefix(True), "prefix", "bool", "integers"),
     "float prefixes": (lambda: prefix([1.0, 2.0]), "prefix", "float32", r"\.long\(\)"),
@@ -328,11 +400,11 @@ DOCUMENTS: dict[str, Case] = {
 PACKINGS: dict[str, Case] = {
     "float lengths": (lambda: packed([1.0, 2.0]), "lengths", "float32", r"\.long\(\)"),
     "half a length": (lambda: Packed([1.5]), "lengths", "float32", r"\.long\(\)"),
-    "negative": (lambda: packed([3, -1]), "negative", "-1"),
-    "negative Packed": (lambda: Packed([-1]), "negative", "-1"),
-    "a number": (lambda: Packed(3), "1 axes", r"\(\)"),
-    "a table": (lambda: packed([[1]]), "1 axes", r"\(1, 1\)"),
-    "a mask": (lambda: packed(causal()), "integers", r"causal\(\)"),
+    "negative": (lambda: packed([3, -1]), "negative", r"\[3, -1\]", "count tokens"),
+    "negative Packed": (lambda: Packed([-1]), "negative", r"\[-1\]", "count tokens"),
+    "a number": (lambda: Packed(3), "1 axis", r"\(\)", r"such as \[3, 5\]"),
+    "a table": (lambda: packed([[1]]), "1 axis", r"\(1, 1\)", r"such as \[3, 5\]"),
+    "a mask": (lambda: packed(causal()), "integers", r"causal\(\)", r"such as \[3, 5\]"),
     "lengths that do not pair": (
         lambda: packed([1, 2], [1, 2, 3]),
         *("2 query", "3 source", "one of both"),
@@ -349,10 +421,15 @@ PACKINGS: dict[str, Case] = {
     "a batch": (lambda: attend(Q, K, V, packed([3], [4])), "must be 1", "got 2", "end to end"),
     "two packings": (
         lambda: attend(*ONE, packed([1, 2], [2, 2]) & packed([2, 1], [2, 2])),
-        *("one packed", "2"),
+        *("one packed", r"packed\(\[1, 2\], \[2, 2\]\) and packed\(\[2, 1\]", "queries, sources"),
     ),
     "with padding": (
-        lambda: attend(*ONE, packed([1, 2], [2, 2]) & padding([4])),
+        lambda: packed([1, 2], [2, 2]) & padding([4]),
+        *("padding", "packed", "keep packed"),
+    ),
+    "or padding": (lambda: packed([1, 2]) | padding([3]), "padding", "packed", "keep packed"),
+    "with padding further in": (
+        lambda: packed([1, 2]) & (causal() | ~padding([3])),
         *("padding", "packed", "keep packed"),
     ),
     "two lengths with documents": (
@@ -366,11 +443,17 @@ LOOKING: dict[str, Case] = {
     "a row too far from the end": (lambda: weights(Q, K, rows=-4), r"\[-4\]", UNDER_3),
     "a row among others": (lambda: weights(Q, K, rows=[0, 5]), r"\[0, 5\]", UNDER_3),
     "rows in a tensor": (lambda: weights(Q, K, rows=torch.tensor([7])), r"\[7\]", UNDER_3),
+    "a row of none": (lambda: weights(Q[:, :, :0], K, rows=0), r"\[0\]", "number of queries is 0"),
+    "half a slice": (lambda: weights(Q, K, rows=slice(0.5, 2)), r"slice\(0\.5", r"slice\(0, 3\)"),
+    "a slice of no step": (
+        lambda: weights(Q, K, rows=slice(0, 2, 0)),
+        *(r"slice\(0, 2, 0\)", "step", r"try slice\(0, 3\)"),
+    ),
     "float rows": (lambda: weights(Q, K, rows=[0.5]), "rows", "float32", r"\.long\(\)"),
     "half a row": (lambda: weights(Q, K, rows=1.5), "rows", "float32", r"\.long\(\)"),
     "a mask of rows": (lambda: weights(Q, K, rows=true(3)), "rows", "bool", r"\.long\(\)"),
-    "rows in words": (lambda: weights(Q, K, rows="all"), "rows", "integers", "'all'"),
-    "a table of rows": (lambda: weights(Q, K, rows=zeros(1, 2).long()), "1 axes", r"\(1, 2\)"),
+    "rows in words": (lambda: weights(Q, K, rows="all"), "rows", "integers", "'all'", "such as"),
+    "a table of rows": (lambda: weights(Q, K, rows=zeros(1, 2).long()), "1 axis", r"\(1, 2\)"),
     "top none": (lambda: statistics(Q, K, topk=0), r"\(0\)", "1 or more"),
     "top minus one": (lambda: statistics(Q, K, topk=-1), r"\(-1\)", "1 or more"),
     "top that is true": (lambda: statistics(Q, K, topk=True), r"\(True\)", "whole number"),
@@ -383,24 +466,30 @@ def heads_3(**options: object) -> MultiHeadAttention:
 
 
 def filled(cache: SelfCache | CrossCache) -> SelfCache | CrossCache:
+    """What heads_3 leaves in a cache after a step over X."""
     heads_3()(X, X if isinstance(cache, CrossCache) else None, cache=cache)
     return cache
 
 
 MODULES: dict[str, Case] = {
     "heads": (lambda: MultiHeadAttention(512, 3), r"\(3\)", r"\(512\)", "try 4 or 8"),
-    "more heads than width": (lambda: MultiHeadAttention(7, 11), r"\(11\)", r"\(7\)", "try 7"),
+    "more heads than width": (lambda: MultiHeadAttention(7, 11), r"\(11\)", r"\(7\)", "try 1 or 7"),
     "key heads": (
         lambda: MultiHeadAttention(12, 6, key_heads=4),
-        *(r"key_heads \(4\)", r"heads \(6\)", "try"),
+        *(r"key_heads \(4\)", r"heads \(6\)", "try 3 or 6"),
     ),
     "more key heads than heads": (
         lambda: MultiHeadAttention(12, 6, key_heads=12),
-        *(r"key_heads \(12\)", r"heads \(6\)", "try"),
+        *(r"key_heads \(12\)", r"heads \(6\)", "try 3 or 6"),
+    ),
+    "more key heads than one": (
+        lambda: MultiHeadAttention(12, 1, key_heads=2),
+        *(r"key_heads \(2\)", r"heads \(1\)", "try 1$"),
     ),
     "no heads": (lambda: MultiHeadAttention(12, 0), r"heads \(0\)", "1 or more"),
     "negative heads": (lambda: MultiHeadAttention(12, -3), r"heads \(-3\)", "1 or more"),
     "float heads": (lambda: MultiHeadAttention(12, 2.0), r"heads \(2\.0\)", "whole number"),
+    "heads that are true": (lambda: MultiHeadAttention(12, True), r"heads \(True\)", "whole"),
     "no width": (lambda: MultiHeadAttention(0, 3), r"width \(0\)", "1 or more"),
     "no key heads": (lambda: heads_3(key_heads=0), r"key_heads \(0\)", "1 or more"),
     "no key width": (lambda: heads_3(key_width=0), r"key_width \(0\)", "1 or more"),
@@ -410,11 +499,26 @@ MODULES: dict[str, Case] = {
     "dropout of all": (lambda: heads_3(dropout=1.0), r"\(1\.0\)", "below 1"),
     "negative dropout": (lambda: heads_3(dropout=-0.5), r"\(-0\.5\)", "at least 0"),
     "NaN dropout": (lambda: heads_3(dropout=math.nan), r"\(nan\)", "at least 0"),
+    "dropout in words": (lambda: heads_3(dropout="a"), r"\('a'\)", "number"),
+    "no dropout": (lambda: heads_3(dropout=None), r"\(None\)", "number"),
     "a score and beta": (lambda: heads_3(beta=1.5, score=Dot()), r"\(1\.5\)", "score"),
-    "negative beta": (lambda: heads_3(beta=-1.5)(X), r"\(-1\.5\)", "0.*to infinity"),
+    "negative beta": (lambda: heads_3(beta=-1.0), r"\(-1\.0\)", "0.*to infinity"),
+    "NaN beta": (lambda: heads_3(beta=math.nan), r"\(nan\)", "0.*to infinity"),
+    "negative beta in a tensor": (
+        lambda: heads_3(beta=torch.tensor([1.0, -2.0, 3.0])),
+        *(r"-2\.0", "0.*to infinity"),
+    ),
     "beta of other heads": (
-        lambda: heads_3(beta=torch.ones(2))(X),
+        lambda: heads_3(beta=torch.ones(2)),
         *(r"\(2,\)", "3 heads", "one per head"),
+    ),
+    "score in words": (lambda: heads_3(score="dot"), r"score \('dot'\)", r"score=Dot\(\)"),
+    "score not called": (lambda: heads_3(score=Dot), r"score \(class Dot\)", r"score=Dot\(\)"),
+    "position in words": (lambda: heads_3(position="rotary"), r"'rotary'", r"Rotary\(4\)"),
+    "position not called": (lambda: heads_3(position=Rotary), r"\(class Rotary\)", r"Rotary\(4\)"),
+    "position for the input": (
+        lambda: heads_3(position=Sinusoidal(4)),
+        *(r"\(Sinusoidal\(4", r"Rotary\(4\)", "added to the input"),
     ),
     "score of other heads": (
         lambda: heads_3(score=General(4, 4, heads=2))(X),
@@ -428,6 +532,27 @@ MODULES: dict[str, Case] = {
     "linear bias of other heads": (lambda: heads_3(position=LinearBias(4))(X), "4", "3", "H is 4"),
     "another width": (lambda: heads_3()(zeros(2, 3, 11)), r"\(2, 3, 11\)", "width = 12"),
     "a vector": (lambda: heads_3()(zeros(12)), r"\(12,\)", "length"),
+    "nothing": (lambda: heads_3()(None), "x must be a tensor", r"length, 12\)", "None"),
+    "a list for x": (lambda: heads_3()([1.0]), "x must be a tensor", r"\[1\.0\]"),
+    "double x": (lambda: heads_3()(X.double()), "float64", "float32", r"x\.to\(torch\.float32\)"),
+    "integer x": (lambda: heads_3()(X.long()), "int64", "float32", r"x\.to\(torch\.float32\)"),
+    "double source": (
+        lambda: heads_3()(X, X.double()),
+        *("source is torch.float64", "float32", r"source\.to\(torch\.float32\)"),
+    ),
+    "mask for a source": (lambda: heads_3()(X, causal()), r"source is", r"mask=causal\(\)"),
+    "a tensor for a mask": (lambda: heads_3()(X, mask=true(3, 3)), "torch.bool", TENSOR),
+    "a function for a mask": (lambda: heads_3()(X, mask=causal), "causal", r"mask=causal\(\)"),
+    "a number for a cache": (lambda: heads_3()(X, cache=3), r"cache \(3\)", r"SelfCache\(\)"),
+    "a dictionary for a cache": (lambda: heads_3()(X, cache={}), r"\(\{\}\)", r"SelfCache\(\)"),
+    "a cache not called": (
+        lambda: heads_3()(X, cache=SelfCache),
+        *(r"cache \(class SelfCache\)", r"SelfCache\(\)"),
+    ),
+    "leading axes": (
+        lambda: heads_3()(X[None], zeros(2, 4, 12)),
+        *(r"\(1, 2, 3, 12\)", r"\(2, 4, 12\)", "same leading axes"),
+    ),
     "another source width": (
         lambda: heads_3()(X, zeros(2, 4, 11)),
         *(r"\(2, 4, 11\)", r"source_width = 12"),
@@ -437,9 +562,29 @@ MODULES: dict[str, Case] = {
         lambda: heads_3()(X, zeros(3, 4, 12)),
         *(r"\(2, 3, 3, 4\)", r"\(3, 3, 4, 4\)", "equal or 1"),
     ),
+    "a source of another width, without a cache": (
+        lambda: heads_3(source_width=7)(X),
+        *(r"source_width \(7\)", r"width \(12\)", "pass a source$"),
+    ),
     "a source missing": (
         lambda: heads_3(source_width=7)(X, cache=CrossCache()),
-        *("source_width = 7", "CrossCache needs the source"),
+        *("empty CrossCache needs the source", r"module\(x, source, cache=cache\)"),
+    ),
+    "a source missing, of the same width": (
+        lambda: heads_3()(X, cache=CrossCache()),
+        *("empty CrossCache needs the source", r"module\(x, source, cache=cache\)"),
+    ),
+    "a source for the own sequence": (
+        lambda: heads_3()(X, zeros(2, 4, 12), cache=SelfCache()),
+        *("SelfCache", r"\(2, 4, 12\)", r"use CrossCache\(\)"),
+    ),
+    "rotary with sources": (
+        lambda: heads_3(position=Rotary(4))(X, cache=filled(CrossCache())),
+        *("Rotary", "cross-attention", "leave position out"),
+    ),
+    "packed and growing": (
+        lambda: heads_3()(X[:1], mask=packed([1, 2]), cache=SelfCache()),
+        *(r"packed\(\[1, 2\]\)", "SelfCache", "one row for each sequence"),
     ),
     "rotary across": (
         lambda: heads_3(position=Rotary(4))(X, zeros(2, 4, 12)),
@@ -458,9 +603,15 @@ MODULES: dict[str, Case] = {
         lambda: heads_3()(X[:1], mask=packed([2])),
         *("add up to 2", "are 3", "this very batch"),
     ),
-    "no capacity": (lambda: SelfCache(0), r"\(0\)", "whole number", "None"),
-    "negative capacity": (lambda: SelfCache(-1), r"\(-1\)", "whole number", "None"),
-    "capacity that is true": (lambda: SelfCache(True), r"\(True\)", "whole number", "None"),
+    "packed total, turned": (
+        lambda: heads_3(position=Rotary(4))(X[:1], mask=packed([2])),
+        *("add up to 2", "are 3", "this very batch"),
+    ),
+    "no capacity": (lambda: SelfCache(0), r"capacity \(0\)", "whole number", "1 or more"),
+    "negative capacity": (lambda: SelfCache(-1), r"\(-1\)", "whole number", "1 or more"),
+    "capacity that is true": (lambda: SelfCache(True), r"\(True\)", "whole number"),
+    "capacity in words": (lambda: SelfCache("a"), r"capacity \('a'\)", "whole number"),
+    "half a capacity": (lambda: SelfCache(1.5), r"capacity \(1\.5\)", "whole number"),
     "capacity too small": (
         lambda: heads_3()(X, cache=SelfCache(2)),
         *("holds 2", "3 are needed", r"SelfCache\(3\)"),
@@ -473,10 +624,41 @@ MODULES: dict[str, Case] = {
         lambda: heads_3()(X[:1], cache=filled(SelfCache())),
         *(r"\(2, 3\)", r"\(1, 3\)", r"select\(rows\)"),
     ),
+    "cache of another width": (
+        lambda: MultiHeadAttention(12, 3, key_width=5)(X, cache=filled(SelfCache())),
+        *("keys 4", "keys 5", "one cache for each module"),
+    ),
+    "cache of other heads": (
+        lambda: MultiHeadAttention(12, 6)(X, cache=filled(SelfCache(7))),
+        *("3 heads", "6 heads", "one cache for each module"),
+    ),
+    "sources of another width": (
+        lambda: MultiHeadAttention(12, 3, value_width=5)(X, cache=filled(CrossCache())),
+        *("values 4", "values 5", "one cache for each module"),
+    ),
+    "cache of another dtype": (
+        lambda: heads_3().double()(X.double(), cache=filled(SelfCache())),
+        *("float32", "float64", "one cache for each module"),
+    ),
+    "cache of another device": (
+        lambda: heads_3().to("meta")(X.to("meta"), cache=filled(SelfCache(7))),
+        *("cpu", "meta", "one cache for each module"),
+    ),
     "sources of another batch": (
         lambda: heads_3()(zeros(3, 1, 12), cache=filled(CrossCache())),
         *(r"\(3, 3, 1, 4\)", r"\(2, 3, 3, 4\)", "equal or 1"),
     ),
+    "rows beyond": (
+        lambda: filled(SelfCache()).select([0, 2]),
+        *(r"\[0, 2\]", "0 to 1", "holds 2 sequences"),
+    ),
+    "rows before": (
+        lambda: filled(CrossCache()).select(torch.tensor([-1])),
+        *(r"\[-1\]", "0 to 1", "holds 2 sequences"),
+    ),
+    "float rows": (lambda: SelfCache().select([0.5]), "rows", "float32", r"\.long\(\)"),
+    "rows by yes and no": (lambda: SelfCache().select(true(2)), "rows", "bool", r"\.long\(\)"),
+    "a table of rows": (lambda: CrossCache().select([[0, 1]]), "rows", "1 axis", r"\(1, 2\)"),
 }
 
 TABLES = {

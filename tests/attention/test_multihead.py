@@ -235,12 +235,12 @@ def test_masks(mask: Callable[[], Mask]) -> None:
 
 
 def test_a_mask_shared_by_layers_is_made_once() -> None:
-    asked = 0
+    asked = []
 
     def rule(at: Any) -> Tensor:
-        nonlocal asked
-        asked += 1
-        return (at.position - at.key) % 3 != 1
+        allowed = (at.position - at.key) % 3 != 1
+        asked.append(tuple(allowed.shape))
+        return allowed
 
     layers = [build() for _ in range(3)]
     shared, x = Mask(rule, "own"), normal(B, L, D)
@@ -249,7 +249,8 @@ def test_a_mask_shared_by_layers_is_made_once() -> None:
     for layer in layers:
         have, want = layer(have, mask=shared), head_by_head(layer, want, allowed=allowed)
     close(have, want)
-    assert asked == 1
+    # For one pair, to see whether it looks at sentences or heads; then for all.
+    assert asked == [(1,), (L, L)]
 
 
 def additive(score: Additive) -> Callable[[Tensor, Tensor, int], Tensor]:
@@ -311,7 +312,8 @@ def test_beta(beta: float | Tensor, learned: bool) -> None:
     want = head_by_head(module, x, scores=lambda q, k, h: per_head[h] * (q @ k.mT))
     have = module(x)
     close(have, want)
-    assert ("core.beta" in module.state_dict()) == learned
+    assert ("core.beta" in module.state_dict()) == isinstance(given, Tensor)
+    assert ("core.beta" in dict(module.named_parameters())) == learned
     if learned:
         seed = torch.randn_like(want)
         (mine,) = torch.autograd.grad(have, given, seed)

@@ -1,0 +1,57 @@
+"""Sequences without padding: laid end to end, and known by their lengths."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from regard.attention.host import integers, shown
+
+
+class Packed:
+    """The lengths of sequences laid end to end in one row of a (1, T) batch, without padding.
+
+    `offsets` (int32, on the device) holds where each sequence begins, and the total last;
+    `longest` and `total` are plain ints, because kernels need them without asking the device.
+    """
+
+    def __init__(self, lengths: Sequence[int] | Tensor, device: torch.device | str | None = None):
+        given = integers(lengths, "packed lengths")
+        self.lengths = given.cpu()
+        if self.lengths.numel() and int(self.lengths.min()) < 0:
+            raise ValueError(
+                f"packed lengths must not be negative, got {shown(self.lengths)}; they count tokens"
+            )
+        self.longest = int(self.lengths.max()) if self.lengths.numel() else 0
+        self.total = int(self.lengths.sum())
+        self.offsets = self._offsets(given.device if device is None else device)
+
+    def _offsets(self, device: torch.device | str) -> Tensor:
+        offsets = torch.zeros(len(self.lengths) + 1, dtype=torch.int32, device="cpu")
+        offsets[1:] = self.lengths.cumsum(0)
+        return offsets.to(device, non_blocking=True)
+
+    def to(self, device: torch.device | str) -> "Packed":
+        """The same lengths with their offsets on another device, which none is asked for."""
+        if self.offsets.device == torch.device(device):
+            return self
+        moved = object.__new__(Packed)
+        moved.lengths, moved.longest, moved.total = self.lengths, self.longest, self.total
+        moved.offsets = moved._offsets(device)
+        return moved
+
+    def sequence(self) -> Tensor:
+        """Which sequence each of the T tokens belongs to, shape (T,)."""
+        tokens = torch.arange(self.total, device=self.offsets.device, dtype=torch.int32)
+        return torch.bucketize(tokens, self.offsets[1:], right=True)
+
+    def positions(self) -> Tensor:
+        """Position of each token in its own sequence, shape (1, T): 0, 1, 2, 0, 1, ..."""
+        tokens = torch.arange(self.total, device=self.offsets.device)
+        return (tokens - self.offsets[self.sequence()])[None]
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def __repr__(self) -> str:
+        return f"Packed({shown(self.lengths)})"
