@@ -22,6 +22,7 @@ from regard import (
     SelfCache,
     attend,
     causal,
+    documents,
     packed,
     padding,
     prefix,
@@ -192,6 +193,29 @@ def test_leading_axes_are_free(lead: tuple[int, ...]) -> None:
         close(have, head_by_head(module, x, source, allowed))
 
 
+def test_leading_axes_are_the_batch_of_a_mask() -> None:
+    module = build()
+    x = normal(2, 3, L, D)
+    varied = Mask.from_tensor(torch.arange(6 * 3 * L * L).view(6, 3, L, L) * 5 % 7 > 2)
+    for mask in (varied, causal() & padding([7, 1, 2, 3, 5, 4])):
+        want = module(x.flatten(0, 1), mask=mask)
+        close(module(x, mask=mask), want.view(2, 3, L, D))
+        allowed = mask.tensor(L, L)
+        alone = module(x[1, 2], mask=Mask.from_tensor(allowed[5:]))
+        close(alone, want[5])
+
+
+@pytest.mark.parametrize("position", [None, Rotary(4), LinearBias(3)], ids=str)
+def test_a_single_sequence_needs_no_batch_axis(position: nn.Module | None) -> None:
+    module = build(position=position)
+    x = normal(L, D)
+    for mask in (None, causal(), causal() & packed([4, 3])):
+        close(module(x, mask=mask), module(x[None], mask=mask)[0])
+    cache = SelfCache()
+    steps = [module(piece, mask=causal(), cache=cache) for piece in x.split([3, 1, 3])]
+    close(torch.cat(steps), module(x, mask=causal()))
+
+
 @pytest.mark.parametrize(("rows", "columns"), [(1, 1), (1, 5), (5, 1), (0, 5)])
 def test_short_sequences(rows: int, columns: int) -> None:
     module = build()
@@ -251,6 +275,17 @@ def test_a_mask_shared_by_layers_is_made_once() -> None:
     close(have, want)
     # For one pair, to see whether it looks at sentences or heads; then for all.
     assert asked == [(1,), (L, L)]
+
+
+def test_a_rule_of_ones_own_may_look_at_heads_and_sentences() -> None:
+    module, x = build(), normal(B, L, D)
+    reach = torch.tensor([[1, 2, 4], [7, 3, 0]])
+    own = Mask(lambda at: (at.position - at.key).abs() <= reach[at.batch, at.head], "own")
+    distance = (torch.arange(L)[:, None] - torch.arange(L)).abs()
+    table = Mask.from_tensor(distance <= reach[:, :, None, None])
+    for extra in (None, causal(), ~window(1)):
+        mine, plain = (mask if extra is None else mask & extra for mask in (own, table))
+        close(module(x, mask=mine), module(x, mask=plain))
 
 
 def additive(score: Additive) -> Callable[[Tensor, Tensor, int], Tensor]:
@@ -319,6 +354,16 @@ def test_beta(beta: float | Tensor, learned: bool) -> None:
         (mine,) = torch.autograd.grad(have, given, seed)
         close(mine, torch.autograd.grad(want, given, seed)[0])
         assert mine.abs().min() > 0
+
+
+def test_a_given_beta_moves_with_the_module() -> None:
+    module = MultiHeadAttention(D, 3, beta=torch.tensor([0.2, 0.0, 1.7]))
+    other = MultiHeadAttention(D, 3, beta=torch.ones(3))
+    other.load_state_dict(module.state_dict())
+    x = torch.randn(B, L, D)
+    assert torch.equal(other(x), module(x))
+    assert module.double().core.beta.dtype == torch.float64
+    assert module.to("meta")(x.double().to("meta")).shape == x.shape
 
 
 def test_infinite_beta_picks_one_value() -> None:
@@ -506,6 +551,120 @@ def test_a_growing_cache_under_a_window() -> None:
     close(in_steps(module, x, [4, 1, 1, 5], SelfCache(), mask), module(x, mask=mask))
 
 
+WITHIN: dict[str, tuple[Callable[[int], Mask], list[int]]] = {
+    # A mask over a sequence whose cache has this much room, and chunks that it does not look past.
+    "window": (lambda room: window(2), [11]),
+    "causal window": (lambda room: window(2, 0), [4, 1, 1, 5]),
+    "causal & window": (lambda room: causal() & window(3, 1), [4, 1, 1, 5]),
+    "causal & not window": (lambda room: causal() & ~window(1), [4, 1, 1, 5]),
+    "causal | prefix": (lambda room: causal() | prefix(3), [5, 1, 1, 4]),
+    "causal | prefixes": (lambda room: causal() | prefix([3, 5]), [5, 1, 1, 4]),
+    "causal & padding": (lambda room: causal() & padding([11, 4]), [4, 1, 1, 5]),
+    "not causal": (lambda room: ~causal(), [11]),
+    "own rule": (
+        lambda room: causal() & Mask(lambda at: (at.position - at.key) % 3 != 1, "own"),
+        [4, 1, 1, 5],
+    ),
+    "documents": (lambda room: causal() & documents([n // 4 for n in range(room)]), [4, 1, 1, 5]),
+    "offset": (lambda room: causal(2), [11]),
+    "nothing": (lambda room: prefix(99), [11]),
+}
+
+
+@pytest.mark.parametrize("capacity", [11, 17])
+@pytest.mark.parametrize(("mask", "chunks"), WITHIN.values(), ids=WITHIN.keys())
+def test_masks_end_where_the_keys_do_and_not_where_the_room_does(
+    mask: Callable[[int], Mask], chunks: list[int], capacity: int
+) -> None:
+    module, x = build(), normal(B, 11, D)
+    want = module(x, mask=mask(11))
+    with torch.no_grad():
+        close(in_steps(module, x, chunks, SelfCache(capacity), mask(capacity)), want)
+    # A cache that grows has just the keys so far, and lengths and ids must be theirs.
+    if "documents" not in str(mask(11)) and "padding" not in str(mask(11)):
+        close(in_steps(module, x, chunks, SelfCache(), mask(11)), want)
+
+
+@pytest.mark.parametrize("capacity", [None, 13])
+def test_a_first_chunk_without_a_mask_sees_itself_whole(capacity: int | None) -> None:
+    module, x = build(), normal(B, 5, D)
+    close(module(x, cache=SelfCache(capacity)), module(x))
+
+
+@capacities
+@positions
+def test_an_empty_chunk_changes_nothing(
+    position: Callable[[], nn.Module | None], capacity: int | None
+) -> None:
+    module = build(heads=6, position=position())
+    x = normal(B, 11, D)
+    for training in (True, False):
+        with torch.set_grad_enabled(training):
+            have = in_steps(module, x, [0, 4, 0, 7, 0], SelfCache(capacity), causal())
+        close(have, module(x, mask=causal()))
+
+
+@capacities
+def test_what_was_filled_in_inference_mode_serves_outside(capacity: int | None) -> None:
+    module, x = build(), normal(B, 11, D)
+    want = module(x, mask=causal())
+    for outside in (torch.no_grad, torch.enable_grad):
+        cache = SelfCache(capacity)
+        with torch.inference_mode():
+            in_steps(module, x[:, :5], [4, 1], cache, causal())
+            cache.select([1, 0])
+            cache.select([1, 0])
+        with outside():
+            have = in_steps(module, x[:, 5:], [1, 5], cache, causal())
+        close(have, want[:, 5:])
+    torch.autograd.grad(have.sum(), list(module.parameters()))
+
+
+def test_a_source_read_in_inference_mode_serves_outside() -> None:
+    module, x, source, cache = build(), normal(B, L, D), normal(B, S, D), CrossCache()
+    with torch.inference_mode():
+        module(x, source, cache=cache)
+        cache.select([1, 0])
+    have = module(x, cache=cache)
+    close(have, module(x, source.flip(0)))
+    torch.autograd.grad(have.sum(), list(module.query.parameters()))
+
+
+@capacities
+@positions
+def test_gradients_reach_back_through_cached_steps(
+    position: Callable[[], nn.Module | None], capacity: int | None
+) -> None:
+    module = build(heads=6, key_heads=2, position=position())
+    x = normal(B, 11, D).requires_grad_()
+    leaves = [x, *module.parameters()]
+    cache = SelfCache(capacity)
+    have = in_steps(module, x[:, :9], [4, 1, 1, 3], cache, causal())
+    with torch.no_grad():  # what comes afterwards leaves them as they are
+        module(x[:, 9:], mask=causal(), cache=cache)
+    want = module(x, mask=causal())[:, :9]
+    seed = torch.randn_like(want)
+    for mine, other in zip(
+        torch.autograd.grad(have, leaves, seed), torch.autograd.grad(want, leaves, seed)
+    ):
+        close(mine, other)
+
+
+@capacities
+def test_gradients_stop_at_what_was_cached_without_them(capacity: int | None) -> None:
+    module, x, cache = build(), normal(B, 11, D).requires_grad_(), SelfCache(capacity)
+    with torch.no_grad():
+        module(x[:, :4], mask=causal(), cache=cache)
+    module.key.requires_grad_(False)
+    module.value.requires_grad_(False)
+    late = x.detach().requires_grad_()
+    have = in_steps(module, late[:, 4:], [1, 2, 4], cache, causal())
+    (mine,) = torch.autograd.grad(have.sum(), late)
+    together = torch.cat([x[:, :4].detach(), late[:, 4:]], 1)
+    (other,) = torch.autograd.grad(module(together, mask=causal())[:, 4:].sum(), late)
+    close(mine, other)
+
+
 def test_a_cache_with_capacity_keeps_its_shape_and_place() -> None:
     module = build(heads=6, key_heads=2)
     seen = []
@@ -565,7 +724,7 @@ def test_beams_continue_what_they_were(
     in_steps(module, history, [3, 1], cache, causal())
     # Reorder, repeat and drop; then more beams than before; then a single one.
     for rows in ([2, 0, 0], [1, 1, 0, 2], [3]):
-        cache.select(torch.tensor(rows))
+        cache.select(rows)
         step = normal(len(rows), 2, D)
         history = torch.cat([history[rows], step], 1)
         have = module(step, mask=causal(), cache=cache)
@@ -668,14 +827,15 @@ def test_packed_cross_attention(causally: bool) -> None:
 COMPILED = """
 import json, torch
 from torch._dynamo.testing import CompileCounter
-from regard import MultiHeadAttention, Packed, Rotary, SelfCache, causal, packed, padding
+from regard import (
+    Mask, MultiHeadAttention, Packed, Rotary, SelfCache, causal, packed, padding, window
+)
 
 torch.manual_seed(0)
 module = MultiHeadAttention(12, 6, key_heads=2)
 randn = torch.randn
 
 CALLS = {
-    "no mask": (lambda x: module(x), lambda n: [randn(2, n, 12)]),
     "causal": (lambda x: module(x, mask=causal()), lambda n: [randn(2, n, 12)]),
     "padding": (
         lambda x, lengths: module(x, mask=causal() & padding(lengths)),
@@ -709,16 +869,18 @@ def gradients(name):
     torch.testing.assert_close(have, want, atol=1e-5, rtol=1e-5)
     return 1
 
-def steps(capacity):
+def steps(capacity, mask):
     turning, x = MultiHeadAttention(12, 3, position=Rotary(4)), randn(2, 11, 12)
     counter, cache = CompileCounter(), SelfCache(capacity)
     step = torch.compile(
-        lambda x, cache: turning(x, cache=cache), backend=counter, fullgraph=True
+        lambda x, cache: turning(x, mask=mask, cache=cache), backend=counter, fullgraph=True
     )
     with torch.no_grad():
         have = torch.cat([step(x[:, i : i + 1], cache) for i in range(11)], 1)
-        torch.testing.assert_close(have, turning(x, mask=causal()))
+        torch.testing.assert_close(have, turning(x, mask=causal() & mask))
     return counter.frame_count
+
+own = Mask(lambda at: (at.head == 0) | (at.position - at.key < 3), "own")
 
 for line in LINES:
     torch.compiler.reset()
@@ -731,12 +893,11 @@ for line in LINES:
 # What is compiled, and how often: once for the first length, and once for any other. A cache
 # allocates at its first step, and its second is every other.
 TIMES = {
-    "lengths('no mask')": 2,
     "lengths('padding')": 2,
     "lengths('packed')": 2,
     "gradients('causal')": 1,
     "gradients('packed cross')": 1,
-    "steps(13)": 2,
+    "steps(13, window(2) & own)": 2,
 }
 
 
@@ -797,6 +958,21 @@ def test_lower_precision(dtype: torch.dtype) -> None:
         exact = copy.deepcopy(module).double()
         x = normal(B, L, D, dtype=dtype)
         close(module(x, mask=causal()), exact(x.double(), mask=causal()), dtype)
+
+
+def test_autocast_converts_what_would_not_fit() -> None:
+    module, x, cache = MultiHeadAttention(D, 3), torch.randn(B, L, D), SelfCache()
+    with torch.autocast("cpu", torch.bfloat16):
+        have = in_steps(module, x.bfloat16(), [4, 3], cache, causal())
+    assert have.dtype == torch.bfloat16
+    torch.testing.assert_close(have.float(), module(x, mask=causal()), atol=5e-2, rtol=0)
+
+
+def test_a_projection_may_be_replaced() -> None:
+    module, x = build(), normal(B, L, D)
+    want = module(x)
+    module.query = nn.Sequential(module.query, nn.Identity())  # type: ignore[assignment]
+    close(module(x), want)
 
 
 def test_it_says_what_it_is() -> None:
