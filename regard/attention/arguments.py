@@ -63,7 +63,7 @@ def arguments(
         bias = _fit_bias(bias, query, S)
     beta = check_beta(beta, H, K, query.device)
     beta = beta.reshape(-1, 1, 1) if isinstance(beta, Tensor) else beta
-    return Arguments(query, key, value, mask, beta, bias, tuple(lead))
+    return Arguments(query, key, value, mask, beta, bias, lead)
 
 
 def _check_tensors(query: Tensor, key: Tensor, value: Tensor) -> None:

@@ -366,6 +366,8 @@ class Padding(Mask):
     def __init__(self, lengths: Tensor):
         self.lengths = lengths
         self.batch = len(lengths)
+        # Read once: every call of `attend` compares it with the number of keys.
+        self.longest = int(lengths.max()) if on_host(lengths) and lengths.numel() else 0
 
     def rule(self, at: At) -> Tensor:
         return at.column < per_sentence(self.lengths, at.batch)
@@ -375,9 +377,9 @@ class Padding(Mask):
 
     def check(self, B: int, L: int, S: int) -> None:
         _check_batch(self, B, "lengths")
-        if on_host(self.lengths) and self.lengths.numel() and int(self.lengths.max()) > S:
+        if self.longest > S:
             raise ValueError(
-                f"padding: a length ({int(self.lengths.max())}) is longer than the keys (S = {S}); "
+                f"padding: a length ({self.longest}) is longer than the keys (S = {S}); "
                 "pass the number of real keys of each sentence"
             )
 

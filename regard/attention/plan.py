@@ -115,7 +115,7 @@ def _on_cuda(given: Arguments, dropout: float, flag: Plan | None) -> Plan:
         dropout == 0
         and min(K, V) >= 16
         and L >= 128  # for fewer queries FlexAttention has another kernel, with more conditions
-        and 4 * B * H * L * S * K >= enough
+        and enough <= 4 * B * H * L * S * K
         and compiler_missing(query) is None
         and not isinstance(mask, Dense)
     )

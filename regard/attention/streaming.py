@@ -161,7 +161,8 @@ def _top(q_ptr, k_ptr, bias_ptr, first_ptr, last_ptr, sums_ptr, where_ptr,
          bias_batch, bias_head, bias_row, bias_column, edge_batch,
          H, group, L, S, width, scale,
          WIDTH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
-         TOP: tl.constexpr, KEPT: tl.constexpr, SPAN: tl.constexpr, BIAS: tl.constexpr):  # fmt: skip
+         TOP: tl.constexpr, KEPT: tl.constexpr, SPAN: tl.constexpr,
+         BIAS: tl.constexpr):  # fmt: skip
     b = (tl.program_id(1) // H).to(tl.int64)
     h = (tl.program_id(1) % H).to(tl.int64)
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
@@ -181,11 +182,11 @@ def _top(q_ptr, k_ptr, bias_ptr, first_ptr, last_ptr, sums_ptr, where_ptr,
         valid = valid & (columns >= first[:, None]) & (columns < last[:, None])
     across = tl.arange(0, WIDTH)
     q = tl.load(q_ptr + b * q_batch + h * q_head + rows[:, None] * q_row + across[None, :],
-                mask=real[:, None] & (across[None, :] < width), other=0.0).to(tl.float32)  # fmt: skip
+                mask=real[:, None] & (across[None, :] < width), other=0.0)  # fmt: skip
     k_ptr += b * k_batch + (h // group) * k_head
     k = tl.load(k_ptr + columns[:, :, None] * k_row + across[None, None, :],
                 mask=valid[:, :, None] & (across[None, None, :] < width), other=0.0)  # fmt: skip
-    scores = tl.sum(q[:, None, :] * k.to(tl.float32), 2) * scale
+    scores = tl.sum(q.to(tl.float32)[:, None, :] * k.to(tl.float32), 2) * scale
     if BIAS:
         place = bias_ptr + b * bias_batch + h * bias_head
         place += rows[:, None] * bias_row + columns * bias_column

@@ -102,7 +102,7 @@ def test_statistics(name: str, dtype: torch.dtype) -> None:
         case = problem(name, 3, 2, 4, L, S, K, K)
         q, k = (2 * t.to("cuda", dtype) for t in (case.query, case.key))
         have = statistics(q, k, case.mask, topk=topk)
-        want = _chunked(arguments(q.double(), k.double(), None, case.mask, None, None), topk)
+        want = _chunked(arguments(q.double(), k.double(), k.double(), case.mask, None, None), topk)
         tolerance = 2e-5 if dtype == torch.float32 else 2e-3
         for mine, right in zip(have[:3], want[:3]):
             torch.testing.assert_close(mine.double(), right, atol=tolerance * 5, rtol=tolerance)
@@ -117,7 +117,7 @@ def test_statistics_stream_and_take_a_bias() -> None:
     q, k = (torch.randn(2, 4, 300, 32, device="cuda") for _ in range(2))
     bias = torch.randn(1, 4, 300, 300, device="cuda")
     have = statistics(q, k, causal(), bias=bias, topk=1)
-    want = _chunked(arguments(q, k, None, causal(), None, bias), 1)
+    want = _chunked(arguments(q, k, k, causal(), None, bias), 1)
     for mine, right in zip(have, want):
         torch.testing.assert_close(mine, right, atol=1e-4, rtol=1e-4)
     del bias
