@@ -836,7 +836,6 @@ module = MultiHeadAttention(12, 6, key_heads=2)
 randn = torch.randn
 
 CALLS = {
-    "causal": (lambda x: module(x, mask=causal()), lambda n: [randn(2, n, 12)]),
     "padding": (
         lambda x, lengths: module(x, mask=causal() & padding(lengths)),
         lambda n: [randn(2, n, 12), torch.tensor([n, n - 2])],
@@ -895,7 +894,6 @@ for line in LINES:
 TIMES = {
     "lengths('padding')": 2,
     "lengths('packed')": 2,
-    "gradients('causal')": 1,
     "gradients('packed cross')": 1,
     "steps(13, window(2) & own)": 2,
 }
