@@ -121,6 +121,12 @@ def explain(
     return Explanation.of(choose(given, dropout, backend), given, dropout)
 
 
+def for_each_head(shared: Tensor, H: int) -> Tensor:
+    """Keys or values (B, G, S, K) of grouped heads, once for each of the H query heads."""
+    G = shared.shape[1]
+    return shared if H == G or G == 0 else shared.repeat_interleave(H // G, 1)
+
+
 def _by_formula(
     query: Tensor,
     key: Tensor,
@@ -134,8 +140,7 @@ def _by_formula(
     B, H, L, K = query.shape
     S = key.shape[2]
     wide = torch.promote_types(query.dtype, torch.float32)
-    group = H // key.shape[1] if key.shape[1] else 1
-    key, value = (t.to(wide).repeat_interleave(group, 1) for t in (key, value))
+    key, value = (for_each_head(t.to(wide), H) for t in (key, value))
     allowed = None if mask is None else mask.compact(L, S, query.device)
     bias = None if bias is None else bias.to(wide)
     beta = beta.to(wide) if isinstance(beta, Tensor) else beta

@@ -254,7 +254,10 @@ class Mask:
             return None
         shape = torch.broadcast_shapes(batch.shape, index.shape)
         first, last = (
-            torch.as_tensor(edge, device=device).clamp(0, S).broadcast_to(shape) for edge in span
+            (edge if isinstance(edge, Tensor) else torch.full((1, 1), edge, device=device))
+            .clamp(0, S)
+            .broadcast_to(shape)
+            for edge in span
         )
         return torch.minimum(first, last), last
 

@@ -17,13 +17,13 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from regard.attention.arguments import Arguments, arguments
-from regard.attention.attend import distribution
+from regard.attention.attend import distribution, for_each_head
 from regard.attention.backends.flex import compiler
 from regard.attention.host import integers, on_host, shown, whole
 from regard.attention.mask import Mask
 
-CHUNK = 2**22
-"""Weights held at a time while streaming: 16 MiB in float32."""
+CHUNK = 2**21
+"""Weights held at a time while streaming: 8 MiB in float32, a few times over."""
 
 
 class Statistics(NamedTuple):
@@ -79,14 +79,13 @@ def _weights(given: Arguments, rows: Tensor) -> Tensor:
     query, key, _, mask, beta, bias, _ = given
     L, S = query.shape[2], key.shape[2]
     wide = torch.promote_types(query.dtype, torch.float32)
-    group = query.shape[1] // key.shape[1] if key.shape[1] else 1
     allowed = None
     if mask is not None:
         allowed = mask.block(rows, torch.arange(S, device=rows.device), L, S)
     if bias is not None:
         bias = (bias[:, :, rows] if bias.shape[2] > 1 else bias).to(wide)
     beta = beta.to(wide) if isinstance(beta, Tensor) else beta
-    key = key.to(wide).repeat_interleave(group, 1)
+    key = for_each_head(key.to(wide), query.shape[1])
     return distribution(query[:, :, rows].to(wide), key, allowed, beta, bias)
 
 
@@ -113,8 +112,7 @@ def _chunked(given: Arguments, topk: int) -> tuple[Tensor, ...]:
     B, H, L, _ = query.shape
     S = key.shape[2]
     wide = torch.promote_types(query.dtype, torch.float32)
-    group = H // key.shape[1] if key.shape[1] else 1
-    given = given._replace(key=key.to(wide).repeat_interleave(group, 1))
+    given = given._replace(key=for_each_head(key.to(wide), H))
     entropy = query.new_zeros(B, H, L, dtype=wide)
     received = query.new_zeros(B, H, S, dtype=wide)
     top = query.new_zeros(B, H, L, topk, dtype=wide)
@@ -154,5 +152,6 @@ def _streamed(given: Arguments, topk: int) -> tuple[Tensor, ...]:
     assert isinstance(beta, float)
     edges = None
     if mask is not None:
-        edges = mask.intervals(query.shape[2], key.shape[2], query.device)
+        L, S, device = query.shape[2], key.shape[2], query.device
+        edges = mask.remember("intervals", (L, S, device), lambda: mask.intervals(L, S, device))
     return streaming.statistics(query, key, edges, beta, bias, topk)
