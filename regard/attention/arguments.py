@@ -122,6 +122,28 @@ def _four_axes(
     return four[0], four[1], four[2], lead
 
 
+def check_input(
+    name: str, given: Tensor, width_name: str, width: int, dtype: torch.dtype | None
+) -> None:
+    """Refuse what is not rows of this width and dtype; autocast converts dtypes by itself."""
+    if isinstance(given, Mask):
+        raise ValueError(f"{name} is the mask {given}; pass it by name: mask={given}")
+    if not isinstance(given, Tensor):
+        raise ValueError(
+            f"{name} must be a tensor of shape (..., length, {width}), got {shown(given)}"
+        )
+    if given.ndim < 2 or given.shape[-1] != width:
+        raise ValueError(
+            f"{name} of shape {tuple(given.shape)} must be (..., length, {width_name} = {width})"
+        )
+    if dtype is None or given.dtype == dtype:
+        return
+    if not (given.is_floating_point() and torch.is_autocast_enabled(given.device.type)):
+        raise ValueError(
+            f"{name} is {given.dtype} but the module is {dtype}; convert one: {name}.to({dtype})"
+        )
+
+
 def check_mask(mask: Mask | None) -> None:
     """Refuse what is no mask."""
     if mask is None or isinstance(mask, Mask):

@@ -34,6 +34,20 @@ class Cache:
         """Positions of the query's own sequence that came before."""
         return 0
 
+    def check(self, query: Tensor, heads: int, key_width: int, value_width: int) -> None:
+        """Refuse to serve a module that is not like the one whose keys and values are held."""
+        if self.held is None:
+            return
+        key, value = self.held
+        have = (key.shape[-3], key.shape[-1], value.shape[-1], key.dtype, key.device)
+        need = (heads, key_width, value_width, query.dtype, query.device)
+        if have != need:
+            words = "{} heads, keys {} and values {} wide, {} on {}"
+            raise ValueError(
+                f"the cache holds {words.format(*have)}, but this module has "
+                f"{words.format(*need)}; use one cache for each module"
+            )
+
     def extend(
         self, project: Callable[[], Pair], mask: Mask | None = None
     ) -> tuple[Tensor, Tensor, Mask | None]:
@@ -90,7 +104,7 @@ class SelfCache(Cache):
     ) -> tuple[Tensor, Tensor, Mask | None]:
         new = project()
         start, end = self._filled, self._filled + new[0].shape[-2]
-        self._check(new, end)
+        self._check_room(new, end)
         if self.capacity is None:
             keys, values = self._append(new, start, end)
             self._filled = end
@@ -107,7 +121,7 @@ class SelfCache(Cache):
         # The mask is the sequence's, which ends where the keys do and not where the room does.
         return keys, values, filled if mask is None else mask.at(before) & filled
 
-    def _check(self, new: Pair, end: int) -> None:
+    def _check_room(self, new: Pair, end: int) -> None:
         if self.capacity is not None and end > self.capacity:
             raise ValueError(
                 f"the cache holds {self.capacity} positions, but {end} are needed; "

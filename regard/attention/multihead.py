@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from regard.attention.arguments import check_beta, check_dropout, check_mask
+from regard.attention.arguments import check_beta, check_dropout, check_input, check_mask
 from regard.attention.attend import attend
 from regard.attention.cache import Cache, Pair
 from regard.attention.host import shown, whole
@@ -100,13 +100,15 @@ class MultiHeadAttention(nn.Module):
         check_dropout(dropout)
         check_beta(beta, heads, key_width)
         if score is not None and beta is not None:
-            raise ValueError(f"beta ({beta}) belongs to the dot product; a score has its own scale")
+            raise ValueError(
+                f"beta ({shown(beta)}) belongs to the dot product; a score has its own scale"
+            )
         if score is not None and not isinstance(score, Score):
             raise ValueError(f"score ({shown(score)}) must be a Score; for example score=Dot()")
         if position is not None and not isinstance(position, AttentionPosition):
             raise ValueError(
-                f"position ({shown(position)}) must act inside attention, as Rotary({key_width}) "
-                "does; one with a vector for each position is added to the input"
+                f"position ({shown(position)}) must act inside attention, as Rotary(width) and "
+                "LinearBias(heads) do; one with a vector for each position is added to the input"
             )
         self.width, self.heads, self.key_heads = width, heads, key_heads
         self.key_width = key_width
@@ -155,7 +157,7 @@ class MultiHeadAttention(nn.Module):
         if cache is None:
             key, value = project()
         else:
-            self._check_held(cache, query)
+            cache.check(query, self.key_heads, self.key_width, self.value_width)
             key, value, mask = cache.extend(project, mask)
         bias = None
         if self.position is not None:
@@ -170,16 +172,18 @@ class MultiHeadAttention(nn.Module):
     def _places(self, x: Tensor, read: Tensor, mask: Mask | None, cache: Cache | None) -> Positions:
         """Where the queries stand: after what a cache holds; within each packed sequence."""
         packing = None if mask is None else mask.packing
-        if packing is None:
-            return 0 if cache is None else cache.length
-        if cache is None:
+        if packing is not None and cache is None:
             packing.check(len(x), x.shape[1], read.shape[1])
-        elif not cache.across:
+        if packing is not None and cache is not None and not cache.across:
             raise ValueError(
                 f"{packing} lays whole sequences end to end, so a {type(cache).__name__} cannot "
                 "grow each; decode a batch with one row for each sequence"
             )
-        return packing.query.positions()
+        if self.position is None:
+            return 0  # nobody asks
+        if packing is not None:
+            return packing.query.to(x.device).positions()
+        return 0 if cache is None else cache.length
 
     def _rotate(self, x: Tensor, at: Positions) -> Tensor:
         return x if self.position is None else self.position.rotate(x, at)
@@ -188,12 +192,14 @@ class MultiHeadAttention(nn.Module):
         self, x: Tensor, source: Tensor | None, mask: Mask | None, cache: Cache | None
     ) -> None:
         check_mask(mask)
-        self._check_input("x", x, self.width)
+        weight = getattr(self.query, "weight", None)  # who replaced the projection has none
+        dtype = weight.dtype if isinstance(weight, Tensor) else None
+        check_input("x", x, "width", self.width, dtype)
         if cache is not None and not isinstance(cache, Cache):
             raise ValueError(f"cache ({shown(cache)}) must be a SelfCache() or a CrossCache()")
         across = source is not None if cache is None else cache.across
         if source is not None:
-            self._check_input("source", source, self.source_width)
+            check_input("source", source, "source_width", self.source_width, dtype)
             if not across:
                 raise ValueError(
                     f"a {type(cache).__name__} holds the queries' own sequence, but a source of "
@@ -213,40 +219,6 @@ class MultiHeadAttention(nn.Module):
             raise ValueError(
                 f"{type(self.position).__name__} measures distances within one sequence, but "
                 "cross-attention has two; leave position out, and add positions to both inputs"
-            )
-
-    def _check_input(self, name: str, given: Tensor, width: int) -> None:
-        if isinstance(given, Mask):
-            raise ValueError(f"{name} is the mask {given}; pass it by name: mask={given}")
-        if not isinstance(given, Tensor):
-            raise ValueError(
-                f"{name} must be a tensor of shape (..., length, {width}), got {shown(given)}"
-            )
-        if given.ndim < 2 or given.shape[-1] != width:
-            which = "width" if name == "x" else "source_width"
-            raise ValueError(
-                f"{name} of shape {tuple(given.shape)} must be (..., length, {which} = {width})"
-            )
-        weight = getattr(self.query, "weight", None)  # who replaced the projection has none
-        if not isinstance(weight, Tensor) or given.dtype == weight.dtype:
-            return
-        if not (given.is_floating_point() and torch.is_autocast_enabled(given.device.type)):
-            raise ValueError(
-                f"{name} is {given.dtype} but the module is {weight.dtype}; "
-                f"convert one: {name}.to({weight.dtype})"
-            )
-
-    def _check_held(self, cache: Cache, query: Tensor) -> None:
-        if cache.held is None:
-            return
-        key, value = cache.held
-        have = (key.shape[-3], key.shape[-1], value.shape[-1], key.dtype, key.device)
-        need = (self.key_heads, self.key_width, self.value_width, query.dtype, query.device)
-        if have != need:
-            words = "{} heads, keys {} and values {} wide, {} on {}"
-            raise ValueError(
-                f"the cache holds {words.format(*have)}, but this module has "
-                f"{words.format(*need)}; use one cache for each module"
             )
 
     def extra_repr(self) -> str:

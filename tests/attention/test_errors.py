@@ -514,11 +514,14 @@ MODULES: dict[str, Case] = {
     ),
     "score in words": (lambda: heads_3(score="dot"), r"score \('dot'\)", r"score=Dot\(\)"),
     "score not called": (lambda: heads_3(score=Dot), r"score \(class Dot\)", r"score=Dot\(\)"),
-    "position in words": (lambda: heads_3(position="rotary"), r"'rotary'", r"Rotary\(4\)"),
-    "position not called": (lambda: heads_3(position=Rotary), r"\(class Rotary\)", r"Rotary\(4\)"),
+    "position in words": (lambda: heads_3(position="rotary"), r"'rotary'", r"Rotary\(width\)"),
+    "position not called": (
+        lambda: heads_3(position=Rotary),
+        *(r"\(class Rotary\)", r"Rotary\(width\)"),
+    ),
     "position for the input": (
         lambda: heads_3(position=Sinusoidal(4)),
-        *(r"\(Sinusoidal\(4", r"Rotary\(4\)", "added to the input"),
+        *(r"\(Sinusoidal\(4", r"Rotary\(width\)", "added to the input"),
     ),
     "score of other heads": (
         lambda: heads_3(score=General(4, 4, heads=2))(X),
