@@ -69,7 +69,8 @@ else:
         "regard.attention.cache": "CrossCache SelfCache",
         "regard.attention.mask": "Mask Packed causal documents packed padding prefix window",
         "regard.attention.multihead": "MultiHeadAttention",
-        "regard.attention.position": "Concatenated Grid Learned LearnedGrid LinearBias Rotary Sinusoidal",
+        "regard.attention.position": "Concatenated Grid Learned LearnedGrid LinearBias Rotary "
+        "Sinusoidal",
         "regard.attention.weights": "Statistics statistics weights",
     }
 

@@ -9,7 +9,6 @@ import sys
 import time
 import tomllib
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import jaxtyping
@@ -55,8 +54,9 @@ def test_importing_regard_leaves_torch_alone() -> None:
 
 def test_attend_is_there_soon_after_torch() -> None:
     statements = ("import torch", "import regard", "import regard; regard.attend")
-    rounds = [[import_seconds(statement) for statement in statements] for _ in range(5)]
-    alone, lazy, used = (median(times) for times in zip(*rounds, strict=True))
+    rounds = [[import_seconds(statement) for statement in statements] for _ in range(3)]
+    # The quickest, because whatever else the machine does can only add to it.
+    alone, lazy, used = (min(times) for times in zip(*rounds, strict=True))
     assert lazy <= 0.1 * alone
     assert used <= 1.15 * alone
 

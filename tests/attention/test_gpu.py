@@ -93,12 +93,10 @@ def test_different_widths_keep_a_fused_kernel() -> None:
             assert "plain matrix" not in explain(q, q, v, mask)
 
 
-@pytest.mark.parametrize("name", sorted(MASKS))
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("name", FLEX)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_statistics(name: str, dtype: torch.dtype) -> None:
     for L, S, K, topk in ((131, 2061, 40, 4), (67, 71, 64, 3)):
-        if dtype == torch.bfloat16 and K == 64:
-            continue  # compiled for one shape less
         case = problem(name, 3, 2, 4, L, S, K, K)
         q, k = (2 * t.to("cuda", dtype) for t in (case.query, case.key))
         have = statistics(q, k, case.mask, topk=topk)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.attention.mask import And, Mask, Not, Or
+from regard.attention.mask import Mask
 
 
 @functools.cache
@@ -69,18 +69,12 @@ def _is_exact(query: Tensor, key: Tensor, value: Tensor, mask: Mask | None) -> b
 
 def _constants(mask: Mask | None) -> Hashable:
     """What of a mask is compiled into an exact kernel."""
-    match mask:
-        case None:
-            return None
-        case And():
-            return tuple(_constants(part) for part in mask.parts)
-        case Or():
-            return ("or", *(_constants(each) for each in mask.either))
-        case Not():
-            return ("not", _constants(mask.mask))
+    if mask is None:
+        return None
     numbers = (getattr(mask, name) for name in mask.numbers)
     plain = tuple(number for number in numbers if not isinstance(number, Tensor))
-    return (type(mask).__name__, *plain, str(mask) if type(mask) is Mask else "")
+    inner = tuple(_constants(each) for each in mask.inner)
+    return (type(mask).__name__, *plain, *inner, str(mask) if type(mask) is Mask else "")
 
 
 @functools.cache
