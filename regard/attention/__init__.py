@@ -1,0 +1,1 @@
+"""Attention itself: the operation, its masks, positions, weights, heads and caches."""

@@ -40,7 +40,9 @@ _ONE = Plan("sdpa", "flag", "a single causal query at the end sees every key: no
 _CAUSAL = Plan("sdpa", "flag", "the causal mask is a kernel flag; no mask is built")
 _SHORT = Plan("sdpa", "short", "short narrow sequences run fastest in the memory-efficient kernel")
 _BIAS = Plan("sdpa", "tensor", "a bias is a tensor already; the mask is written into it")
-_TENSOR = Plan("sdpa", "tensor", "the mask has no shorter form, or is too small for one to pay")
+_TENSOR = Plan(
+    "sdpa", "tensor", "the mask has no shorter form, or skipping what it hides would not pay"
+)
 _SHORT_TENSOR = Plan(
     "sdpa", "short_tensor", "on short narrow sequences a mask tensor costs less than skipping"
 )

@@ -105,9 +105,10 @@ def _compiled_block_mask() -> Callable[..., Any]:
 def _block_mask(mask: Mask, L: int, S: int, device: torch.device, exact: bool) -> Any:
     from torch.nn.attention.flex_attention import create_block_mask
 
-    # Uncompiled, the rule is evaluated on the whole L x S grid: fine where that is small.
-    small = L * S <= 2**22 or torch.compiler.is_compiling() or compiler(device.type)
-    create = create_block_mask if small else _compiled_block_mask()
+    # Uncompiled, the rule is evaluated on the whole L x S grid. Only CUDA compiles it reliably.
+    large = L * S > 2**22 and device.type == "cuda" and compiler("cuda") is None
+    compiles = large and not torch.compiler.is_compiling()
+    create = _compiled_block_mask() if compiles else create_block_mask
     B = None if mask.batch == 1 else mask.batch
     H = None if mask.heads == 1 else mask.heads
     # Unless exact, numbers are handed over as tensors: what is compiled then serves others too.
