@@ -20,8 +20,8 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from regard.attention.arguments import arguments
-from regard.attention.backends import flash, flex, runs, sdpa
+from regard.attention.arguments import Arguments, arguments
+from regard.attention.backends import Call, flash, flex, runs, sdpa
 from regard.attention.mask import Mask
 from regard.attention.plan import Explanation, choose
 
@@ -94,15 +94,18 @@ def attend(
     `backend` is "auto", or one of "formula", "sdpa", "packed" and "flex" to insist.
     """
     given = arguments(query, key, value, mask, beta, bias, dropout)
-    q, k, v, mask, beta, bias, lead = given
     plan = choose(given, dropout, backend)
-    if plan.backend != "formula":
+    if plan.route == "formula":
+        out = _by_formula(given, dropout)
+    else:
+        q, k, v, mask, beta, bias, _ = given
         # Kernels take one positive scale for all heads: a β per head, or of 0, joins the query.
         if isinstance(beta, Tensor):
             q, beta = (q * beta).to(q.dtype), 1.0
         elif beta == 0:
             q, beta = q * 0, 1.0
-    out = ROUTES[plan.route](q, k, v, mask, beta, bias, dropout)
+        out = KERNELS[plan.route](Call(q, k, v, mask, beta, bias, dropout))
+    lead = given.lead
     return out if out.shape[:-2] == lead else out.reshape(*lead, *out.shape[-2:])
 
 
@@ -127,16 +130,9 @@ def for_each_head(shared: Tensor, H: int) -> Tensor:
     return shared if H == G or G == 0 else shared.repeat_interleave(H // G, 1)
 
 
-def _by_formula(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Mask | None,
-    beta: float | Tensor,
-    bias: Tensor | None,
-    dropout: float,
-) -> Tensor:
+def _by_formula(given: Arguments, dropout: float) -> Tensor:
     """The formula on whole tensors: grouped heads repeated, half precision widened."""
+    query, key, value, mask, beta, bias, _ = given
     B, H, L, K = query.shape
     S = key.shape[2]
     wide = torch.promote_types(query.dtype, torch.float32)
@@ -147,8 +143,7 @@ def _by_formula(
     return formula(query.to(wide), key, value, allowed, beta, bias, dropout).to(query.dtype)
 
 
-ROUTES: dict[str, Callable[..., Tensor]] = {
-    "formula": _by_formula,
+KERNELS: dict[str, Callable[[Call], Tensor]] = {
     "flag": sdpa.flag,
     "tensor": sdpa.masked,
     "short": sdpa.short,
@@ -159,4 +154,4 @@ ROUTES: dict[str, Callable[..., Tensor]] = {
     "runs": runs.grouped,
     "blocks": flex.blocks,
 }
-"""What a plan's route names. All take (query, key, value, mask, beta, bias, dropout)."""
+"""What a plan's route names, where it is not the formula."""

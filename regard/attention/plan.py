@@ -12,6 +12,7 @@ from torch.nn.attention import SDPBackend
 
 from regard.attention.arguments import Arguments
 from regard.attention.backends import flex, runs
+from regard.attention.backends.sdpa import fit
 from regard.attention.host import on_host
 from regard.attention.mask import (
     Band,
@@ -28,7 +29,7 @@ BACKENDS = ("formula", "sdpa", "packed", "flex")
 class Plan(NamedTuple):
     backend: str
     route: str
-    """Key of `attend.ROUTES`: the function that does it."""
+    """"formula", or a key of `attend.KERNELS`: the function that does it."""
     reason: str
 
 
@@ -244,7 +245,7 @@ def _count(edges: tuple[Tensor, Tensor]) -> int:
 
 def compiler_missing(query: Tensor) -> str | None:
     """What is missing to compile for the query's device, or None."""
-    return flex.compiler(query.device.type)
+    return flex.missing(query.device.type)
 
 
 class Explanation(str):
@@ -288,8 +289,6 @@ def _kernel(plan: Plan, given: Arguments, dropout: float) -> str:
         case "blocks":
             compiled = "uncompiled" if compiler_missing(given.query) else "compiled for this mask"
             return f"FlexAttention, {compiled}"
-    from regard.attention.backends.sdpa import fit
-
     query, key, value = fit(given.query, given.key, given.value)
     allowed = None
     if plan.route == "tensor":

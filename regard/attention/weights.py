@@ -18,7 +18,7 @@ from torch import Tensor
 
 from regard.attention.arguments import Arguments, arguments
 from regard.attention.attend import distribution, for_each_head
-from regard.attention.backends.flex import compiler
+from regard.attention.backends import flex
 from regard.attention.host import integers, on_host, shown, whole
 from regard.attention.mask import Mask
 
@@ -134,7 +134,7 @@ def _streams(given: Arguments, topk: int) -> bool:
     query, mask = given.query, given.mask
     return (
         query.device.type == "cuda"
-        and compiler("cuda") is None
+        and flex.missing("cuda") is None
         and query.dtype in (torch.bfloat16, torch.float16, torch.float32)
         and query.shape[-1] <= 256
         and topk <= 16

@@ -269,7 +269,7 @@ def test_different_widths_keep_the_fused_kernel() -> None:
 
 
 def test_without_a_compiler_it_runs_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(flex, "compiler", lambda device: "a C++ compiler")
+    monkeypatch.setattr(flex, "missing", lambda device: "a C++ compiler")
     assert "a C++ compiler was not found" in plan_of(5, 7, causal())
     case = problem("documents in pieces", 2, 2, 2, 11, 13, 16, 16)
     case.compare("auto", torch.float32)

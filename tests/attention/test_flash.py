@@ -10,7 +10,7 @@ from torch import Tensor
 
 from regard.attention.arguments import arguments
 from regard.attention.attend import formula
-from regard.attention.backends import flash
+from regard.attention.backends import Call, flash
 from regard.attention.mask import Mask, Packed, causal, documents, packed, padding, window
 from regard.attention.plan import _on_cuda_packed
 from tests.attention.problems import close
@@ -89,6 +89,6 @@ def test_offsets_and_layouts(
     plan = _on_cuda_packed(mask, arguments(q, k, v, mask, None, None))
     assert plan is not None
     route = {"band": flash.band, "lengths": flash.packed, "padding": flash.padded}[plan.route]
-    out = route(q, k, v, mask, 0.5, None, 0.0)
+    out = route(Call(q, k, v, mask, 0.5, None, 0.0))
     whole = (t.repeat_interleave(4 // G, 1) for t in (k, v))
     close(out, formula(q, *whole, mask.tensor(L, S), 0.5), torch.float64)

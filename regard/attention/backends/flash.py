@@ -6,36 +6,25 @@ query, bottom-right alignment, and sequences of different lengths without paddin
 import torch
 from torch import Tensor
 
+from regard.attention.backends import Call
 from regard.attention.backends.sdpa import fit
 from regard.attention.mask import Band, Documents, Mask, Packed, Padding
 
 
-def band(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Mask,
-    beta: float,
-    bias: Tensor | None,
-    dropout: float,
-) -> Tensor:
+def band(call: Call) -> Tensor:
     """A causal mask or a window, aligned at the bottom right."""
+    query, key, value, mask, beta, bias, dropout = call
+    assert mask is not None
     L, S, V = query.shape[2], key.shape[2], value.shape[-1]
     q, k, v = (t.transpose(1, 2) for t in fit(query, key, value, same=True))
     out = _flash(q, k, v, None, None, L, S, edges(mask), beta, dropout)
     return out[..., :V].transpose(1, 2)
 
 
-def packed(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Mask,
-    beta: float,
-    bias: Tensor | None,
-    dropout: float,
-) -> Tensor:
+def packed(call: Call) -> Tensor:
     """Sequences laid end to end, with a band inside each if the mask holds one."""
+    query, key, value, mask, beta, bias, dropout = call
+    assert mask is not None
     B, H, L, _ = query.shape
     V = value.shape[-1]
     queries, sources = sequences(mask, B, query.device)
@@ -55,20 +44,14 @@ def packed(
     return out[..., :V].view(B, L, H, V).transpose(1, 2)
 
 
-def padded(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Mask,
-    beta: float,
-    bias: Tensor | None,
-    dropout: float,
-) -> Tensor:
+def padded(call: Call) -> Tensor:
     """A padded batch, read as a packed one without moving anything.
 
     Sentence b becomes two sequences: all its queries with its real keys, and no queries with its
     padding. The kernel skips the second.
     """
+    query, key, value, mask, beta, bias, dropout = call
+    assert mask is not None
     B, H, L, _ = query.shape
     S, V = key.shape[2], value.shape[-1]
     (padding,) = mask.parts

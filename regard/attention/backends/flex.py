@@ -9,11 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from regard.attention.backends import Call
 from regard.attention.mask import Mask
 
 
 @functools.cache
-def compiler(device: str) -> str | None:
+def missing(device: str) -> str | None:
     """What is missing to compile kernels for a device, or None if nothing is."""
     if device == "cuda":
         from torch.utils._triton import has_triton
@@ -23,16 +24,9 @@ def compiler(device: str) -> str | None:
     return None if found else "a C++ compiler"
 
 
-def blocks(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Mask | None,
-    beta: float,
-    bias: Tensor | None,
-    dropout: float,
-) -> Tensor:
+def blocks(call: Call) -> Tensor:
     """Attention under a block mask, which is made once for each mask and shape."""
+    query, key, value, mask, beta, bias, dropout = call
     L, S, device = query.shape[2], key.shape[2], query.device
     exact = _is_exact(query, key, value, mask)
     block_mask = None
@@ -90,7 +84,7 @@ def _compiled_flex(exact: bool) -> Callable[..., Any]:
 def _flex(device: str, exact: bool) -> Callable[..., Any]:
     from torch.nn.attention.flex_attention import flex_attention
 
-    if torch.compiler.is_compiling() or compiler(device):
+    if torch.compiler.is_compiling() or missing(device):
         return flex_attention
     return _compiled_flex(exact)
 
@@ -106,7 +100,7 @@ def _block_mask(mask: Mask, L: int, S: int, device: torch.device, exact: bool) -
     from torch.nn.attention.flex_attention import create_block_mask
 
     # Uncompiled, the rule is evaluated on the whole L x S grid. Only CUDA compiles it reliably.
-    large = L * S > 2**22 and device.type == "cuda" and compiler("cuda") is None
+    large = L * S > 2**22 and device.type == "cuda" and missing("cuda") is None
     compiles = large and not torch.compiler.is_compiling()
     create = _compiled_block_mask() if compiles else create_block_mask
     B = None if mask.batch == 1 else mask.batch

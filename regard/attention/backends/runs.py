@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from regard.attention.backends import Call
 from regard.attention.backends.sdpa import fit
 from regard.attention.mask import Mask
 
@@ -44,15 +45,9 @@ class Runs(NamedTuple):
     """Share of the L x S pairs that is computed."""
 
 
-def grouped(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Mask,
-    beta: float,
-    bias: Tensor | None,
-    dropout: float,
-) -> Tensor:
+def grouped(call: Call) -> Tensor:
+    query, key, value, mask, beta, bias, dropout = call
+    assert mask is not None
     if torch.compiler.is_compiling():
         # The rectangles depend on values, which a compiled graph cannot branch on.
         edges = mask.intervals(query.shape[2], key.shape[2], query.device)

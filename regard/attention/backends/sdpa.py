@@ -6,47 +6,27 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from regard.attention.mask import Mask
+from regard.attention.backends import Call
 
 
-def flag(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Mask | None,
-    beta: float,
-    bias: Tensor | None,
-    dropout: float,
-) -> Tensor:
+def flag(call: Call) -> Tensor:
     """No mask, or the causal one as a flag. A single query sees every key: no flag needed."""
+    query, key, value, mask, beta, bias, dropout = call
     causal = mask is not None and bool(query.shape[2] > 1)
     return _sdpa(query, key, value, None, causal, beta, dropout)
 
 
-def short(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Mask | None,
-    beta: float,
-    bias: Tensor | None,
-    dropout: float,
-) -> Tensor:
+def short(call: Call) -> Tensor:
     """As `flag`, by the memory-efficient CUDA kernel, which wins on short narrow sequences."""
+    query, key, value, mask, beta, bias, dropout = call
     causal = mask is not None and bool(query.shape[2] > 1)
     return _efficient(query, key, value, None, causal, beta, dropout)
 
 
-def short_masked(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Mask,
-    beta: float,
-    bias: Tensor | None,
-    dropout: float,
-) -> Tensor:
+def short_masked(call: Call) -> Tensor:
     """As `masked`, by the memory-efficient CUDA kernel."""
+    query, key, value, mask, beta, bias, dropout = call
+    assert mask is not None
     L, S, dtype = query.shape[2], key.shape[2], query.dtype
 
     def build() -> Tensor:
@@ -61,16 +41,9 @@ def short_masked(
     return _efficient(query, key, value, additive, False, beta, dropout)
 
 
-def masked(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Mask | None,
-    beta: float,
-    bias: Tensor | None,
-    dropout: float,
-) -> Tensor:
+def masked(call: Call) -> Tensor:
     """Any mask, as a tensor; any bias."""
+    query, key, value, mask, beta, bias, dropout = call
     L, S, device = query.shape[2], key.shape[2], query.device
     guarded = device.type == "cuda"
     if bias is not None:
