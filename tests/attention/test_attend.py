@@ -313,6 +313,24 @@ names = ["causal & padding", "documents in pieces", "packed & causal", "a rule o
 for name in names:
     problem(name, 2, 2, 4, 37, 41, 16, 16).compare("flex", torch.float32, training=False)
     print("compared", name)
+
+# Once kernels are made for any size, neither new lengths nor new masks of a kind make another.
+from torch._dynamo.utils import counters
+from regard import padding, window
+from regard.attention.backends import flex
+
+flex.EXACT = 0
+flex._seen.clear()
+torch.set_grad_enabled(False)
+
+def graphs(L, left):
+    x = torch.randn(2, 2, L, 16)
+    for mask in (window(left), padding([L, left])):
+        attend(x, x, x, mask, backend="flex")
+    return counters["stats"]["unique_graphs"]
+
+made = [graphs(L, left) for L, left in ((64, 3), (48, 4), (56, 9), (80, 5))]
+assert made[1] == made[3], made
 """
 
 
