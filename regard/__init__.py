@@ -9,9 +9,13 @@ from typing import TYPE_CHECKING
 __version__ = "0.1.0"
 
 __all__ = [
+    "AudioSource",
     "Concatenated",
     "CrossCache",
     "Grid",
+    "ImageSource",
+    "LanguageConfig",
+    "LanguageModel",
     "Learned",
     "LearnedGrid",
     "LinearBias",
@@ -22,6 +26,11 @@ __all__ = [
     "SelfCache",
     "Sinusoidal",
     "Statistics",
+    "TextSource",
+    "Transformer",
+    "TransformerConfig",
+    "VisionConfig",
+    "VisionTransformer",
     "__version__",
     "attend",
     "causal",
@@ -59,6 +68,15 @@ if TYPE_CHECKING:
         Sinusoidal,
     )
     from regard.attention.weights import Statistics, statistics, weights
+    from regard.model.language import LanguageConfig, LanguageModel
+    from regard.model.transformer import (
+        AudioSource,
+        ImageSource,
+        TextSource,
+        Transformer,
+        TransformerConfig,
+    )
+    from regard.model.vit import VisionConfig, VisionTransformer
 else:
     # Out of a type checker's sight, which would otherwise believe in any name at all.
     import sys
@@ -72,6 +90,10 @@ else:
         "regard.attention.position": "Concatenated Grid Learned LearnedGrid LinearBias Rotary "
         "Sinusoidal",
         "regard.attention.weights": "Statistics statistics weights",
+        "regard.model.language": "LanguageConfig LanguageModel",
+        "regard.model.transformer": "AudioSource ImageSource TextSource Transformer "
+        "TransformerConfig",
+        "regard.model.vit": "VisionConfig VisionTransformer",
     }
 
     def __getattr__(name):

@@ -1,0 +1,1 @@
+"""Other libraries' weights: the same numbers come out here."""

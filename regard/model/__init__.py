@@ -1,0 +1,1 @@
+"""The models: blocks, stacks, the Transformer, the Vision Transformer and a language model."""

@@ -1,0 +1,144 @@
+"""A block: attention, then a network of its own for each position, each inside a residual.
+
+    post-norm (Vaswani et al. 2017)    x = LayerNorm(x + Dropout(Sublayer(x)))
+    pre-norm  (ViT, GPT)               x = x + Dropout(Sublayer(LayerNorm(x)))
+
+A block with cross-attention is a decoder's: it reads the encoder's output with keys and values of
+its own. The same block without it is an encoder's, or, under a causal mask, a language model's.
+"""
+
+from collections.abc import Callable
+from typing import Literal, NamedTuple, TypeAlias
+
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from regard.attention.cache import CrossCache, SelfCache
+from regard.attention.host import whole
+from regard.attention.mask import Mask
+
+Activation: TypeAlias = Literal["relu", "gelu", "silu", "swiglu"]
+Norm: TypeAlias = Literal["post", "pre"]
+Sublayer: TypeAlias = Callable[[Tensor], Tensor]
+
+
+class FeedForward(nn.Module):
+    """y = W₂ a(W₁ x + b₁) + b₂ for each position alone: expands, bends, reduces."""
+
+    def __init__(
+        self,
+        width: int,
+        hidden: int,
+        activation: Callable[[Tensor], Tensor] = F.relu,
+        dropout: float | int = 0.0,
+    ):
+        super().__init__()
+        whole("feed_forward", hidden)
+        self.expand = nn.Linear(width, hidden)
+        self.activation = activation
+        self.dropout = nn.Dropout(dropout)
+        self.reduce = nn.Linear(hidden, width)
+
+    def forward(self, x: Float[Tensor, "*b D"]) -> Float[Tensor, "*b D"]:
+        return self.reduce(self.dropout(self.activation(self.expand(x))))
+
+
+class GatedFeedForward(nn.Module):
+    """SwiGLU: y = W₂ (silu(W₁ x) ⊙ V x), without biases (Shazeer 2020).
+
+    With three matrices instead of two, a hidden width of 2/3 of the plain one costs the same.
+    """
+
+    def __init__(self, width: int, hidden: int, dropout: float | int = 0.0):
+        super().__init__()
+        whole("feed_forward", hidden)
+        self.gate = nn.Linear(width, hidden, bias=False)
+        self.expand = nn.Linear(width, hidden, bias=False)
+        self.dropout = nn.Dropout(dropout)
+        self.reduce = nn.Linear(hidden, width, bias=False)
+
+    def forward(self, x: Float[Tensor, "*b D"]) -> Float[Tensor, "*b D"]:
+        return self.reduce(self.dropout(F.silu(self.gate(x)) * self.expand(x)))
+
+
+class PostNorm(nn.Module):
+    """LayerNorm(x + Dropout(Sublayer(x))): section 3.1 of Vaswani et al. (2017), 5.4 for dropout.
+
+    `rows` keeps the first rows alone, where nobody reads the others; the sublayer then gives those.
+    """
+
+    def __init__(self, width: int, dropout: float | int = 0.0, epsilon: float = 1e-5):
+        super().__init__()
+        self.norm = nn.LayerNorm(width, epsilon)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(
+        self, x: Float[Tensor, "B L D"], sublayer: Sublayer, rows: int | None = None
+    ) -> Float[Tensor, "B R D"]:
+        return self.norm(x[:, :rows] + self.dropout(sublayer(x)))
+
+
+class PreNorm(nn.Module):
+    """x + Dropout(Sublayer(LayerNorm(x))): a straight path from the last layer to the first."""
+
+    def __init__(self, width: int, dropout: float | int = 0.0, epsilon: float = 1e-5):
+        super().__init__()
+        self.norm = nn.LayerNorm(width, epsilon)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(
+        self, x: Float[Tensor, "B L D"], sublayer: Sublayer, rows: int | None = None
+    ) -> Float[Tensor, "B R D"]:
+        return x[:, :rows] + self.dropout(sublayer(self.norm(x)))
+
+
+class BlockCache(NamedTuple):
+    """What a block keeps between decoding steps."""
+
+    own: SelfCache
+    cross: CrossCache
+
+
+class Block(nn.Module):
+    """Self-attention, cross-attention where there is one, and the feed-forward network.
+
+    Each is a module given to it. `residual` makes what goes around them: `PreNorm(width)`, say.
+    """
+
+    def __init__(
+        self,
+        attention: nn.Module,
+        feed_forward: nn.Module,
+        residual: Callable[[], nn.Module],
+        cross: nn.Module | None = None,
+    ):
+        super().__init__()
+        self.attention = attention
+        self.add_attention = residual()
+        self.cross = cross
+        self.add_cross = None if cross is None else residual()
+        self.feed_forward = feed_forward
+        self.add_feed_forward = residual()
+
+    def forward(
+        self,
+        x: Float[Tensor, "B L D"],
+        memory: Float[Tensor, "M S E"] | None = None,
+        *,
+        mask: Mask | None = None,
+        memory_mask: Mask | None = None,
+        cache: BlockCache | None = None,
+        rows: int | None = None,
+    ) -> Float[Tensor, "B R D"]:
+        own, across = cache or (None, None)
+
+        def attend(x: Tensor) -> Tensor:
+            part, source = (x, None) if rows is None else (x[:, :rows], x)
+            return self.attention(part, source, mask=mask, cache=own)
+
+        x = self.add_attention(x, attend, rows)
+        if self.cross is not None and self.add_cross is not None:
+            cross = self.cross
+            x = self.add_cross(x, lambda x: cross(x, memory, mask=memory_mask, cache=across))
+        return self.add_feed_forward(x, self.feed_forward)

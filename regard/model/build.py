@@ -1,0 +1,171 @@
+"""From a config's words to parts: the one place where a name becomes a class.
+
+Models are assembled here from leaf modules that know of no config. A part of one's own is given
+as a function that makes it, and takes the place of the one that the config names.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, TypeAlias, get_args
+
+from torch import nn
+
+from regard.attention.multihead import MultiHeadAttention
+from regard.attention.position import (
+    AttentionPosition,
+    Grid,
+    InputPosition,
+    Learned,
+    LearnedGrid,
+    LinearBias,
+    Rotary,
+    Sinusoidal,
+)
+from regard.model.block import (
+    Activation,
+    Block,
+    FeedForward,
+    GatedFeedForward,
+    Norm,
+    PostNorm,
+    PreNorm,
+)
+from regard.model.stack import Stack
+
+Position: TypeAlias = Literal[
+    "sinusoidal", "sinusoidal-halves", "learned", "rotary", "linear-bias", "none"
+]
+GridPosition: TypeAlias = Literal["learned", "sinusoidal", "none"]
+AnyPosition: TypeAlias = InputPosition | AttentionPosition | None
+
+MakePosition: TypeAlias = Callable[[], AnyPosition]
+MakeAttention: TypeAlias = Callable[[AttentionPosition | None], nn.Module]
+MakeFeedForward: TypeAlias = Callable[[], nn.Module]
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockConfig:
+    """What every model says about its blocks."""
+
+    width: int = 512
+    """Width of the vectors between the layers."""
+    heads: int = 8
+    """Attention heads."""
+    key_heads: int | None = None
+    """Heads of keys and values, shared by groups of query heads; by default as many as heads."""
+    feed_forward: int = 2048
+    """Hidden width of the feed-forward networks."""
+    activation: Activation = "relu"
+    """What bends the feed-forward networks: relu, gelu, silu, or swiglu with its gate."""
+    norm: Norm = "post"
+    """LayerNorm after each residual sum (post), as in the paper, or before each sublayer (pre)."""
+    final_norm: bool | None = None
+    """A LayerNorm at the end of a stack; by default where norm is pre."""
+    dropout: float = 0.1
+    """On the embedded input and on every sublayer's output."""
+    attention_dropout: float = 0.0
+    """On attention weights; the paper has none."""
+    hidden_dropout: float = 0.0
+    """Inside the feed-forward networks; the paper has none."""
+    epsilon: float = 1e-5
+    """Added to the variance in LayerNorms."""
+
+
+def stack(
+    config: BlockConfig,
+    blocks: int,
+    *,
+    cross: bool = False,
+    position: MakePosition | None = None,
+    attention: MakeAttention | None = None,
+    feed_forward: MakeFeedForward | None = None,
+) -> Stack:
+    """As many blocks as asked for; a position that acts inside attention goes into each."""
+
+    def inside() -> AttentionPosition | None:
+        part = None if position is None else position()
+        return part if isinstance(part, AttentionPosition) else None
+
+    def block() -> Block:
+        return Block(
+            attention=attention(inside()) if attention else multihead(config, inside()),
+            feed_forward=feed_forward() if feed_forward else feed_forward_of(config),
+            residual=lambda: residual(config),
+            cross=multihead(config) if cross else None,
+        )
+
+    final = config.norm == "pre" if config.final_norm is None else config.final_norm
+    return Stack(
+        [block() for _ in range(blocks)],
+        nn.LayerNorm(config.width, config.epsilon) if final else None,
+    )
+
+
+def multihead(config: BlockConfig, position: AttentionPosition | None = None) -> MultiHeadAttention:
+    return MultiHeadAttention(
+        config.width,
+        config.heads,
+        key_heads=config.key_heads,
+        position=position,
+        dropout=config.attention_dropout,
+    )
+
+
+def feed_forward_of(config: BlockConfig) -> nn.Module:
+    width, hidden, dropout = config.width, config.feed_forward, config.hidden_dropout
+    match config.activation:
+        case "relu":
+            return FeedForward(width, hidden, nn.ReLU(), dropout)
+        case "gelu":
+            return FeedForward(width, hidden, nn.GELU(), dropout)
+        case "silu":
+            return FeedForward(width, hidden, nn.SiLU(), dropout)
+        case "swiglu":
+            return GatedFeedForward(width, hidden, dropout)
+    raise _unknown("activation", config.activation, Activation)
+
+
+def residual(config: BlockConfig) -> nn.Module:
+    match config.norm:
+        case "post":
+            return PostNorm(config.width, config.dropout, config.epsilon)
+        case "pre":
+            return PreNorm(config.width, config.dropout, config.epsilon)
+    raise _unknown("norm", config.norm, Norm)
+
+
+def position(name: Position, config: BlockConfig, length: int) -> AnyPosition:
+    """The position of a sequence; `length` bounds learned ones alone."""
+    match name:
+        case "sinusoidal":
+            return Sinusoidal(config.width)
+        case "sinusoidal-halves":
+            return Sinusoidal(config.width, layout="halves")
+        case "learned":
+            return Learned(length, config.width)
+        case "rotary":
+            return Rotary(config.width // config.heads)
+        case "linear-bias":
+            return LinearBias(config.heads)
+        case "none":
+            return None
+    raise _unknown("position", name, Position)
+
+
+def grid_position(
+    name: GridPosition, config: BlockConfig, rows: int, columns: int
+) -> InputPosition | None:
+    """The position of an image's patches."""
+    match name:
+        case "learned":
+            return LearnedGrid(rows, columns, config.width)
+        case "sinusoidal":
+            half = config.width // 2
+            return Grid(rows, columns, Sinusoidal(half), Sinusoidal(config.width - half))
+        case "none":
+            return None
+    raise _unknown("position", name, GridPosition)
+
+
+def _unknown(what: str, name: object, known: object) -> ValueError:
+    return ValueError(f"{what} ({name!r}) is unknown; choose from {', '.join(get_args(known))}")

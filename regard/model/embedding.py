@@ -1,0 +1,164 @@
+"""What becomes vectors: tokens of text, patches of an image, frames of sound.
+
+    tokens    x_n = √D · E[id_n] + r_n          Vaswani et al. (2017), sections 3.4 and 3.5
+    patches   x_n = W vec(patch_n) + b + r_n    Dosovitskiy et al. (2021), equation 1
+    frames    x_n = W frame_n + b + r_n
+
+r is the position's vector. All three give (B, S, D), and a decoder that reads them through
+cross-attention cannot tell which it was.
+"""
+
+import math
+from typing import TypeAlias
+
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from regard.attention.host import whole
+from regard.attention.position import Concatenated, InputPosition, Positions
+
+Size: TypeAlias = int | tuple[int, int]
+"""Rows and columns of an image; an int means a square."""
+
+
+class Embedded(nn.Module):
+    """Vectors receive their positions, then dropout."""
+
+    def __init__(self, width: int, position: InputPosition | None, dropout: float | int):
+        super().__init__()
+        whole("width", width)
+        self.width = width
+        self.position = position
+        self.dropout = nn.Dropout(dropout)
+
+    @property
+    def inner(self) -> int:
+        """How wide the vectors are before a position is put beside them."""
+        if not isinstance(self.position, Concatenated):
+            return self.width
+        if self.position.width >= self.width:
+            raise ValueError(
+                f"concatenated positions ({self.position.width} wide) must leave room in width "
+                f"({self.width}); make them narrower"
+            )
+        return self.width - self.position.width
+
+    def placed(self, x: Float[Tensor, "B S E"], at: Positions) -> Float[Tensor, "B S D"]:
+        return self.dropout(x if self.position is None else self.position(x, at))
+
+
+class Tokens(Embedded):
+    """A row of the table for each token, times √D.
+
+    The table serves as the output's weights too, whose entries want to be of the size 1/√D; the
+    factor brings the vectors to the size of the positions.
+    """
+
+    def __init__(
+        self,
+        vocabulary: int,
+        width: int,
+        *,
+        position: InputPosition | None = None,
+        scale: bool = True,
+        dropout: float | int = 0.0,
+    ):
+        super().__init__(width, position, dropout)
+        whole("vocabulary", vocabulary)
+        self.scale = math.sqrt(width) if scale else 1.0
+        self.table = nn.Embedding(vocabulary, self.inner)
+
+    def forward(self, ids: Int[Tensor, "B S"], at: Positions = 0) -> Float[Tensor, "B S D"]:
+        if ids.is_floating_point() or ids.ndim != 2:
+            raise ValueError(
+                f"token ids must be integers of shape (batch, length), got {ids.dtype} of shape "
+                f"{tuple(ids.shape)}; one sentence is ids[None]"
+            )
+        x = self.table(ids)
+        return self.placed(x if self.scale == 1.0 else x * self.scale, at)
+
+
+class Patches(Embedded):
+    """An image cut into squares, each flattened and mapped by one matrix, row by row.
+
+    The map of all patches at once is a convolution whose kernel and stride are the patch: the
+    matrix (D, C·P·P), read as (D, C, P, P), is its kernel.
+    """
+
+    def __init__(
+        self,
+        image: Size,
+        patch: int,
+        channels: int,
+        width: int,
+        *,
+        position: InputPosition | None = None,
+        dropout: float | int = 0.0,
+    ):
+        super().__init__(width, position, dropout)
+        self.image, self.grid = image_size(image), grid(image, patch)
+        whole("channels", channels)
+        self.patch, self.channels = patch, channels
+        self.projection = nn.Linear(channels * patch * patch, self.inner)
+
+    def forward(
+        self, images: Float[Tensor, "B C Y X"], at: Positions = 0
+    ) -> Float[Tensor, "B S D"]:
+        want = (self.channels, *self.image)
+        if images.ndim != 4 or images.shape[1:] != want:
+            raise ValueError(
+                f"images of shape {tuple(images.shape)} must be (batch, {want[0]}, {want[1]}, "
+                f"{want[2]}); resize them, or the model: at_size((rows, columns))"
+            )
+        return self.placed(self.projection(flat_patches(images, self.patch)), at)
+
+
+class Frames(Embedded):
+    """Frames of a spectrogram, (batch, time, features), each mapped by one matrix."""
+
+    def __init__(
+        self,
+        features: int,
+        width: int,
+        *,
+        position: InputPosition | None = None,
+        dropout: float | int = 0.0,
+    ):
+        super().__init__(width, position, dropout)
+        whole("features", features)
+        self.projection = nn.Linear(features, self.inner)
+
+    def forward(self, frames: Float[Tensor, "B S F"], at: Positions = 0) -> Float[Tensor, "B S D"]:
+        if frames.ndim != 3 or frames.shape[-1] != self.projection.in_features:
+            raise ValueError(
+                f"frames of shape {tuple(frames.shape)} must be (batch, time, "
+                f"{self.projection.in_features})"
+            )
+        return self.placed(self.projection(frames), at)
+
+
+def flat_patches(images: Float[Tensor, "B C Y X"], patch: int) -> Float[Tensor, "B S P"]:
+    """Patches row by row; each patch's numbers by channel, row and column, as a kernel has them."""
+    cut = images.unflatten(-1, (-1, patch)).unflatten(-3, (-1, patch))  # B C rows P columns P
+    return cut.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)
+
+
+def image_size(image: Size) -> tuple[int, int]:
+    """(rows, columns), in pixels or in patches."""
+    rows, columns = (image, image) if isinstance(image, int) else image
+    whole("image rows", rows)
+    whole("image columns", columns)
+    return rows, columns
+
+
+def grid(image: Size, patch: int) -> tuple[int, int]:
+    """How many rows and columns of patches an image has."""
+    rows, columns = image_size(image)
+    whole("patch", patch)
+    if rows % patch or columns % patch:
+        fits = tuple(max(patch, round(side / patch) * patch) for side in (rows, columns))
+        raise ValueError(
+            f"patch ({patch}) must divide the image ({rows} × {columns}); try an image of "
+            f"{fits[0]} × {fits[1]}"
+        )
+    return rows // patch, columns // patch

@@ -1,0 +1,89 @@
+"""Every initial value of every model, with its reason.
+
+Three habits, one for each family, as its paper or its authors' code has them:
+
+    transformer   Glorot's uniform matrices: the variance of what flows forwards and of the
+                  gradients that flow back stays alike through square layers, whose post-norm
+                  residuals would otherwise drift. The token table has deviation 1/√D: times √D
+                  its vectors are as large as the positions, and as output weights, against
+                  a normalised state, it gives logits of deviation 1. (Vaswani et al. 2017 and its
+                  tensor2tensor code.)
+    vision        Glorot's matrices in the blocks; the patch map has deviation 1/√(C·P·P), since
+                  its input has unit variance and no norm follows; the class token and the last
+                  layer start at zero, so that training begins from equal logits and a swapped head
+                  disturbs nothing; positions .02, small beside the patches. (Dosovitskiy et al.
+                  2021 and its JAX code.)
+    language      Normal .02 everywhere; the matrices that end a residual branch are divided by
+                  √(2N), since 2N branches add up their variances. (GPT-2: Radford et al. 2019.)
+
+Biases start at zero, LayerNorms at one and zero. A layer used alone starts as its own class says.
+On the meta device all of it does nothing, as it should.
+"""
+
+import math
+
+from torch import nn
+
+from regard.attention.multihead import MultiHeadAttention
+from regard.attention.position import Learned
+from regard.model.block import FeedForward, GatedFeedForward
+from regard.model.embedding import Frames, Patches
+
+
+def transformer(model: nn.Module) -> None:
+    for module in model.modules():
+        match module:
+            case nn.Linear():
+                nn.init.xavier_uniform_(module.weight)
+            case nn.Embedding():
+                nn.init.normal_(module.weight, std=module.embedding_dim**-0.5)
+        _same_everywhere(module)
+    for module in model.modules():
+        if isinstance(module, Patches | Frames):
+            _unit_variance(module.projection)
+
+
+def vision(model: nn.Module) -> None:
+    for module in model.modules():
+        match module:
+            case nn.Linear():
+                nn.init.xavier_uniform_(module.weight)
+        _same_everywhere(module)
+    for module in model.modules():
+        if isinstance(module, Patches):
+            _unit_variance(module.projection)
+
+
+def language(model: nn.Module, blocks: int) -> None:
+    for module in model.modules():
+        match module:
+            case nn.Linear() | nn.Embedding():
+                nn.init.normal_(module.weight, std=0.02)
+        _same_everywhere(module)
+    for module in model.modules():
+        match module:
+            case MultiHeadAttention():
+                nn.init.normal_(module.output.weight, std=0.02 / math.sqrt(2 * blocks))
+            case FeedForward() | GatedFeedForward():
+                nn.init.normal_(module.reduce.weight, std=0.02 / math.sqrt(2 * blocks))
+
+
+def classifier(head: nn.Linear) -> None:
+    """Zero: every class is equally likely, and the first gradient reaches the head alone."""
+    nn.init.zeros_(head.weight)
+    if head.bias is not None:
+        nn.init.zeros_(head.bias)
+
+
+def _same_everywhere(module: nn.Module) -> None:
+    match module:
+        case nn.Linear() if module.bias is not None:
+            nn.init.zeros_(module.bias)
+        case nn.LayerNorm():
+            module.reset_parameters()
+        case Learned():
+            nn.init.normal_(module.table, std=0.02)
+
+
+def _unit_variance(projection: nn.Linear) -> None:
+    nn.init.normal_(projection.weight, std=projection.in_features**-0.5)

@@ -1,0 +1,118 @@
+"""A language model: one stack under a causal mask, each token from those before it.
+
+    logits = output(stack(embed(tokens)))        p(token_{n+1} | token_0 … token_n)
+
+The same blocks as the Transformer's, without cross-attention. The defaults are those of today's
+decoder-only models: pre-norm, rotary positions, a gated feed-forward network.
+"""
+
+from dataclasses import KW_ONLY, dataclass
+from functools import partial
+from typing import Self
+
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from regard.attention.position import InputPosition
+from regard.model import build, init
+from regard.model.block import Activation, Norm
+from regard.model.build import (
+    BlockConfig,
+    MakeAttention,
+    MakeFeedForward,
+    MakePosition,
+    Position,
+)
+from regard.model.embedding import Tokens
+from regard.model.lengths import Lengths, causal_mask, places
+from regard.model.stack import StackCache
+
+
+@dataclass(frozen=True)
+class LanguageConfig(BlockConfig):
+    """All that it takes to build a language model."""
+
+    vocabulary: int
+    """Tokens."""
+    _: KW_ONLY
+    layers: int = 6
+    """Blocks."""
+    activation: Activation = "swiglu"
+    """What bends the feed-forward networks: relu, gelu, silu, or swiglu with its gate."""
+    norm: Norm = "pre"
+    """LayerNorm after each residual sum (post) or before each sublayer (pre)."""
+    position: Position = "rotary"
+    """How order is told."""
+    length: int = 1024
+    """Longest sequence for which there are learned positions; the others have no end."""
+    share: bool = True
+    """One table for the input and for the output's weights."""
+
+    @classmethod
+    def tiny(cls, vocabulary: int) -> Self:
+        """Four blocks of width 128, to try things out."""
+        return cls(vocabulary, width=128, heads=4, feed_forward=344, layers=4)
+
+
+class LanguageModel(nn.Module):
+    """A decoder without a source; parts of one's own are given as functions, as to Transformer."""
+
+    def __init__(
+        self,
+        config: LanguageConfig,
+        *,
+        position: MakePosition | None = None,
+        attention: MakeAttention | None = None,
+        feed_forward: MakeFeedForward | None = None,
+    ):
+        super().__init__()
+        self.config = config
+        position = position or partial(build.position, config.position, config, config.length)
+        part = position()
+        self.tokens = Tokens(
+            config.vocabulary,
+            config.width,
+            position=part if isinstance(part, InputPosition) else None,
+            scale=False,
+            dropout=config.dropout,
+        )
+        self.decoder = build.stack(
+            config,
+            config.layers,
+            position=position,
+            attention=attention,
+            feed_forward=feed_forward,
+        )
+        self.output = nn.Linear(config.width, config.vocabulary, bias=False)
+        init.language(self, config.layers)
+        if config.share:
+            self.output.weight = self.tokens.table.weight
+
+    @classmethod
+    def tiny(cls, vocabulary: int) -> Self:
+        return cls(LanguageConfig.tiny(vocabulary))
+
+    def forward(
+        self,
+        tokens: Int[Tensor, "B L"],
+        *,
+        lengths: Lengths = None,
+        cache: StackCache | None = None,
+    ) -> Float[Tensor, "B L N"]:
+        """With a cache the tokens are the new ones alone."""
+        return self.output(self.states(tokens, lengths=lengths, cache=cache))
+
+    def states(
+        self,
+        tokens: Int[Tensor, "B L"],
+        *,
+        lengths: Lengths = None,
+        cache: StackCache | None = None,
+    ) -> Float[Tensor, "B L D"]:
+        """The last vectors, before they become logits."""
+        at = places(lengths, tokens.device) if cache is None else cache.length
+        return self.decoder(self.tokens(tokens, at), mask=causal_mask(lengths), cache=cache)
+
+    def cache(self, capacity: int | None = None) -> StackCache:
+        """An empty cache for `forward`; with a capacity it never changes its shape."""
+        return StackCache(len(self.decoder.blocks), capacity)

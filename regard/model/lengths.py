@@ -1,0 +1,67 @@
+"""How a batch says how long its sequences are, and what follows for masks and positions.
+
+    None             every row is a whole sequence
+    lengths (B,)     a padded batch: row b holds lengths[b] tokens, and then filling
+    Packed(lengths)  a packed batch, (1, T): all sequences end to end, without filling
+
+Padding is never guessed from token ids.
+"""
+
+from collections.abc import Sequence
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from regard.attention.mask import Mask, Packed, causal, packed, padding
+from regard.attention.position import Positions
+
+Lengths: TypeAlias = Packed | Tensor | Sequence[int] | None
+
+
+def own_mask(lengths: Lengths) -> Mask | None:
+    """For self-attention: each token sees the tokens of its own sequence."""
+    if lengths is None:
+        return None
+    return packed(lengths) if isinstance(lengths, Packed) else padding(lengths)
+
+
+def causal_mask(lengths: Lengths) -> Mask:
+    """For a decoder's self-attention: each token sees itself and those before it.
+
+    Filling comes after the real tokens, where a causal mask hides it already: naming it as well
+    would only cost the fast kernel.
+    """
+    return causal() & packed(lengths) if isinstance(lengths, Packed) else causal()
+
+
+def cross_attended(
+    memory: Tensor | None, target: Lengths, source: Lengths
+) -> tuple[Tensor | None, Mask | None]:
+    """The memory as cross-attention reads it, and its mask: each token sees its own source.
+
+    Packed targets may read unpacked memories of one size, such as images: laid end to end, those
+    are packed too.
+    """
+    if isinstance(target, Packed) and source is None and memory is not None:
+        B, S = memory.shape[:2]
+        memory, source = memory.flatten(0, 1)[None], Packed([S] * B, memory.device)
+    if isinstance(target, Packed) != isinstance(source, Packed):
+        kinds = [type(lengths).__name__ for lengths in (target, source)]
+        raise ValueError(
+            f"target_lengths ({kinds[0]}) and source_lengths ({kinds[1]}) must both be Packed, "
+            "or neither; pack the other as well"
+        )
+    if isinstance(target, Packed) and isinstance(source, Packed):
+        if len(target) != len(source):
+            raise ValueError(
+                f"packed targets ({len(target)}) need as many packed sources ({len(source)}); "
+                "an empty sequence has length 0"
+            )
+        return memory, packed(target, source)
+    return memory, own_mask(source)
+
+
+def places(lengths: Lengths, device: torch.device) -> Positions:
+    """Where tokens stand: positions start at 0 in each row, or in each packed sequence."""
+    return lengths.to(device).positions() if isinstance(lengths, Packed) else 0

@@ -1,0 +1,82 @@
+"""A stack: the same block N times, each with weights of its own.
+
+    x_0 = x,  x_{n+1} = block_n(x_n),  and a LayerNorm at the end where the blocks are pre-norm
+
+In an encoder-decoder every block of the decoder reads the output of the *last* encoder block, each
+through keys and values of its own.
+"""
+
+from collections.abc import Iterable, Sequence
+from functools import partial
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from regard.attention.cache import CrossCache, SelfCache
+from regard.attention.mask import Mask
+from regard.model.block import Block, BlockCache
+
+
+class StackCache:
+    """Keys and values of every block, kept between decoding steps.
+
+    With a `capacity` each is allocated once, and a step can be captured in a graph.
+    """
+
+    def __init__(self, blocks: int, capacity: int | None = None):
+        self.blocks = [BlockCache(SelfCache(capacity), CrossCache()) for _ in range(blocks)]
+
+    @property
+    def length(self) -> int | Tensor:
+        """Positions decoded so far."""
+        return self.blocks[0].own.length if self.blocks else 0
+
+    def select(self, rows: Sequence[int] | Int[Tensor, "R"]) -> None:
+        """Keep, drop, repeat or reorder sequences: row r continues what row rows[r] has been."""
+        for block in self.blocks:
+            block.own.select(rows)
+            block.cross.select(rows)
+
+
+class Stack(nn.Module):
+    """Blocks one after the other.
+
+    `checkpointing` keeps only each block's input for the backward pass and computes the rest again:
+    less memory, a third more arithmetic, the same gradients.
+    """
+
+    def __init__(
+        self, blocks: Iterable[Block], norm: nn.Module | None = None, checkpointing: bool = False
+    ):
+        super().__init__()
+        self.blocks = nn.ModuleList(blocks)
+        self.norm = norm
+        self.checkpointing = checkpointing
+
+    def forward(
+        self,
+        x: Float[Tensor, "B L D"],
+        memory: Float[Tensor, "M S E"] | None = None,
+        *,
+        mask: Mask | None = None,
+        memory_mask: Mask | None = None,
+        cache: StackCache | None = None,
+        rows: int | None = None,
+    ) -> Float[Tensor, "B R D"]:
+        """`rows` gives the first rows of the result alone; only the last block can save on it."""
+        last = len(self.blocks) - 1
+        for n, block in enumerate(self.blocks):
+            run = partial(
+                block,
+                mask=mask,
+                memory_mask=memory_mask,
+                cache=None if cache is None else cache.blocks[n],
+                rows=rows if n == last else None,
+            )
+            if self.checkpointing and torch.is_grad_enabled():
+                x = checkpoint(run, x, memory, use_reentrant=False)
+            else:
+                x = run(x, memory)
+        return x if self.norm is None else self.norm(x)

@@ -1,0 +1,268 @@
+"""The Transformer: an encoder reads the source, a decoder writes the target.
+
+    memory = encoder(embed(source))                       every source token sees all others
+    logits = output(decoder(embed(target), memory))       every target token sees those before it
+
+Vaswani et al. 2017, "Attention Is All You Need". The source may be text, the patches of an image or
+the frames of a recording: the decoder reads all of them through the same cross-attention, and their
+lengths have nothing to do with the target's. The target is already shifted: its first token is
+the start sign, and the logits at position n are for token n + 1.
+"""
+
+from dataclasses import KW_ONLY, dataclass, field
+from functools import partial
+from typing import Literal, Self, get_args
+
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from regard.attention.position import InputPosition
+from regard.model import build, init
+from regard.model.build import (
+    BlockConfig,
+    GridPosition,
+    MakeAttention,
+    MakeFeedForward,
+    MakePosition,
+    Position,
+)
+from regard.model.embedding import Frames, Patches, Size, Tokens, grid
+from regard.model.lengths import Lengths, causal_mask, cross_attended, own_mask, places
+from regard.model.stack import StackCache
+
+Share = Literal["all", "target", "none"]
+
+
+@dataclass(frozen=True)
+class TextSource:
+    """The source is text."""
+
+    kind: Literal["text"] = "text"
+    vocabulary: int | None = None
+    """Source tokens; by default the target's, as with one tokenizer for both languages."""
+
+
+@dataclass(frozen=True)
+class ImageSource:
+    """The source is an image, cut into patches."""
+
+    kind: Literal["image"] = "image"
+    image: Size = 224
+    """Pixels: (rows, columns), or one number for a square."""
+    patch: int = 16
+    """Pixels along a patch's side."""
+    channels: int = 3
+    """3 for colour, 1 for grey."""
+    position: GridPosition = "learned"
+    """A trained vector for each patch, or sines of its row and of its column."""
+
+
+@dataclass(frozen=True)
+class AudioSource:
+    """The source is a spectrogram, or any other sequence of vectors."""
+
+    kind: Literal["audio"] = "audio"
+    features: int = 80
+    """Numbers in a frame."""
+
+
+@dataclass(frozen=True)
+class TransformerConfig(BlockConfig):
+    """All that it takes to build a Transformer; the defaults are the paper's base model."""
+
+    vocabulary: int
+    """Target tokens."""
+    _: KW_ONLY
+    source: TextSource | ImageSource | AudioSource = field(default_factory=TextSource)
+    """What is read: text, an image or audio."""
+    encoder_layers: int = 6
+    """Blocks of the encoder."""
+    decoder_layers: int = 6
+    """Blocks of the decoder."""
+    position: Position = "sinusoidal"
+    """How order is told."""
+    length: int = 1024
+    """Longest sequence for which there are learned positions; the others have no end."""
+    share: Share = "all"
+    """One table for source, target and output weights; for target and output; or none shared."""
+    scale: bool = True
+    """Multiply token vectors by √width."""
+    output_bias: bool = False
+    """A bias for each target token's logit."""
+
+    @classmethod
+    def base(cls, vocabulary: int) -> Self:
+        """Vaswani et al. (2017), table 3: 63 million parameters with 37,000 tokens."""
+        return cls(vocabulary)
+
+    @classmethod
+    def big(cls, vocabulary: int) -> Self:
+        """Vaswani et al. (2017), table 3: 214 million parameters with 37,000 tokens."""
+        return cls(vocabulary, width=1024, heads=16, feed_forward=4096, dropout=0.3)
+
+    @classmethod
+    def tiny(cls, vocabulary: int) -> Self:
+        """For 29,000 sentences (Multi30k): Transformer-Tiny of Wu et al. (2021)."""
+        return cls(
+            vocabulary,
+            width=128,
+            heads=4,
+            feed_forward=256,
+            encoder_layers=4,
+            decoder_layers=4,
+            dropout=0.3,
+        )
+
+
+class Transformer(nn.Module):
+    """Encoder and decoder; `Transformer.base(37_000)` is the paper's. To change one thing:
+
+        Transformer(replace(TransformerConfig.base(37_000), norm="pre", position="rotary"))
+
+    Parts of one's own are given as functions that make them: `position`, `attention` (the
+    self-attention, handed the position that acts inside it, or None) and `feed_forward`.
+    """
+
+    def __init__(
+        self,
+        config: TransformerConfig,
+        *,
+        position: MakePosition | None = None,
+        attention: MakeAttention | None = None,
+        feed_forward: MakeFeedForward | None = None,
+    ):
+        super().__init__()
+        self.config = config
+        position = position or partial(build.position, config.position, config, config.length)
+        stack = partial(build.stack, config, attention=attention, feed_forward=feed_forward)
+        image = isinstance(config.source, ImageSource)  # whose patches have rows and columns
+        self.source = _source(config, position)
+        self.encoder = stack(config.encoder_layers, position=None if image else position)
+        self.target = _tokens(config, config.vocabulary, position)
+        self.decoder = stack(config.decoder_layers, position=position, cross=True)
+        self.output = nn.Linear(config.width, config.vocabulary, bias=config.output_bias)
+        init.transformer(self)
+        _share(self)
+
+    @classmethod
+    def base(cls, vocabulary: int) -> Self:
+        return cls(TransformerConfig.base(vocabulary))
+
+    @classmethod
+    def big(cls, vocabulary: int) -> Self:
+        return cls(TransformerConfig.big(vocabulary))
+
+    @classmethod
+    def tiny(cls, vocabulary: int) -> Self:
+        return cls(TransformerConfig.tiny(vocabulary))
+
+    def forward(
+        self,
+        source: Tensor,
+        target: Int[Tensor, "B L"],
+        *,
+        source_lengths: Lengths = None,
+        target_lengths: Lengths = None,
+    ) -> Float[Tensor, "B L N"]:
+        memory = self.encode(source, source_lengths)
+        return self.decode(target, memory, target_lengths, source_lengths)
+
+    def encode(self, source: Tensor, lengths: Lengths = None) -> Float[Tensor, "M S D"]:
+        x = self.source(source, places(lengths, source.device))
+        return self.encoder(x, mask=own_mask(lengths))
+
+    def decode(
+        self,
+        target: Int[Tensor, "B L"],
+        memory: Float[Tensor, "M S D"] | None,
+        target_lengths: Lengths = None,
+        source_lengths: Lengths = None,
+        cache: StackCache | None = None,
+    ) -> Float[Tensor, "B L N"]:
+        states = self.states(target, memory, target_lengths, source_lengths, cache)
+        return self.output(states)
+
+    def states(
+        self,
+        target: Int[Tensor, "B L"],
+        memory: Float[Tensor, "M S D"] | None,
+        target_lengths: Lengths = None,
+        source_lengths: Lengths = None,
+        cache: StackCache | None = None,
+    ) -> Float[Tensor, "B L D"]:
+        """The decoder's last vectors, before they become logits.
+
+        With a cache the target holds the new tokens alone; after the first step the cache has the
+        memory's keys and values, and memory may be None.
+        """
+        at = places(target_lengths, target.device) if cache is None else cache.length
+        memory, memory_mask = cross_attended(memory, target_lengths, source_lengths)
+        return self.decoder(
+            self.target(target, at),
+            memory,
+            mask=causal_mask(target_lengths),
+            memory_mask=memory_mask,
+            cache=cache,
+        )
+
+    def cache(self, capacity: int | None = None) -> StackCache:
+        """An empty cache for `decode`; with a capacity it never changes its shape."""
+        return StackCache(len(self.decoder.blocks), capacity)
+
+
+def _source(config: TransformerConfig, position: MakePosition) -> Tokens | Patches | Frames:
+    match config.source:
+        case TextSource(vocabulary=vocabulary):
+            return _tokens(config, vocabulary or config.vocabulary, position)
+        case ImageSource() as source:
+            placed = build.grid_position(source.position, config, *grid(source.image, source.patch))
+            return Patches(
+                source.image,
+                source.patch,
+                source.channels,
+                config.width,
+                position=placed,
+                dropout=config.dropout,
+            )
+        case AudioSource(features=features):
+            return Frames(features, config.width, position=_added(position), dropout=config.dropout)
+    raise ValueError(f"source ({config.source!r}) must be a TextSource, ImageSource or AudioSource")
+
+
+def _tokens(config: TransformerConfig, vocabulary: int, position: MakePosition) -> Tokens:
+    return Tokens(
+        vocabulary,
+        config.width,
+        position=_added(position),
+        scale=config.scale,
+        dropout=config.dropout,
+    )
+
+
+def _added(position: MakePosition) -> InputPosition | None:
+    part = position()
+    return part if isinstance(part, InputPosition) else None
+
+
+def _share(model: Transformer) -> None:
+    """Section 3.4 of the paper: the same matrix embeds both languages and makes the logits."""
+    share = model.config.share
+    if share not in get_args(Share):
+        raise ValueError(f"share ({share!r}) is unknown; choose from {', '.join(get_args(Share))}")
+    if share == "none":
+        return
+    target, source = model.target.table, model.source
+    if target.weight.shape != model.output.weight.shape:
+        raise ValueError(
+            f"share ({share!r}) needs token vectors as wide as the output, but concatenated "
+            f"positions leave {target.embedding_dim} of {model.config.width}; use share='none'"
+        )
+    model.output.weight = target.weight
+    if share == "all" and isinstance(source, Tokens):
+        if source.table.num_embeddings != target.num_embeddings:
+            raise ValueError(
+                f"share ('all') needs one vocabulary, but the source has "
+                f"{source.table.num_embeddings} tokens and the target {target.num_embeddings}; "
+                "use share='target'"
+            )
+        source.table.weight = target.weight

@@ -1,0 +1,226 @@
+"""The Vision Transformer: an image is a sequence of patches, and an encoder reads it.
+
+    x = [class token; W patch_1; …; W patch_N] + positions
+    y = LayerNorm(encoder(x))                  pre-norm blocks with GELU
+    logits = head(y at the class token)        or at the mean of all patches
+
+Dosovitskiy et al. 2021, "An Image Is Worth 16x16 Words". Only the encoder; the class token and the
+positions are learned. There *is* a convolution in it: the map of patches is one (embedding.py).
+"""
+
+import copy
+from dataclasses import KW_ONLY, dataclass, replace
+from typing import Literal, Self, TypeAlias, get_args
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from regard.attention.host import whole
+from regard.attention.position import Grid, LearnedGrid
+from regard.model import build, init
+from regard.model.block import Activation, Norm
+from regard.model.build import BlockConfig, GridPosition, MakeAttention, MakeFeedForward
+from regard.model.embedding import Patches, Size, grid, image_size
+
+Pool: TypeAlias = Literal["class", "mean"]
+
+
+@dataclass(frozen=True)
+class VisionConfig(BlockConfig):
+    """All that it takes to build a Vision Transformer; the defaults are ViT-B/16's."""
+
+    classes: int
+    """Labels."""
+    image: Size = 224
+    """Pixels: (rows, columns), or one number for a square."""
+    patch: int = 16
+    """Pixels along a patch's side."""
+    _: KW_ONLY
+    channels: int = 3
+    """3 for colour, 1 for grey."""
+    layers: int = 12
+    """Blocks."""
+    width: int = 768
+    """Width of the vectors between the layers."""
+    heads: int = 12
+    """Attention heads."""
+    feed_forward: int = 3072
+    """Hidden width of the feed-forward networks."""
+    activation: Activation = "gelu"
+    """What bends the feed-forward networks: relu, gelu, silu, or swiglu with its gate."""
+    norm: Norm = "pre"
+    """LayerNorm after each residual sum (post) or before each sublayer (pre)."""
+    position: GridPosition = "learned"
+    """A trained vector for each patch, sines of its row and of its column, or none."""
+    pool: Pool = "class"
+    """What stands for the image: a class token's last vector, or the mean over the patches."""
+    head_width: int | None = None
+    """A hidden tanh layer of this width in the head, as at pre-training; by default none."""
+    dropout: float = 0.0
+    """On the embedded input and on every sublayer's output."""
+    epsilon: float = 1e-6
+    """Added to the variance in LayerNorms."""
+
+    @classmethod
+    def tiny(cls, classes: int, image: Size = 224, patch: int = 16) -> Self:
+        """DeiT-Ti of Touvron et al. (2021)."""
+        return cls(classes, image, patch, width=192, heads=3, feed_forward=768)
+
+    @classmethod
+    def small(cls, classes: int, image: Size = 224, patch: int = 16) -> Self:
+        """DeiT-S of Touvron et al. (2021)."""
+        return cls(classes, image, patch, width=384, heads=6, feed_forward=1536)
+
+    @classmethod
+    def base(cls, classes: int, image: Size = 224, patch: int = 16) -> Self:
+        """ViT-B of Dosovitskiy et al. (2021), table 1."""
+        return cls(classes, image, patch)
+
+    @classmethod
+    def large(cls, classes: int, image: Size = 224, patch: int = 16) -> Self:
+        """ViT-L of Dosovitskiy et al. (2021), table 1."""
+        return cls(classes, image, patch, layers=24, width=1024, heads=16, feed_forward=4096)
+
+    @classmethod
+    def huge(cls, classes: int, image: Size = 224, patch: int = 14) -> Self:
+        """ViT-H of Dosovitskiy et al. (2021), table 1."""
+        return cls(classes, image, patch, layers=32, width=1280, heads=16, feed_forward=5120)
+
+
+class VisionTransformer(nn.Module):
+    """Images to logits. `VisionTransformer.base(1000)` is ViT-B/16.
+
+    To use a trained one for something else: `model.with_classes(10).at_size(384).freeze()`.
+    """
+
+    def __init__(
+        self,
+        config: VisionConfig,
+        *,
+        attention: MakeAttention | None = None,
+        feed_forward: MakeFeedForward | None = None,
+    ):
+        super().__init__()
+        self.config = config
+        whole("classes", config.classes)
+        rows, columns = grid(config.image, config.patch)
+        self.patches = Patches(
+            config.image,
+            config.patch,
+            config.channels,
+            config.width,
+            position=build.grid_position(config.position, config, rows, columns),
+        )
+        self.class_token: nn.Parameter | None = None
+        self.class_position: nn.Parameter | None = None
+        if _with_class_token(config.pool):
+            self.class_token = nn.Parameter(torch.empty(config.width))
+            if config.position == "learned":
+                self.class_position = nn.Parameter(torch.empty(config.width))
+        self.dropout = nn.Dropout(config.dropout)
+        self.encoder = build.stack(
+            config, config.layers, attention=attention, feed_forward=feed_forward
+        )
+        self.whole = attention is not None  # another attention may not do with a few queries
+        self.head = Head(config.width, config.classes, config.head_width)
+        self.reset_parameters()
+
+    @classmethod
+    def tiny(cls, classes: int, image: Size = 224, patch: int = 16) -> Self:
+        return cls(VisionConfig.tiny(classes, image, patch))
+
+    @classmethod
+    def small(cls, classes: int, image: Size = 224, patch: int = 16) -> Self:
+        return cls(VisionConfig.small(classes, image, patch))
+
+    @classmethod
+    def base(cls, classes: int, image: Size = 224, patch: int = 16) -> Self:
+        return cls(VisionConfig.base(classes, image, patch))
+
+    @classmethod
+    def large(cls, classes: int, image: Size = 224, patch: int = 16) -> Self:
+        return cls(VisionConfig.large(classes, image, patch))
+
+    @classmethod
+    def huge(cls, classes: int, image: Size = 224, patch: int = 14) -> Self:
+        return cls(VisionConfig.huge(classes, image, patch))
+
+    def reset_parameters(self) -> None:
+        init.vision(self)
+        init.classifier(self.head.output)
+        if self.class_token is not None:
+            nn.init.zeros_(self.class_token)
+        if self.class_position is not None:
+            nn.init.normal_(self.class_position, std=0.02)
+
+    def forward(self, images: Float[Tensor, "B C Y X"]) -> Float[Tensor, "B N"]:
+        return self.head(self.represent(images))
+
+    def represent(self, images: Float[Tensor, "B C Y X"]) -> Float[Tensor, "B D"]:
+        """One vector for each image: what the head reads, and what transfers to other tasks."""
+        if self.class_token is None:
+            return self.features(images).mean(1)
+        # The last block's other rows are read by nobody, so they are not computed.
+        return self.encoder(self.embed(images), rows=None if self.whole else 1)[:, 0]
+
+    def features(self, images: Float[Tensor, "B C Y X"]) -> Float[Tensor, "B S D"]:
+        """The last vectors of all patches, after the class token's where there is one."""
+        return self.encoder(self.embed(images))
+
+    def embed(self, images: Float[Tensor, "B C Y X"]) -> Float[Tensor, "B S D"]:
+        x = self.patches(images)
+        if self.class_token is not None:
+            placed = 0 if self.class_position is None else self.class_position
+            x = torch.cat(((self.class_token + placed).expand(len(x), 1, -1), x), 1)
+        return self.dropout(x)
+
+    def with_classes(self, classes: int) -> Self:
+        """A copy with a new head of one linear layer, for other labels."""
+        whole("classes", classes)
+        model = copy.deepcopy(self)
+        model.config = replace(self.config, classes=classes, head_width=None)
+        old = self.head.output.weight
+        head = Head(self.config.width, classes, None)
+        init.classifier(head.output)
+        model.head = head.to(old.device, old.dtype)
+        return model
+
+    def at_size(self, image: Size) -> Self:
+        """A copy for images of another size: the table of positions is resized as a picture."""
+        rows, columns = grid(image, self.config.patch)
+        model = copy.deepcopy(self)
+        model.config = replace(self.config, image=image)
+        position = self.patches.position
+        if isinstance(position, LearnedGrid | Grid):
+            model.patches.position = position.at_size(rows, columns)
+        model.patches.image, model.patches.grid = image_size(image), (rows, columns)
+        return model
+
+    def freeze(self) -> Self:
+        """Train the head alone: the rest becomes a fixed extractor of features."""
+        for parameter in self.parameters():
+            parameter.requires_grad_(False)
+        for parameter in self.head.parameters():
+            parameter.requires_grad_(True)
+        return self
+
+
+class Head(nn.Module):
+    """One linear layer, behind a hidden tanh layer at pre-training."""
+
+    def __init__(self, width: int, classes: int, hidden: int | None):
+        super().__init__()
+        self.hidden = None if hidden is None else nn.Linear(width, hidden)
+        self.output = nn.Linear(hidden or width, classes)
+
+    def forward(self, x: Float[Tensor, "B D"]) -> Float[Tensor, "B N"]:
+        if self.hidden is not None:
+            x = torch.tanh(self.hidden(x))
+        return self.output(x)
+
+
+def _with_class_token(pool: Pool) -> bool:
+    if pool not in get_args(Pool):
+        raise ValueError(f"pool ({pool!r}) is unknown; choose from {', '.join(get_args(Pool))}")
+    return pool == "class"
