@@ -10,7 +10,7 @@ positions are learned. There *is* a convolution in it: the map of patches is one
 
 import copy
 from dataclasses import KW_ONLY, dataclass, replace
-from typing import Literal, Self, TypeAlias, get_args
+from typing import Literal, TypeAlias, get_args
 
 import torch
 from jaxtyping import Float
@@ -55,6 +55,10 @@ class VisionConfig(BlockConfig):
     """A trained vector for each patch, sines of its row and of its column, or none."""
     pool: Pool = "class"
     """What stands for the image: a class token's last vector, or the mean over the patches."""
+    class_token: bool | None = None
+    """A trained vector in front of the patches; by default where pool is class."""
+    pool_norm: bool = False
+    """The last LayerNorm after the mean over the patches, instead of before it."""
     head_width: int | None = None
     """A hidden tanh layer of this width in the head, as at pre-training; by default none."""
     dropout: float = 0.0
@@ -63,27 +67,27 @@ class VisionConfig(BlockConfig):
     """Added to the variance in LayerNorms."""
 
     @classmethod
-    def tiny(cls, classes: int, image: Size = 224, patch: int = 16) -> Self:
+    def tiny(cls, classes: int, image: Size = 224, patch: int = 16) -> "VisionConfig":
         """DeiT-Ti of Touvron et al. (2021)."""
         return cls(classes, image, patch, width=192, heads=3, feed_forward=768)
 
     @classmethod
-    def small(cls, classes: int, image: Size = 224, patch: int = 16) -> Self:
+    def small(cls, classes: int, image: Size = 224, patch: int = 16) -> "VisionConfig":
         """DeiT-S of Touvron et al. (2021)."""
         return cls(classes, image, patch, width=384, heads=6, feed_forward=1536)
 
     @classmethod
-    def base(cls, classes: int, image: Size = 224, patch: int = 16) -> Self:
+    def base(cls, classes: int, image: Size = 224, patch: int = 16) -> "VisionConfig":
         """ViT-B of Dosovitskiy et al. (2021), table 1."""
         return cls(classes, image, patch)
 
     @classmethod
-    def large(cls, classes: int, image: Size = 224, patch: int = 16) -> Self:
+    def large(cls, classes: int, image: Size = 224, patch: int = 16) -> "VisionConfig":
         """ViT-L of Dosovitskiy et al. (2021), table 1."""
         return cls(classes, image, patch, layers=24, width=1024, heads=16, feed_forward=4096)
 
     @classmethod
-    def huge(cls, classes: int, image: Size = 224, patch: int = 14) -> Self:
+    def huge(cls, classes: int, image: Size = 224, patch: int = 14) -> "VisionConfig":
         """ViT-H of Dosovitskiy et al. (2021), table 1."""
         return cls(classes, image, patch, layers=32, width=1280, heads=16, feed_forward=5120)
 
@@ -114,36 +118,38 @@ class VisionTransformer(nn.Module):
         )
         self.class_token: nn.Parameter | None = None
         self.class_position: nn.Parameter | None = None
-        if _with_class_token(config.pool):
+        if _with_class_token(config):
             self.class_token = nn.Parameter(torch.empty(config.width))
             if config.position == "learned":
                 self.class_position = nn.Parameter(torch.empty(config.width))
         self.dropout = nn.Dropout(config.dropout)
+        blocks = replace(config, final_norm=False) if config.pool_norm else config
         self.encoder = build.stack(
-            config, config.layers, attention=attention, feed_forward=feed_forward
+            blocks, config.layers, attention=attention, feed_forward=feed_forward
         )
+        self.norm = nn.LayerNorm(config.width, config.epsilon) if config.pool_norm else None
         self.whole = attention is not None  # another attention may not do with a few queries
         self.head = Head(config.width, config.classes, config.head_width)
         self.reset_parameters()
 
     @classmethod
-    def tiny(cls, classes: int, image: Size = 224, patch: int = 16) -> Self:
+    def tiny(cls, classes: int, image: Size = 224, patch: int = 16) -> "VisionTransformer":
         return cls(VisionConfig.tiny(classes, image, patch))
 
     @classmethod
-    def small(cls, classes: int, image: Size = 224, patch: int = 16) -> Self:
+    def small(cls, classes: int, image: Size = 224, patch: int = 16) -> "VisionTransformer":
         return cls(VisionConfig.small(classes, image, patch))
 
     @classmethod
-    def base(cls, classes: int, image: Size = 224, patch: int = 16) -> Self:
+    def base(cls, classes: int, image: Size = 224, patch: int = 16) -> "VisionTransformer":
         return cls(VisionConfig.base(classes, image, patch))
 
     @classmethod
-    def large(cls, classes: int, image: Size = 224, patch: int = 16) -> Self:
+    def large(cls, classes: int, image: Size = 224, patch: int = 16) -> "VisionTransformer":
         return cls(VisionConfig.large(classes, image, patch))
 
     @classmethod
-    def huge(cls, classes: int, image: Size = 224, patch: int = 14) -> Self:
+    def huge(cls, classes: int, image: Size = 224, patch: int = 14) -> "VisionTransformer":
         return cls(VisionConfig.huge(classes, image, patch))
 
     def reset_parameters(self) -> None:
@@ -159,10 +165,13 @@ class VisionTransformer(nn.Module):
 
     def represent(self, images: Float[Tensor, "B C Y X"]) -> Float[Tensor, "B D"]:
         """One vector for each image: what the head reads, and what transfers to other tasks."""
-        if self.class_token is None:
-            return self.features(images).mean(1)
-        # The last block's other rows are read by nobody, so they are not computed.
-        return self.encoder(self.embed(images), rows=None if self.whole else 1)[:, 0]
+        if self.config.pool == "mean":
+            patches = self.features(images)[:, 0 if self.class_token is None else 1 :]
+            pooled = patches.mean(1)
+        else:
+            # The last block's other rows are read by nobody, so they are not computed.
+            pooled = self.encoder(self.embed(images), rows=None if self.whole else 1)[:, 0]
+        return pooled if self.norm is None else self.norm(pooled)
 
     def features(self, images: Float[Tensor, "B C Y X"]) -> Float[Tensor, "B S D"]:
         """The last vectors of all patches, after the class token's where there is one."""
@@ -175,7 +184,7 @@ class VisionTransformer(nn.Module):
             x = torch.cat(((self.class_token + placed).expand(len(x), 1, -1), x), 1)
         return self.dropout(x)
 
-    def with_classes(self, classes: int) -> Self:
+    def with_classes(self, classes: int) -> "VisionTransformer":
         """A copy with a new head of one linear layer, for other labels."""
         whole("classes", classes)
         model = copy.deepcopy(self)
@@ -186,7 +195,7 @@ class VisionTransformer(nn.Module):
         model.head = head.to(old.device, old.dtype)
         return model
 
-    def at_size(self, image: Size) -> Self:
+    def at_size(self, image: Size) -> "VisionTransformer":
         """A copy for images of another size: the table of positions is resized as a picture."""
         rows, columns = grid(image, self.config.patch)
         model = copy.deepcopy(self)
@@ -197,7 +206,7 @@ class VisionTransformer(nn.Module):
         model.patches.image, model.patches.grid = image_size(image), (rows, columns)
         return model
 
-    def freeze(self) -> Self:
+    def freeze(self) -> "VisionTransformer":
         """Train the head alone: the rest becomes a fixed extractor of features."""
         for parameter in self.parameters():
             parameter.requires_grad_(False)
@@ -220,7 +229,10 @@ class Head(nn.Module):
         return self.output(x)
 
 
-def _with_class_token(pool: Pool) -> bool:
+def _with_class_token(config: VisionConfig) -> bool:
+    pool, given = config.pool, config.class_token
     if pool not in get_args(Pool):
         raise ValueError(f"pool ({pool!r}) is unknown; choose from {', '.join(get_args(Pool))}")
-    return pool == "class"
+    if pool == "class" and given is False:
+        raise ValueError("pool ('class') reads the class token, but class_token is False; use mean")
+    return pool == "class" if given is None else given
