@@ -8,7 +8,6 @@ decoder-only models: pre-norm, rotary positions, a gated feed-forward network.
 
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
-from typing import Self
 
 from jaxtyping import Float, Int
 from torch import Tensor, nn
@@ -49,7 +48,7 @@ class LanguageConfig(BlockConfig):
     """One table for the input and for the output's weights."""
 
     @classmethod
-    def tiny(cls, vocabulary: int) -> Self:
+    def tiny(cls, vocabulary: int) -> "LanguageConfig":
         """Four blocks of width 128, to try things out."""
         return cls(vocabulary, width=128, heads=4, feed_forward=344, layers=4)
 
@@ -89,7 +88,7 @@ class LanguageModel(nn.Module):
             self.output.weight = self.tokens.table.weight
 
     @classmethod
-    def tiny(cls, vocabulary: int) -> Self:
+    def tiny(cls, vocabulary: int) -> "LanguageModel":
         return cls(LanguageConfig.tiny(vocabulary))
 
     def forward(

@@ -11,7 +11,7 @@ the start sign, and the logits at position n are for token n + 1.
 
 from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
-from typing import Literal, Self, get_args
+from typing import Literal, get_args
 
 from jaxtyping import Float, Int
 from torch import Tensor, nn
@@ -91,17 +91,17 @@ class TransformerConfig(BlockConfig):
     """A bias for each target token's logit."""
 
     @classmethod
-    def base(cls, vocabulary: int) -> Self:
+    def base(cls, vocabulary: int) -> "TransformerConfig":
         """Vaswani et al. (2017), table 3: 63 million parameters with 37,000 tokens."""
         return cls(vocabulary)
 
     @classmethod
-    def big(cls, vocabulary: int) -> Self:
+    def big(cls, vocabulary: int) -> "TransformerConfig":
         """Vaswani et al. (2017), table 3: 214 million parameters with 37,000 tokens."""
         return cls(vocabulary, width=1024, heads=16, feed_forward=4096, dropout=0.3)
 
     @classmethod
-    def tiny(cls, vocabulary: int) -> Self:
+    def tiny(cls, vocabulary: int) -> "TransformerConfig":
         """For 29,000 sentences (Multi30k): Transformer-Tiny of Wu et al. (2021)."""
         return cls(
             vocabulary,
@@ -145,15 +145,15 @@ class Transformer(nn.Module):
         _share(self)
 
     @classmethod
-    def base(cls, vocabulary: int) -> Self:
+    def base(cls, vocabulary: int) -> "Transformer":
         return cls(TransformerConfig.base(vocabulary))
 
     @classmethod
-    def big(cls, vocabulary: int) -> Self:
+    def big(cls, vocabulary: int) -> "Transformer":
         return cls(TransformerConfig.big(vocabulary))
 
     @classmethod
-    def tiny(cls, vocabulary: int) -> Self:
+    def tiny(cls, vocabulary: int) -> "Transformer":
         return cls(TransformerConfig.tiny(vocabulary))
 
     def forward(
