@@ -1,0 +1,342 @@
+"""Our models beside their peers: the same shapes, dtype and batch, eager and compiled.
+
+    translation   the base Transformer (6 + 6 layers, width 512, 16,000 tokens) on sentences of 20
+                  to 40 tokens, against nn.Transformer and HF Marian. Ours gets the batch packed,
+                  as it is meant to be used; the peers get it padded, as they must. Speeds count
+                  real tokens, source and target.
+    vision        ViT-B/16 at 224 pixels against timm, HF ViT and torchvision.
+
+`train` is a whole step: forward, loss with label smoothing, backward, and on CUDA Adam's fused
+update; `infer` the forward pass alone, in evaluation mode. Ratios are the peer's time divided by
+ours: above 1, ours is faster.
+"""
+
+import argparse
+import gc
+import math
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from bench.timing import Run, turns
+from regard.attention.mask import Packed
+from regard.attention.position import Sinusoidal
+from regard.model.transformer import Transformer, TransformerConfig
+from regard.model.vit import VisionTransformer
+from regard.train.loss import cross_entropy
+
+VOCABULARY, SMOOTHING = 16_000, 0.1
+
+
+@dataclass
+class Batch:
+    """Sentences in both forms, and how many real tokens they hold."""
+
+    source: Tensor
+    target: Tensor
+    labels: Tensor
+    source_lengths: Tensor
+    target_lengths: Tensor
+
+    @classmethod
+    def draw(cls, sentences: int, device: str) -> "Batch":
+        lengths = torch.randint(20, 41, (2, sentences), device="cpu")
+        S, T = (int(n.max()) for n in lengths)
+        source, target = (torch.randint(4, VOCABULARY, (sentences, n)) for n in (S, T + 1))
+        labels = target[:, 1:].clone()
+        labels[torch.arange(T) >= lengths[1, :, None]] = -100
+        move = (source, target[:, :-1], labels, lengths[0], lengths[1])
+        return cls(*(t.to(device) for t in move))
+
+    @property
+    def tokens(self) -> int:
+        return int(self.source_lengths.sum() + self.target_lengths.sum())
+
+    def visible(self, side: str) -> Tensor:
+        """True at real tokens, (B, S)."""
+        ids, lengths = getattr(self, side), getattr(self, f"{side}_lengths")
+        return torch.arange(ids.shape[1], device=ids.device) < lengths[:, None]
+
+    def packed(self) -> tuple[Tensor, Tensor, Tensor, Packed, Packed]:
+        source, target = (getattr(self, n)[self.visible(n)][None] for n in ("source", "target"))
+        labels = self.labels[self.visible("target")][None]
+        device = str(source.device)
+        lengths = [Packed(n.cpu(), device) for n in (self.source_lengths, self.target_lengths)]
+        return source, target, labels, lengths[0], lengths[1]
+
+
+@dataclass
+class System:
+    """A model, its inputs, and what a training step does with its result."""
+
+    model: nn.Module
+    inputs: tuple[Any, ...]
+    loss: Callable[[Tensor], Tensor]
+    logits: Callable[[Tensor], Tensor] = lambda result: result
+
+
+def smoothed(labels: Tensor) -> Callable[[Tensor], Tensor]:
+    """The usual loss, over all logits at once."""
+    return lambda logits: F.cross_entropy(
+        logits.flatten(0, -2), labels.flatten(), label_smoothing=SMOOTHING
+    )
+
+
+# Translation
+
+
+class Ours(nn.Module):
+    """The Transformer's last vectors, which become a loss in pieces, or logits."""
+
+    def __init__(self, model: Transformer):
+        super().__init__()
+        self.model = model
+
+    def forward(self, source: Tensor, target: Tensor, S: Packed, T: Packed) -> Tensor:
+        return self.model.states(target, self.model.encode(source, S), T, S)
+
+
+def our_translator(batch: Batch) -> System:
+    source, target, labels, S, T = batch.packed()
+    model = Transformer(TransformerConfig.base(VOCABULARY))
+    count = labels.numel()
+    return System(
+        Ours(model),
+        (source, target, S, T),
+        lambda states: cross_entropy(states, model.output, labels, SMOOTHING) / count,
+        model.output,
+    )
+
+
+class TorchTransformer(nn.Module):
+    """nn.Transformer with what it leaves to its user: embeddings, positions, masks, output."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(VOCABULARY, 512)
+        self.body = nn.Transformer(512, 8, 6, 6, 2048, 0.1, batch_first=True)
+        self.register_buffer("positions", Sinusoidal(512).encoding(torch.arange(64)))
+        self.dropout = nn.Dropout(0.1)
+
+    def embed(self, ids: Tensor) -> Tensor:
+        x = self.table(ids) * math.sqrt(512) + self.positions[: ids.shape[1]]
+        return self.dropout(x)
+
+    def forward(self, source: Tensor, target: Tensor, hidden: Tensor, mask: Tensor) -> Tensor:
+        states = self.body(
+            self.embed(source),
+            self.embed(target),
+            tgt_mask=mask,
+            tgt_is_causal=True,
+            src_key_padding_mask=hidden,
+            memory_key_padding_mask=hidden,
+        )
+        return F.linear(states, self.table.weight)
+
+
+def torch_translator(batch: Batch) -> System:
+    T = batch.target.shape[1]
+    future = torch.ones(T, T, dtype=torch.bool, device=batch.target.device).triu(1)
+    inputs = (batch.source, batch.target, ~batch.visible("source"), future)
+    return System(TorchTransformer(), inputs, smoothed(batch.labels))
+
+
+class Logits(nn.Module):
+    """A Hugging Face model as a function of tensors that returns logits."""
+
+    def __init__(self, model: nn.Module, names: tuple[str, ...]):
+        super().__init__()
+        self.model, self.names = model, names
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        return self.model(**dict(zip(self.names, inputs))).logits
+
+
+def marian(batch: Batch) -> System:
+    from transformers import MarianConfig, MarianMTModel
+
+    config = MarianConfig(
+        vocab_size=VOCABULARY,
+        d_model=512,
+        encoder_layers=6,
+        decoder_layers=6,
+        encoder_attention_heads=8,
+        decoder_attention_heads=8,
+        encoder_ffn_dim=2048,
+        decoder_ffn_dim=2048,
+        activation_function="relu",
+        dropout=0.1,
+        pad_token_id=0,
+        scale_embedding=True,
+        decoder_start_token_id=0,
+        use_cache=False,
+    )
+    names = ("input_ids", "attention_mask", "decoder_input_ids")
+    inputs = (batch.source, batch.visible("source").long(), batch.target)
+    return System(Logits(MarianMTModel(config), names), inputs, smoothed(batch.labels))
+
+
+# Vision
+
+
+def our_vit(images: Tensor, labels: Tensor) -> System:
+    return System(VisionTransformer.base(1000), (images,), smoothed(labels))
+
+
+def hf_vit(images: Tensor, labels: Tensor) -> System:
+    from transformers import ViTConfig, ViTForImageClassification
+
+    model = ViTForImageClassification(ViTConfig(num_labels=1000))
+    return System(Logits(model, ("pixel_values",)), (images,), smoothed(labels))
+
+
+def timm_vit(images: Tensor, labels: Tensor) -> System:
+    import timm
+
+    return System(timm.create_model("vit_base_patch16_224"), (images,), smoothed(labels))
+
+
+def torchvision_vit(images: Tensor, labels: Tensor) -> System:
+    import torchvision
+
+    return System(torchvision.models.vit_b_16(), (images,), smoothed(labels))
+
+
+TRANSLATORS = {"ours": our_translator, "nn.Transformer": torch_translator, "HF Marian": marian}
+VITS = {"ours": our_vit, "timm": timm_vit, "HF ViT": hf_vit, "torchvision": torchvision_vit}
+
+
+# Measuring
+
+
+def gather(makers: dict[str, Callable[..., System]], *data: Any) -> dict[str, System]:
+    """The systems that this machine has."""
+    found = {}
+    for name, make in makers.items():
+        try:
+            torch.manual_seed(0)
+            found[name] = make(*data)
+        except ImportError as error:
+            print(f"  {name} is left out: {error}")
+    return found
+
+
+def training(system: System, compiled: bool) -> Run:
+    model = torch.compile(system.model) if compiled else system.model
+    parameters = list(system.model.parameters())
+    device = parameters[0].device.type
+    adam = torch.optim.AdamW(parameters, fused=True) if device == "cuda" else None
+
+    def step() -> Tensor:
+        system.model.train()
+        loss = system.loss(model(*system.inputs))
+        loss.backward()
+        if adam is not None:
+            adam.step()
+        for parameter in parameters:
+            parameter.grad = None
+        return loss
+
+    return Run(step)
+
+
+def inference(system: System, compiled: bool) -> Run:
+    model = torch.compile(system.model) if compiled else system.model
+
+    def call() -> Tensor:
+        system.model.eval()
+        return system.logits(model(*system.inputs))
+
+    return Run(call, torch.no_grad)
+
+
+def peak(run: Run) -> float:
+    """GiB at the height of a step, once everything is compiled and Adam has its moments."""
+    for _ in range(3):
+        run.call()
+    gc.collect()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    run.call()
+    return torch.cuda.max_memory_allocated() / 2**30
+
+
+def report(
+    title: str,
+    makers: dict[str, Callable[..., System]],
+    data: tuple[Any, ...],
+    items: int,
+    options: argparse.Namespace,
+) -> None:
+    """Ratios to ours, for training and inference, eager and compiled."""
+    print(title, flush=True)
+    systems = gather(makers, *data)
+    device, dtype = options.device, getattr(torch, options.dtype)
+    for system in systems.values():
+        system.model.to(device, dtype)
+    for kind, make in (("train", training), ("infer", inference)):
+        runs = {
+            f"{name} {way}": make(system, way == "compiled")
+            for name, system in systems.items()
+            for way in options.ways
+        }
+        took = turns(runs, rounds=options.rounds)
+        for way in options.ways:
+            ours = took[f"ours {way}"]
+            ratios = " ".join(
+                f"{name} {took[f'{name} {way}'] / ours:.2f}" for name in systems if name != "ours"
+            )
+            print(f"  {kind} {way}: ours {items / ours:,.0f}/s; {ratios}", flush=True)
+        fastest = min(took[name] for name in took if name.startswith("ours"))
+        best = min((took[name], name) for name in took if not name.startswith("ours"))
+        print(f"  {kind}: the best peer ({best[1]}) takes {best[0] / fastest:.2f} × our best")
+
+
+def memory(sentences: int, options: argparse.Namespace) -> None:
+    print(f"Peak memory of a training step, {sentences} sentences, GiB:")
+    for name, make in TRANSLATORS.items():
+        for way in options.ways:
+            torch._dynamo.reset()
+            try:
+                system = make(Batch.draw(sentences, options.device))
+            except ImportError:
+                continue
+            system.model.to(options.device, getattr(torch, options.dtype))
+            print(f"  {name} {way}: {peak(training(system, way == 'compiled')):.2f}", flush=True)
+            del system
+            gc.collect()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    cuda = torch.cuda.is_available()
+    parser.add_argument("--device", default="cuda" if cuda else "cpu")
+    parser.add_argument("--dtype", default="bfloat16" if cuda else "float32")
+    parser.add_argument("--sentences", type=int, nargs="*", default=[256, 1024] if cuda else [16])
+    parser.add_argument("--images", type=int, nargs="*", default=[256] if cuda else [4])
+    parser.add_argument("--ways", nargs="*", default=["eager", "compiled"])
+    parser.add_argument("--rounds", type=int, default=7)
+    options = parser.parse_args()
+    warnings.filterwarnings("ignore")
+    torch.set_float32_matmul_precision("highest")
+    for sentences in options.sentences:
+        torch.manual_seed(0)
+        batch = Batch.draw(sentences, options.device)
+        title = f"Base Transformer, {sentences} sentences, {batch.tokens} real tokens"
+        report(title, TRANSLATORS, (batch,), batch.tokens, options)
+    for count in options.images:
+        dtype = getattr(torch, options.dtype)
+        images = torch.randn(count, 3, 224, 224, device=options.device, dtype=dtype)
+        labels = torch.randint(1000, (count,), device=options.device)
+        report(f"ViT-B/16, {count} images", VITS, (images, labels), count, options)
+    if options.device == "cuda" and options.sentences:
+        memory(max(options.sentences), options)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Training: the loss, the schedules, the optimizer and the one loop."""
