@@ -121,11 +121,11 @@ def find(source: str | Path) -> Path:
 def _format(kind: str) -> Format:
     match kind:
         case "marian":
-            from regard.interop import marian
+            import regard.interop.marian as marian
 
             return marian
         case "vit":
-            from regard.interop import vit
+            import regard.interop.vit as vit
 
             return vit
     raise ValueError(f"format ({kind!r}) is unknown; choose from {', '.join(get_args(Kind))}")

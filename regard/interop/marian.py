@@ -1,0 +1,359 @@
+"""Marian's translators (OPUS-MT), as Hugging Face keeps them: the paper's Transformer, with SiLU.
+
+    x = LayerNorm(x + Sublayer(x))       post-norm, everywhere
+    r = [sin …; cos …]                   sinusoids in two halves, with the paper's frequencies
+    logits = E x + b                     one table E for both languages, or one for each
+
+Junczys-Dowmunt et al. 2018, "Marian: Fast Neural Machine Translation in C++"; Tiedemann &
+Thottingal 2020, "OPUS-MT". A Regard model with sinusoids in pairs (sin, cos, sin, cos, …) goes
+there too: sorting the width of every vector between the layers turns one layout into the other,
+and changes no result, since no sublayer knows an order of its inputs.
+"""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from regard.attention.position import Sinusoidal
+from regard.interop import Imported, Task
+from regard.interop.tensors import Pair, Tensors, fill, give, load, save, settings
+from regard.model.block import Activation
+from regard.model.transformer import Share, TextSource, Transformer, TransformerConfig
+
+_ACTIVATIONS: dict[str, Activation] = {
+    "swish": "silu",
+    "silu": "silu",
+    "relu": "relu",
+    "gelu": "gelu",
+}
+
+# What a tokenizer consists of: the two SentencePiece models, one vocabulary or two, and how to
+# read them. The first three are always there; a model of ours may have a tokenizer.json instead.
+_NEEDED = ("source.spm", "target.spm", "vocab.json")
+_TOKENIZER = (
+    *_NEEDED,
+    "target_vocab.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "tokenizer.json",
+)
+
+# Old configs have these switches of another family's; nobody reads them, and all are off.
+_OFF = ("normalize_before", "normalize_embedding", "add_final_layer_norm")
+
+
+# Reading
+
+
+def read(source: Path) -> Imported:
+    """The model in a folder with config.json, weights and, normally, a tokenizer."""
+    said, tensors = settings(source), load(source)
+    config = _config(said, "final_logits_bias" in tensors, source)
+    _check_positions(tensors, config, source)
+    if config.share == "none" and "model.shared.weight" in tensors:
+        # Both languages read one table, but the output has its own: here each has its own.
+        shared = tensors.pop("model.shared.weight")
+        for side in ("encoder", "decoder"):
+            tensors.setdefault(f"model.{side}.embed_tokens.weight", shared)
+    with torch.device("meta"):
+        model = Transformer(config)
+    fill(model, tensors, _pairs(config), source)
+
+    folder = source if source.is_dir() else source.parent
+    files = {name: folder / name for name in _TOKENIZER if (folder / name).is_file()}
+    absent = [name for name in _NEEDED if name not in files]
+    notes = []
+    if absent:
+        notes.append(
+            f"{folder} has no {', '.join(absent)}; without a tokenizer the model cannot translate "
+            "text, only token ids"
+        )
+    _check_vocabularies(files, config)
+    task = _task(said | _generation(folder), config)
+    return Imported(
+        model.eval(), files, task, f"Marian, from {folder.resolve().name}", tuple(notes)
+    )
+
+
+def _config(said: Mapping[str, Any], bias: bool, source: Path) -> TransformerConfig:
+    wanted = (
+        "vocab_size",
+        "d_model",
+        "encoder_layers",
+        "decoder_layers",
+        "encoder_attention_heads",
+        "decoder_attention_heads",
+        "encoder_ffn_dim",
+        "decoder_ffn_dim",
+    )
+    wrong = [name for name in wanted if not isinstance(said.get(name), int)]
+    if wrong:
+        raise ValueError(f"{source}: config.json must say, as whole numbers, {', '.join(wrong)}")
+    for name in ("attention_heads", "ffn_dim"):
+        encoder, decoder = said[f"encoder_{name}"], said[f"decoder_{name}"]
+        if encoder != decoder:
+            raise ValueError(
+                f"{source}: encoder_{name} ({encoder}) and decoder_{name} ({decoder}) must be "
+                "equal; other Marian models are not known here"
+            )
+    for name in _OFF:
+        if said.get(name):
+            raise ValueError(
+                f"{source}: {name} ({said[name]}) must be false; other Marian models are not known"
+            )
+    activation = said.get("activation_function", "gelu")
+    if activation not in _ACTIVATIONS:
+        raise ValueError(
+            f"{source}: activation_function ({activation!r}) is unknown; known are "
+            f"{', '.join(_ACTIVATIONS)}"
+        )
+    tied, one = (
+        said.get("tie_word_embeddings", True),
+        said.get("share_encoder_decoder_embeddings", True),
+    )
+    vocabulary, target = said["vocab_size"], said.get("decoder_vocab_size") or said["vocab_size"]
+    if one and vocabulary != target:
+        raise ValueError(
+            f"{source}: vocab_size ({vocabulary}) and decoder_vocab_size ({target}) must be equal "
+            "where share_encoder_decoder_embeddings is true"
+        )
+    share: Share = "none" if not tied else "all" if one else "target"
+    return TransformerConfig(
+        target,
+        source=TextSource(vocabulary=None if one else vocabulary),
+        width=said["d_model"],
+        heads=said["encoder_attention_heads"],
+        feed_forward=said["encoder_ffn_dim"],
+        encoder_layers=said["encoder_layers"],
+        decoder_layers=said["decoder_layers"],
+        activation=_ACTIVATIONS[activation],
+        norm="post",
+        position="sinusoidal-halves",
+        length=said.get("max_position_embeddings", 1024),
+        share=share,
+        scale=bool(said.get("scale_embedding", False)),
+        output_bias=bias,
+        dropout=said.get("dropout", 0.1),
+        attention_dropout=said.get("attention_dropout", 0.0),
+        hidden_dropout=said.get("activation_dropout", 0.0),
+    )
+
+
+def _pairs(config: TransformerConfig) -> Iterator[Pair]:
+    source, target, output = (
+        "model.encoder.embed_tokens.weight",
+        "model.decoder.embed_tokens.weight",
+        "lm_head.weight",
+    )
+    match config.share:
+        case "all":
+            again = (source, target, output)
+            yield Pair("model.shared.weight", "target.table.weight", again=again)
+        case "target":
+            yield Pair(source, "source.table.weight")
+            yield Pair(target, "target.table.weight", again=(output,))
+        case "none":
+            yield Pair(source, "source.table.weight")
+            yield Pair(target, "target.table.weight")
+            yield Pair(output, "output.weight")
+    if config.output_bias:
+        yield Pair("final_logits_bias", "output.bias", lambda b: (b[0],), lambda b: b[0][None])
+    own = {"self_attn": "attention", "self_attn_layer_norm": "add_attention.norm"}
+    cross = {"encoder_attn": "cross", "encoder_attn_layer_norm": "add_cross.norm"}
+    last = {
+        "fc1": "feed_forward.expand",
+        "fc2": "feed_forward.reduce",
+        "final_layer_norm": "add_feed_forward.norm",
+    }
+    inside = {"q_proj": "query", "k_proj": "key", "v_proj": "value", "out_proj": "output"}
+    sides = (
+        ("encoder", config.encoder_layers, own | last),
+        ("decoder", config.decoder_layers, own | cross | last),
+    )
+    for side, layers, parts in sides:
+        for layer in range(layers):
+            for theirs, ours in parts.items():
+                linears = inside.items() if theirs.endswith("_attn") else [("", "")]
+                for linear in linears:
+                    for kind in ("weight", "bias"):
+                        names = (f"model.{side}.layers.{layer}.{theirs}", linear[0], kind)
+                        homes = (f"{side}.blocks.{layer}.{ours}", linear[1], kind)
+                        yield Pair(".".join(filter(None, names)), ".".join(filter(None, homes)))
+
+
+def _check_positions(tensors: Tensors, config: TransformerConfig, source: Path) -> None:
+    """Takes stored sinusoids out, which old files have, once they are seen to be the same."""
+    position = Sinusoidal(config.width, layout="halves")
+    for name in ("model.encoder.embed_positions.weight", "model.decoder.embed_positions.weight"):
+        table = tensors.pop(name, None)
+        if table is None:
+            continue
+        expected = position.encoding(torch.arange(len(table)), torch.float32)
+        if table.shape != expected.shape or not table.float().allclose(expected, 0, 1e-3):
+            raise ValueError(f"{source}: {name} must be sinusoids in two halves, and is not")
+
+
+def _check_vocabularies(files: Mapping[str, Path], config: TransformerConfig) -> None:
+    assert isinstance(config.source, TextSource)
+    sizes = {
+        "vocab.json": config.source.vocabulary or config.vocabulary,
+        "target_vocab.json": config.vocabulary,
+    }
+    for name, size in sizes.items():
+        if name in files:
+            ids = settings(files[name], name).values()
+            if not all(isinstance(number, int) and 0 <= number < size for number in ids):
+                raise ValueError(
+                    f"{files[name]} must give every token an id below the model's vocabulary "
+                    f"({size}); it belongs to another model"
+                )
+
+
+def _generation(folder: Path) -> dict[str, Any]:
+    name = "generation_config.json"
+    return settings(folder, name) if (folder / name).is_file() else {}
+
+
+def _task(said: Mapping[str, Any], config: TransformerConfig) -> Task:
+    """How these models are searched; what nobody says is as Hugging Face has it."""
+    pad = said.get("pad_token_id")
+    banned = said.get("bad_words_ids") or []
+    return {
+        "name": "translate",
+        "start": said.get("decoder_start_token_id", pad),
+        "end": said.get("eos_token_id"),
+        "pad": pad,
+        "banned": [words[0] for words in banned if len(words) == 1],
+        "beams": said.get("num_beams") or 1,
+        "length": said.get("max_length") or config.length,
+        "length_penalty": said.get("length_penalty", 1.0),
+        "renormalize": bool(said.get("renormalize_logits", False)),
+    }
+
+
+# Writing
+
+
+def write(
+    model: nn.Module,
+    folder: Path,
+    *,
+    files: Mapping[str, bytes | Path],
+    task: Task | None,
+) -> None:
+    """A folder that transformers' MarianMTModel.from_pretrained opens, with the same logits."""
+    if not isinstance(model, Transformer):
+        raise ValueError(f"a {type(model).__name__} is no Marian model; export a Transformer")
+    _refuse(model, task)
+    config, task = model.config, dict(task or {})
+    tensors = give(model, _pairs(config))
+    if config.position == "sinusoidal":
+        tensors = {name: _sorted(name, tensor) for name, tensor in tensors.items()}
+    if not config.output_bias:
+        tensors["final_logits_bias"] = torch.zeros(1, config.vocabulary, dtype=_dtype(model))
+    assert isinstance(config.source, TextSource)
+    said = {
+        "architectures": ["MarianMTModel"],
+        "model_type": "marian",
+        "is_encoder_decoder": True,
+        "vocab_size": config.source.vocabulary or config.vocabulary,
+        "decoder_vocab_size": config.vocabulary,
+        "d_model": config.width,
+        "activation_function": config.activation,
+        "max_position_embeddings": config.length,
+        "static_position_embeddings": True,
+        "scale_embedding": config.scale,
+        "share_encoder_decoder_embeddings": config.share == "all",
+        "tie_word_embeddings": config.share != "none",
+        "dropout": config.dropout,
+        "attention_dropout": config.attention_dropout,
+        "activation_dropout": config.hidden_dropout,
+        "dtype": str(_dtype(model)).removeprefix("torch."),
+    }
+    for side, layers in (("encoder", config.encoder_layers), ("decoder", config.decoder_layers)):
+        said |= {
+            f"{side}_layers": layers,
+            f"{side}_attention_heads": config.heads,
+            f"{side}_ffn_dim": config.feed_forward,
+        }
+    tokens = {
+        "decoder_start_token_id": task["start"],
+        "eos_token_id": task["end"],
+        "forced_eos_token_id": task["end"],
+        "pad_token_id": task["pad"],
+        "bos_token_id": None,
+    }
+    generation = tokens | {
+        "bad_words_ids": [[token] for token in task.get("banned", [])] or None,
+        "num_beams": task.get("beams", 1),
+        "max_length": task.get("length", config.length),
+        "length_penalty": task.get("length_penalty", 1.0),
+        "renormalize_logits": task.get("renormalize", False),
+    }
+    save(
+        folder,
+        tensors,
+        {"config.json": said | tokens, "generation_config.json": generation},
+        {name: files[name] for name in _TOKENIZER if name in files},
+    )
+
+
+def _refuse(model: Transformer, task: Task | None) -> None:
+    """All that Marian has no place for, at once."""
+    config = model.config
+    reasons = []
+    if not isinstance(config.source, TextSource):
+        reasons.append(f"its source is text, not {config.source.kind}")
+    if config.norm != "post" or config.final_norm:
+        reasons.append("its norms come after each residual sum (norm='post', final_norm=False)")
+    if config.activation not in _ACTIVATIONS.values():
+        reasons.append(f"its feed-forward networks have no {config.activation}")
+    if config.position not in ("sinusoidal", "sinusoidal-halves"):
+        reasons.append(f"its positions are sinusoids, not {config.position}")
+    if config.key_heads not in (None, config.heads):
+        reasons.append(f"it has as many key heads ({config.key_heads}) as heads ({config.heads})")
+    if config.epsilon != 1e-5:
+        reasons.append(f"its LayerNorms have epsilon 1e-5, not {config.epsilon}")
+    with torch.device("meta"):
+        plain = Transformer(config)
+    if [type(part) for part in model.modules()] != [type(part) for part in plain.modules()]:
+        reasons.append("it has no parts of one's own")
+    if reasons:
+        raise ValueError(f"Marian has no such model: {'; '.join(reasons)}")
+    tokens = {name: (task or {}).get(name) for name in ("start", "end", "pad")}
+    assert isinstance(config.source, TextSource)
+    table = min(config.vocabulary, config.source.vocabulary or config.vocabulary)
+    wrong = [f"{name} ({token})" for name, token in tokens.items() if not _token(token, table)]
+    if wrong:
+        raise ValueError(
+            f"Marian's config names tokens of both vocabularies (0 to {table - 1}), but the task "
+            f"has {', '.join(wrong)}; pass task={{'start': …, 'end': …, 'pad': …}}"
+        )
+
+
+def _token(token: object, vocabulary: int) -> bool:
+    return isinstance(token, int) and 0 <= token < vocabulary
+
+
+def _sorted(name: str, tensor: Tensor) -> Tensor:
+    """The axis that is a vector between the layers: even places, the sines', first."""
+    kind = name.rpartition(".")[2]
+    if name == "final_logits_bias":
+        return tensor
+    if any(part in name for part in ("q_proj", "k_proj", "v_proj", "fc1")):
+        axis = None if kind == "bias" else 1  # they read such vectors
+    elif "embed_tokens" in name or "shared" in name or "lm_head" in name:
+        axis = 1
+    else:  # out_proj, fc2 and norms write them
+        axis = 0
+    if axis is None:
+        return tensor
+    order = torch.arange(tensor.shape[axis])
+    return tensor.index_select(axis, torch.cat((order[::2], order[1::2])))
+
+
+def _dtype(model: nn.Module) -> torch.dtype:
+    return next(model.parameters()).dtype
