@@ -1,0 +1,814 @@
+"""A model's folder: what it is, its weights, its tokenizer, and a card for people.
+
+    config.json         the kind of model and its config, its task, and the size and the sha256 of
+                        every other file
+    model.safetensors   the weights, each once; its header repeats config.json's words on the model
+    tokenizer.json      or whatever files the tokenizer has, as they are
+    README.md           the model card
+
+A save is whole or not at all: the new folder is written beside the old one, brought to the disk,
+and then takes the old one's place in one step, so that a crash at any moment, or a full disk,
+leaves the old folder or the new one. A load checks every file before it uses any, and nothing in
+the folder is ever executed: there is no pickle.
+"""
+
+import errno
+import hashlib
+import json
+import os
+import re
+import secrets
+import shlex
+import shutil
+import stat
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, BinaryIO, Literal, cast, get_args
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from regard import __version__
+from regard.config import Object, differences, dumps, from_json, loads, plain, to_json
+
+FORMAT = 1
+"""The layout that this version writes, and the newest that it reads."""
+
+CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "README.md"
+
+Kind = Literal["Transformer", "VisionTransformer", "LanguageModel"]
+
+
+@dataclass(frozen=True)
+class Saved:
+    """What a folder holds."""
+
+    model: nn.Module
+    """Filled, on its device, in evaluation mode."""
+    config: Any
+    """The model's config."""
+    task: Object | None
+    """What the model is for, as it was given to `save`."""
+    folder: Path
+    files: dict[str, Path]
+    """Where each file is, by its name; config.json is not among them."""
+
+
+def save(
+    folder: str | os.PathLike[str],
+    model: nn.Module,
+    *,
+    files: Mapping[str, bytes | Path] | None = None,
+    task: Mapping[str, Any] | None = None,
+    origin: str | None = None,
+) -> None:
+    """Writes a model's folder, in the place of the one that was there.
+
+    `files` are the tokenizer's and any others, as bytes or as paths to copy from; `task` is JSON
+    that says what the model is for, `{"kind": "translate", …}`; `origin` is a sentence for the card
+    that says where the weights come from. Files in an older folder that no save has put there
+    stay. A folder that holds other things is refused.
+    """
+    model = _unwrapped(model)
+    about = _about(model, task)
+    tensors = _tensors(model)
+    extras = dict(files or {})
+    for name in extras:
+        _check_name(name, "files")
+        if name.casefold() in (CONFIG, WEIGHTS, CARD.casefold()):
+            raise ValueError(f'files names "{name}", which is written by save; choose another name')
+    # A link stays, and what it leads to is replaced.
+    target = Path(os.path.realpath(folder))
+    with _told(folder):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        _recover(target)
+        _check_target(folder, target, extras)
+        _clear(target)
+        with _draft(target) as draft:
+            save_file(
+                tensors,
+                draft / WEIGHTS,
+                # "format" is what other libraries look for.
+                {"format": "pt", "config": json.dumps(about)},
+            )
+            for name, content in extras.items():
+                if isinstance(content, bytes):
+                    (draft / name).write_bytes(content)
+                else:
+                    shutil.copyfile(content, draft / name)
+            card = _card(target.name, model, about, sorted(extras), origin)
+            (draft / CARD).write_text(card, encoding="utf-8")
+            (draft / CONFIG).write_bytes(dumps(_header(draft, about)))
+            for path in draft.iterdir():
+                _sync(path)
+            if target.is_dir():
+                _carry(target, draft, _ours(target))
+                shutil.copymode(target, draft)
+            _sync_folder(draft)
+            _replace(draft, target)
+
+
+def load(
+    folder: str | os.PathLike[str],
+    *,
+    model: nn.Module | None = None,
+    device: str | torch.device = "cpu",
+    dtype: torch.dtype | None = None,
+    verify: bool = True,
+) -> Saved:
+    """Reads a model's folder, and refuses what is damaged or does not fit.
+
+    `model` is a model with parts of one's own, whose parameters are replaced by the saved ones:
+    build it on the `meta` device, where it takes no memory. `dtype` is that of the numbers with a
+    point; by default they keep the one they were saved in. `verify=False` spares the checksums of
+    files, which read every byte, but not their sizes. A folder that is saved anew meanwhile gives
+    the old model or the new one.
+    """
+    device = _device(device)
+    if dtype is not None and not dtype.is_floating_point:
+        raise ValueError(f"dtype ({dtype}) must be a floating one, such as torch.bfloat16")
+    for _ in range(_PATIENCE):
+        place = _standing(Path(folder))
+        opened = _open_config(place)
+        if opened is None:
+            continue
+        fault = None
+        # While this file is open, none that comes in its place is taken for it.
+        with opened:
+            try:
+                saved = _load(place, opened.read(), model, device, dtype, verify)
+            except ValueError as error:
+                fault = error
+            if _unchanged(opened, place):
+                if fault is not None:
+                    raise fault
+                return saved
+    raise ValueError(
+        f"{folder} was saved anew each time it was read ({_PATIENCE} times); try later"
+    )
+
+
+_PATIENCE = 20
+
+
+# What the folder says of the model
+
+
+@dataclass(frozen=True)
+class _File:
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class _Header:
+    """config.json."""
+
+    format: int
+    regard: str
+    kind: str
+    model: Object
+    task: Object | None
+    files: dict[str, _File]
+
+
+def _header(draft: Path, about: Object) -> Object:
+    files = {}
+    for path in sorted(draft.iterdir()):
+        files[path.name] = {"bytes": path.stat().st_size, "sha256": _sha256(path)}
+    return {"format": FORMAT, "regard": __version__, **about, "files": files}
+
+
+def _read_header(text: bytes, where: str) -> _Header:
+    data = loads(text, where)
+    if not isinstance(data, dict) or not {"format", "regard"} <= data.keys():
+        raise ValueError(
+            f'{where} is not a Regard model\'s: it lacks "format" and "regard"; '
+            "other libraries' models come in through `regard import`"
+        )
+    if type(data["format"]) is int and data["format"] > FORMAT:
+        raise ValueError(
+            f"{where} has format {data['format']}, written by Regard {data['regard']}, but Regard "
+            f"{__version__} reads formats up to {FORMAT}; upgrade regard"
+        )
+    header = from_json(_Header, data, where)
+    if header.format < 1:
+        raise ValueError(f"{where}: format ({header.format}) must be 1 or more")
+    for name in header.files:
+        _check_name(name, f"{where}: files")
+    if WEIGHTS not in header.files:
+        raise ValueError(f'{where}: files lacks "{WEIGHTS}"; save the model again')
+    return header
+
+
+def _about(model: nn.Module, task: Mapping[str, Any] | None) -> Object:
+    """What config.json and the weights' header both say."""
+    kind = type(model).__name__
+    config = getattr(model, "config", None)
+    if config is None:
+        raise ValueError(
+            f"{kind} has no `config`; use a {_either(get_args(Kind))}, or a model of your own "
+            "whose `config` is a dataclass (and the model itself, not a wrapper of it)"
+        )
+    return {
+        "kind": kind,
+        "model": to_json(config),
+        "task": None if task is None else plain(dict(task), "task"),
+    }
+
+
+def _unwrapped(model: nn.Module) -> nn.Module:
+    """The model that torch.compile was given."""
+    return dict(model.named_children()).get("_orig_mod", model)
+
+
+def _classes(kind: str, where: str) -> tuple[type[Any], type[Any]]:
+    """A kind's model and config; imported here, so that a kind loads without the others."""
+    match cast(Kind, kind):
+        case "Transformer":
+            from regard.model.transformer import Transformer, TransformerConfig
+
+            return Transformer, TransformerConfig
+        case "VisionTransformer":
+            from regard.model.vit import VisionConfig, VisionTransformer
+
+            return VisionTransformer, VisionConfig
+        case "LanguageModel":
+            from regard.model.language import LanguageConfig, LanguageModel
+
+            return LanguageModel, LanguageConfig
+    close = get_close_matches(kind, get_args(Kind), n=1)
+    guess = f"did you mean {close[0]}? or " if close else ""
+    raise ValueError(
+        f'{where}: kind ("{kind}") must be {_either(get_args(Kind))}; '
+        f"{guess}pass your own: load(folder, model=…)"
+    )
+
+
+def _either(names: tuple[str, ...]) -> str:
+    return f"{', '.join(names[:-1])} or {names[-1]}"
+
+
+def _check_name(name: str, where: str) -> None:
+    """A file lies in the folder itself: no name leads out of it, on any system."""
+    if not name or name.startswith(".") or re.search(r'[/\\:\0-\x1f"*?<>|]', name):
+        raise ValueError(
+            f"{where} names {json.dumps(name)}, which must be a file's plain name, such as "
+            '"tokenizer.json": without folders, not hidden'
+        )
+
+
+# Weights
+
+
+def _state(model: nn.Module) -> dict[str, Tensor]:
+    """Parameters and persistent buffers by name, themselves."""
+    state = dict(model.state_dict(keep_vars=True))
+    for name, tensor in state.items():
+        if not isinstance(tensor, Tensor) or tensor.layout != torch.strided:
+            raise ValueError(f"{name} must be a dense tensor; only those are saved and loaded")
+    return state
+
+
+def _ties(state: Mapping[str, Tensor]) -> list[list[str]]:
+    """The names of each tensor: several where parts of a model share it."""
+    groups: dict[object, list[str]] = {}
+    for name, tensor in state.items():
+        # The storage itself rather than its address, which is 0 on `meta` and where it is empty.
+        storage = tensor.untyped_storage()._cdata
+        view = (storage, tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype)
+        groups.setdefault(view, []).append(name)
+    return list(groups.values())
+
+
+def _tensors(model: nn.Module) -> dict[str, Tensor]:
+    """What is stored: every tensor once, under its first name."""
+    state = _state(model)
+    if empty := [name for name, tensor in state.items() if tensor.is_meta]:
+        raise ValueError(f"{', '.join(empty)} on the meta device have no values to save; fill them")
+    tensors, seen = {}, set()
+    for names in _ties(state):
+        tensor = state[names[0]].detach().cpu().contiguous()
+        # Other views of a storage are stored for themselves: the format knows no sharing.
+        storage = tensor.untyped_storage()._cdata
+        tensors[names[0]] = tensor.clone() if storage in seen else tensor
+        seen.add(storage)
+    return tensors
+
+
+def _load(
+    place: Path,
+    text: bytes,
+    model: nn.Module | None,
+    device: torch.device,
+    dtype: torch.dtype | None,
+    verify: bool,
+) -> Saved:
+    where = str(place / CONFIG)
+    header = _read_header(text, where)
+    if model is None:
+        cls, config_class = _classes(header.kind, where)
+        config = from_json(config_class, header.model, where, "model")
+    else:
+        have = _about(_unwrapped(model), None)["model"]
+        config = from_json(type(_unwrapped(model).config), header.model, where, "model")
+        if unlike := differences(have, to_json(config), "model"):
+            raise ValueError(
+                f"the model given is not the one saved in {place}: {'; '.join(unlike)}; "
+                "build it with the saved config"
+            )
+    _check_files(place, header.files, verify)
+    if model is None:
+        with torch.device("meta"), _Unfilled():
+            model = cls(config)
+    _fill(_unwrapped(model), place / WEIGHTS, header, device, dtype)
+    return Saved(
+        model.eval(), config, header.task, place, {name: place / name for name in header.files}
+    )
+
+
+class _Unfilled(TorchFunctionMode):
+    """Leaves out random initial values, for which `meta` alone imports a second's worth of code."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func in _RANDOM:
+            return args[0] if args else kwargs["tensor"]
+        return func(*args, **kwargs)
+
+
+# Those of nn.init that torch hands over whole; the others come down to the first two.
+_RANDOM = (
+    Tensor.normal_,
+    Tensor.uniform_,
+    nn.init.normal_,
+    nn.init.uniform_,
+    nn.init.kaiming_uniform_,
+)
+
+
+def _fill(
+    model: nn.Module, path: Path, header: _Header, device: torch.device, dtype: torch.dtype | None
+) -> None:
+    state = _state(model)
+    ties = _ties(state)
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            # Views of the mapped file, which take no memory until they are copied.
+            stored = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError) as error:
+        raise ValueError(f"{path} is damaged: {error}") from error
+    _check_about(path, header, metadata)
+    _check_fit(path, type(model).__name__, state, ties, stored)
+    filled: dict[str, Tensor] = {}
+    for names in ties:
+        old, new = state[names[0]], next(stored[name] for name in names if name in stored)
+        value = new.to(device, dtype if new.is_floating_point() else None, copy=True)
+        if isinstance(old, nn.Parameter):
+            # One parameter for all its names: what was tied stays tied.
+            value = nn.Parameter(value, requires_grad=old.requires_grad)
+        filled.update(dict.fromkeys(names, value))
+    model.load_state_dict(filled, assign=True)
+    if empty := [name for name, buffer in model.named_buffers() if buffer.is_meta]:
+        raise ValueError(
+            f"{', '.join(empty)} are not among the saved buffers, and have no values on meta; "
+            "register them as persistent, or build the model on a real device"
+        )
+    model.to(device)
+
+
+def _check_about(path: Path, header: _Header, metadata: Mapping[str, str]) -> None:
+    """config.json has no checksum of its own; the weights' header tells if it has changed."""
+    if "config" not in metadata:
+        return
+    have = {"kind": header.kind, "model": header.model, "task": header.task}
+    if changed := differences(have, loads(metadata["config"].encode(), f"{path}'s header")):
+        raise ValueError(
+            f"{path.with_name(CONFIG)} has changed since it was saved: {'; '.join(changed)}; "
+            "restore it, or change a model in Python and save it again"
+        )
+
+
+def _check_fit(
+    path: Path,
+    kind: str,
+    state: Mapping[str, Tensor],
+    ties: list[list[str]],
+    stored: Mapping[str, Tensor],
+) -> None:
+    """Every tensor has its value, of its shape and kind of number, and no value is left over."""
+    found = {next((name for name in names if name in stored), names[0]) for names in ties}
+    misshapen, mistyped = [], []
+    for name in found & stored.keys():
+        have, want = stored[name], state[name]
+        if have.shape != want.shape:
+            misshapen.append(f"{name} {tuple(have.shape)} instead of {tuple(want.shape)}")
+        # A model may be saved in another precision than it is built in.
+        floating = have.is_floating_point() and want.is_floating_point()
+        if have.dtype != want.dtype and not floating:
+            mistyped.append(f"{name} {have.dtype} instead of {want.dtype}")
+    faults = {
+        "missing": found - stored.keys(),
+        "unexpected": stored.keys() - found,
+        "of another shape": misshapen,
+        "of another type": mistyped,
+    }
+    if any(faults.values()):
+        said = (f"{fault}: {', '.join(sorted(which))}" for fault, which in faults.items() if which)
+        raise ValueError(
+            f"{path} does not fit this {kind}; {'; '.join(said)}; "
+            "if it was saved with parts of its own, pass them: load(folder, model=…)"
+        )
+
+
+def _device(device: str | torch.device) -> torch.device:
+    try:
+        return torch.device(device)
+    except RuntimeError as error:
+        known = str(error).splitlines()[0]
+        raise ValueError(f'device ("{device}") is not one that torch knows: {known}') from None
+
+
+# Files
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _check_files(place: Path, files: Mapping[str, _File], verify: bool) -> None:
+    faults = [
+        f"{name} {fault}"
+        for name, file in files.items()
+        if (fault := _damage(place / name, file, verify))
+    ]
+    if faults:
+        raise ValueError(
+            f"{place} is damaged: {'; '.join(faults)}; restore what was saved, or take a file "
+            f"changed on purpose out of {CONFIG}'s files"
+        )
+
+
+def _damage(path: Path, file: _File, verify: bool) -> str | None:
+    try:
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):
+            return "is not a file"
+        if status.st_size != file.bytes:
+            return f"has {status.st_size} bytes instead of {file.bytes}"
+        if verify and (found := _sha256(path)) != file.sha256:
+            return (
+                f"has other bytes than were saved (sha256 {found[:12]}…, not {file.sha256[:12]}…)"
+            )
+    except FileNotFoundError:
+        return "is missing"
+    except OSError as error:
+        return f"cannot be read ({error.strerror})"
+    return None
+
+
+def _open_config(place: Path) -> BinaryIO | None:
+    """A folder's config.json; None where the folder was replaced at this very moment."""
+    path = place / CONFIG
+    try:
+        return path.open("rb")
+    except FileNotFoundError:
+        if path.exists() or not place.exists():
+            return None
+        raise ValueError(f"{place} has no {CONFIG}: it is not a folder that save wrote") from None
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read: {error.strerror}") from None
+
+
+def _unchanged(opened: BinaryIO, place: Path) -> bool:
+    """Whether a folder still has the config that was opened; every save brings a new one."""
+    try:
+        return os.path.samestat(os.fstat(opened.fileno()), (place / CONFIG).stat())
+    except OSError:
+        return False
+
+
+def _standing(folder: Path) -> Path:
+    """Where a folder stands: in its place, or aside where a save was killed between two renames."""
+    target = Path(os.path.realpath(folder))
+    for _ in range(2):
+        if target.is_dir():
+            return folder
+        if os.path.lexists(target):
+            raise ValueError(f"{folder} is not a folder; name the folder that save wrote")
+        if aside := _siblings(target, "replaced"):
+            return next(iter(aside.values()))
+        # A living save may have put the new one into place since the first look.
+    raise ValueError(f"{folder} does not exist; name a folder that save wrote")
+
+
+# One folder in the place of another
+
+
+@contextmanager
+def _told(folder: str | os.PathLike[str]) -> Iterator[None]:
+    """What the system refuses, in one line."""
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        said = str(error)
+        if isinstance(error, OSError) and error.strerror:
+            said = error.strerror + (f" ({error.filename})" if error.filename else "")
+        raise ValueError(
+            f"{os.fspath(folder)} was not saved, and holds what it held: {said}"
+        ) from error
+
+
+def _check_target(
+    folder: str | os.PathLike[str], target: Path, extras: Mapping[str, bytes | Path]
+) -> None:
+    """Refuse to replace what no save has written."""
+    if not os.path.lexists(target):
+        return
+    if not target.is_dir():
+        raise ValueError(f"{folder} is not a folder; choose another name")
+    here = Path.cwd()
+    if target == here or target in here.parents:
+        raise ValueError(
+            f"{folder} holds the working directory, which would be replaced under your feet; "
+            f"run from {target.parent}"
+        )
+    held = set(os.listdir(target))
+    if not held:
+        return
+    try:
+        ours = _ours(target)
+    except (OSError, ValueError) as error:
+        reason = "it has no config.json" if isinstance(error, OSError) else str(error)
+        raise ValueError(
+            f"{folder} holds files but not a Regard model ({reason}); choose another folder, or "
+            "empty it first"
+        ) from None
+    if foreign := sorted((held - ours) & extras.keys()):
+        raise ValueError(
+            f"{folder} already holds {', '.join(foreign)}, which no save has put there; rename it"
+        )
+
+
+def _ours(folder: Path) -> set[str]:
+    """The names that a save has put into a folder."""
+    path = folder / CONFIG
+    return {CONFIG, *_read_header(path.read_bytes(), str(path)).files}
+
+
+@contextmanager
+def _draft(target: Path) -> Iterator[Path]:
+    """A new folder beside the target, known as a living save's by a lock that ends with it."""
+    while True:
+        draft = target.with_name(f".{target.name}.saving-{secrets.token_hex(4)}")
+        draft.mkdir()
+        try:
+            lock = _lock(draft)
+        except OSError:
+            lock = -1  # A filesystem without locks: nobody will take this folder for a dead one.
+        if lock is not None:
+            break
+    try:
+        yield draft
+    finally:
+        # Unfinished, or the folder that was replaced; what cannot be removed now, the next save
+        # removes.
+        shutil.rmtree(draft, ignore_errors=True)
+        if lock >= 0:
+            os.close(lock)
+
+
+def _lock(folder: Path) -> int | None:
+    """A lock on a folder, or None where another has it or the folder is gone.
+
+    Where there are no locks, an OSError.
+    """
+    if sys.platform == "win32":
+        raise OSError("no locks on folders")
+    import fcntl
+
+    try:
+        opened = os.open(folder, os.O_RDONLY)
+    except FileNotFoundError:
+        return None
+    try:
+        fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # Another save may have found the folder before it was locked, and removed it.
+        if os.path.samestat(os.fstat(opened), os.stat(folder)):
+            return opened
+    except (BlockingIOError, FileNotFoundError):
+        pass
+    except OSError:
+        os.close(opened)
+        raise
+    os.close(opened)
+    return None
+
+
+def _siblings(target: Path, what: Literal["saving", "replaced"]) -> dict[str, Path]:
+    """What saves have left beside the target, by the token in its name; the newest first."""
+    name = re.compile(rf"\.{re.escape(target.name)}\.{what}-([0-9a-f]{{8}})")
+    found = []
+    with suppress(OSError), os.scandir(target.parent) as entries:
+        for entry in entries:
+            if match := name.fullmatch(entry.name):
+                found.append((entry.stat().st_mtime_ns, match[1], Path(entry.path)))
+    return {token: path for _, token, path in sorted(found, reverse=True)}
+
+
+def _alive(target: Path) -> set[str]:
+    """Tokens of saves that still run, or of which it cannot be known; the others' are removed."""
+    alive = set()
+    for token, path in _siblings(target, "saving").items():
+        try:
+            lock = _lock(path)
+        except OSError:
+            lock = None
+        if lock is None:
+            alive.add(token)
+        else:
+            shutil.rmtree(path, ignore_errors=True)
+            os.close(lock)
+    return alive
+
+
+def _recover(target: Path) -> None:
+    """Put the old folder back where a save was killed between its two renames."""
+    asides = _siblings(target, "replaced")
+    if asides and not (target.exists() and os.listdir(target)):
+        alive = _alive(target)
+        for token, path in asides.items():
+            if token not in alive:
+                os.rename(path, target)
+                return
+
+
+def _clear(target: Path) -> None:
+    """Remove what dead saves have left."""
+    alive = _alive(target)
+    for token, path in _siblings(target, "replaced").items():
+        if token not in alive:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _replace(draft: Path, target: Path) -> None:
+    """The draft takes the target's place in one step; the old folder is removed."""
+    old = _put(draft, target)
+    _sync_folder(target.parent)
+    if old is not None:
+        # What others put into the old folder until the last moment.
+        with suppress(OSError, ValueError):
+            _carry(old, target, _ours(old))
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def _put(draft: Path, target: Path) -> Path | None:
+    """Returns where the old folder is now, if there was one."""
+    try:
+        os.rename(draft, target)  # where nothing is, or an empty folder
+        return None
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            raise
+    if _exchange(draft, target):
+        return draft
+    aside = draft.with_name(draft.name.replace(".saving-", ".replaced-"))
+    os.rename(target, aside)
+    try:
+        os.rename(draft, target)
+    except BaseException:
+        os.rename(aside, target)
+        raise
+    return aside
+
+
+def _exchange(one: Path, other: Path) -> bool:
+    """Exchanges two folders' names in one step; False where system or filesystem cannot."""
+    if sys.platform == "win32":
+        return False
+    import ctypes
+
+    library = ctypes.CDLL(None, use_errno=True)
+    names = os.fsencode(one), os.fsencode(other)
+    try:
+        if sys.platform == "darwin":
+            swap = 2  # RENAME_SWAP
+            failed = library.renamex_np(*names, ctypes.c_uint(swap))
+        else:
+            here, exchange = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
+            failed = library.renameat2(here, names[0], here, names[1], ctypes.c_uint(exchange))
+    except AttributeError:  # a C library without the function
+        return False
+    if not failed:
+        return True
+    number = ctypes.get_errno()
+    if number in (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP):
+        return False
+    raise OSError(number, os.strerror(number), str(other))
+
+
+def _carry(old: Path, new: Path, ours: set[str]) -> None:
+    """Files that are not ours, into the new folder; by links, so that whoever writes goes on."""
+    for entry in list(os.scandir(old)):
+        goal = new / entry.name
+        if entry.name in ours:
+            continue
+        with suppress(FileNotFoundError):  # removed since it was listed
+            if entry.is_dir(follow_symlinks=False):
+                goal.mkdir(exist_ok=True)
+                _carry(Path(entry.path), goal, set())
+                shutil.copystat(entry.path, goal)
+                _sync_folder(goal)
+            elif os.path.lexists(goal):
+                continue
+            elif entry.is_symlink():
+                os.symlink(os.readlink(entry.path), goal)
+            else:
+                _link(entry.path, goal)
+
+
+def _link(source: str, goal: Path) -> None:
+    try:
+        os.link(source, goal)
+    except FileNotFoundError:
+        raise
+    except OSError:  # a filesystem without links
+        shutil.copy2(source, goal)
+        _sync(goal)
+
+
+def _sync(path: Path) -> None:
+    """Wait until a file is on the disk."""
+    opened = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(opened)
+    finally:
+        os.close(opened)
+
+
+def _sync_folder(path: Path) -> None:
+    with suppress(OSError):  # not every filesystem can
+        _sync(path)
+
+
+# The model card
+
+
+def _card(name: str, model: nn.Module, about: Object, extras: list[str], origin: str | None) -> str:
+    state = _state(model)
+    firsts = [state[names[0]] for names in _ties(state)]
+    parameters = sum(tensor.numel() for tensor in firsts if isinstance(tensor, nn.Parameter))
+    dtypes = sorted({str(tensor.dtype).removeprefix("torch.") for tensor in firsts})
+    own = "" if about["kind"] in get_args(Kind) else ", model=…"
+    kept = f"; beside it {', '.join(extras)}" if extras else ""
+    lines = [
+        f"# {name}",
+        "",
+        f"A {about['kind']}, saved by Regard {__version__}.",
+        "",
+        "| | |",
+        "|---|---|",
+        f"| parameters | {parameters:,} |",
+        f"| weights | `{WEIGHTS}` ({', '.join(dtypes) or 'none'}){kept} |",
+        *(f"| {key} | {_cell(value)} |" for key, value in about["model"].items()),
+        "",
+        "## Use",
+        "",
+        "```python",
+        "from regard.checkpoint import load",
+        "",
+        f"model = load({name!r}{own}).model",
+        "```",
+    ]
+    if command := _command(name, about["task"]):
+        lines += ["", "```sh", command, "```"]
+    if origin:
+        lines += ["", "## Where the weights come from", "", origin.strip()]
+    return "\n".join(lines) + "\n"
+
+
+def _cell(value: object) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return text.strip('"').replace("|", "\\|")
+
+
+def _command(name: str, task: Object | None) -> str | None:
+    """How the command line uses a model for its task."""
+    kind = (task or {}).get("kind")
+    match kind:
+        case "translate" | "generate":
+            return f'echo "…" | regard {kind} {shlex.quote(name)}'
+        case "classify" | "read":
+            return f"regard {kind} {shlex.quote(name)} picture.png"
+    return None
