@@ -24,6 +24,32 @@ def _demo(options: argparse.Namespace) -> None:
     demo()
 
 
+def _import(options: argparse.Namespace) -> None:
+    from regard import checkpoint, interop
+
+    imported = interop.read(options.source)
+    checkpoint.save(
+        options.folder,
+        imported.model,
+        files=imported.files,
+        task=imported.task,
+        origin=imported.origin,
+    )
+    for note in imported.notes:
+        print("regard:", note, file=sys.stderr)
+    parameters = sum(parameter.numel() for parameter in imported.model.parameters())
+    kind = type(imported.model).__name__
+    print(f"{options.folder}: a {kind} of {parameters:,} parameters")
+
+
+def _export(options: argparse.Namespace) -> None:
+    from regard import checkpoint, interop
+
+    saved = checkpoint.load(options.folder)
+    interop.write(saved.model, options.out, options.to, files=saved.files, task=saved.task)
+    print(f"{options.out}: a {options.to} model for transformers")
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="regard",
@@ -38,6 +64,27 @@ def _parser() -> argparse.ArgumentParser:
         description="Steps through attention by hand, table by table, and draws the masks.",
     )
     demo.set_defaults(run=_demo)
+
+    import_ = commands.add_parser(
+        "import",
+        help="turn another library's model into a Regard folder",
+        description="Turns a Marian translator or a ViT, of Hugging Face's or timm's, into a "
+        "Regard folder: the same weights, config and tokenizer.",
+    )
+    import_.add_argument("source", help="a folder, a file in it, or a name on the hub")
+    import_.add_argument("folder", help="the Regard folder to write")
+    import_.set_defaults(run=_import)
+
+    export = commands.add_parser(
+        "export",
+        help="turn a Regard folder into another library's model",
+        description="Turns a Regard folder into one that another library opens, with the same "
+        "results, or says why that library has no such model.",
+    )
+    export.add_argument("folder", help="the Regard folder to read")
+    export.add_argument("out", help="the folder to write, which must be new")
+    export.add_argument("--to", required=True, choices=["marian", "vit"], help="the format")
+    export.set_defaults(run=_export)
     return parser
 
 
@@ -51,13 +98,13 @@ def main(words: Sequence[str] | None = None) -> int:
         options = _parser().parse_args(words)
         options.run(options)
         sys.stdout.flush()
-    except ValueError as error:
-        print("regard:", " ".join(str(error).split()), file=sys.stderr)
-        return 2
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
         # Python flushes once more at exit, and would complain about the closed pipe then.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
+    except (ValueError, OSError) as error:
+        print("regard:", " ".join(str(error).split()), file=sys.stderr)
+        return 2
     return 0

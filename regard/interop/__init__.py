@@ -10,9 +10,9 @@ reads files with `tensors.py`, and describes itself by a list of `Pair`s that se
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, get_args, runtime_checkable
 
 if TYPE_CHECKING:
     from torch import nn
@@ -36,6 +36,7 @@ class Imported:
     """What the user should know, one line each: what is missing, say."""
 
 
+@runtime_checkable
 class Format(Protocol):
     """One library's way of keeping a model."""
 
@@ -56,7 +57,10 @@ class Format(Protocol):
 def read(source: str | Path) -> Imported:
     """Whatever model there is in a folder, in a file, or under a name on the hub."""
     path = find(source)
-    return _format(detect(path)).read(path)
+    imported = _format(detect(path)).read(path)
+    if path == Path(source):
+        return imported
+    return replace(imported, origin=f"{source}, from the hub.")  # not the place it was put
 
 
 def write(

@@ -11,17 +11,21 @@ and changes no result, since no sublayer knows an order of its inputs.
 """
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeVar, get_type_hints
 
 import torch
 from torch import Tensor, nn
 
 from regard.attention.position import Sinusoidal
+from regard.config import from_json
 from regard.interop import Imported, Task
 from regard.interop.tensors import Pair, Tensors, fill, give, load, save, settings
 from regard.model.block import Activation
 from regard.model.transformer import Share, TextSource, Transformer, TransformerConfig
+
+T = TypeVar("T")
 
 _ACTIVATIONS: dict[str, Activation] = {
     "swish": "silu",
@@ -41,8 +45,46 @@ _TOKENIZER = (
     "tokenizer.json",
 )
 
-# Old configs have these switches of another family's; nobody reads them, and all are off.
-_OFF = ("normalize_before", "normalize_embedding", "add_final_layer_norm")
+
+@dataclass(frozen=True)
+class _Architecture:
+    """What their config.json says of the network, under their names and with their defaults."""
+
+    vocab_size: int
+    d_model: int
+    encoder_layers: int
+    decoder_layers: int
+    encoder_attention_heads: int
+    decoder_attention_heads: int
+    encoder_ffn_dim: int
+    decoder_ffn_dim: int
+    decoder_vocab_size: int | None = None
+    max_position_embeddings: int = 1024
+    activation_function: Literal["swish", "silu", "relu", "gelu"] = "gelu"
+    scale_embedding: bool = False
+    share_encoder_decoder_embeddings: bool = True
+    tie_word_embeddings: bool = True
+    dropout: float = 0.1
+    attention_dropout: float = 0.0
+    activation_dropout: float = 0.0
+    # Switches of another family's, which old files have; none of these networks has them on.
+    normalize_before: Literal[False] = False
+    normalize_embedding: Literal[False] = False
+    add_final_layer_norm: Literal[False] = False
+
+
+@dataclass(frozen=True)
+class _Search:
+    """What config.json or generation_config.json say of the tokens and of beam search."""
+
+    decoder_start_token_id: int | None = None
+    eos_token_id: int | None = None
+    pad_token_id: int | None = None
+    bad_words_ids: tuple[tuple[int, ...], ...] | None = None
+    num_beams: int | None = None
+    max_length: int | None = None
+    length_penalty: float | None = None
+    renormalize_logits: bool | None = None
 
 
 # Reading
@@ -51,7 +93,7 @@ _OFF = ("normalize_before", "normalize_embedding", "add_final_layer_norm")
 def read(source: Path) -> Imported:
     """The model in a folder with config.json, weights and, normally, a tokenizer."""
     said, tensors = settings(source), load(source)
-    config = _config(said, "final_logits_bias" in tensors, source)
+    config = _config(_known(_Architecture, said, source), "final_logits_bias" in tensors, source)
     _check_positions(tensors, config, source)
     if config.share == "none" and "model.shared.weight" in tensors:
         # Both languages read one table, but the output has its own: here each has its own.
@@ -65,80 +107,61 @@ def read(source: Path) -> Imported:
     folder = source if source.is_dir() else source.parent
     files = {name: folder / name for name in _TOKENIZER if (folder / name).is_file()}
     absent = [name for name in _NEEDED if name not in files]
+    _check_vocabularies(files, config)
+    search = _known(_Search, said | _generation(folder), source)
     notes = []
     if absent:
         notes.append(
             f"{folder} has no {', '.join(absent)}; without a tokenizer the model cannot translate "
             "text, only token ids"
         )
-    _check_vocabularies(files, config)
-    task = _task(said | _generation(folder), config)
-    return Imported(
-        model.eval(), files, task, f"Marian, from {folder.resolve().name}", tuple(notes)
-    )
+    if longer := [list(words) for words in search.bad_words_ids or () if len(words) != 1]:
+        notes.append(f"bad_words_ids of several tokens are left out: {longer}")
+    origin = f"The Marian model {folder.resolve().name}."
+    return Imported(model.eval(), files, _task(search, config), origin, tuple(notes))
 
 
-def _config(said: Mapping[str, Any], bias: bool, source: Path) -> TransformerConfig:
-    wanted = (
-        "vocab_size",
-        "d_model",
-        "encoder_layers",
-        "decoder_layers",
-        "encoder_attention_heads",
-        "decoder_attention_heads",
-        "encoder_ffn_dim",
-        "decoder_ffn_dim",
-    )
-    wrong = [name for name in wanted if not isinstance(said.get(name), int)]
-    if wrong:
-        raise ValueError(f"{source}: config.json must say, as whole numbers, {', '.join(wrong)}")
-    for name in ("attention_heads", "ffn_dim"):
-        encoder, decoder = said[f"encoder_{name}"], said[f"decoder_{name}"]
-        if encoder != decoder:
+def _known(cls: type[T], said: Mapping[str, Any], source: Path) -> T:
+    """The part of their config that concerns us; there is much more in it."""
+    part = {name: value for name, value in said.items() if name in get_type_hints(cls)}
+    return from_json(cls, part, f"{source}: config.json")
+
+
+def _config(said: _Architecture, bias: bool, source: Path) -> TransformerConfig:
+    one, target = said.share_encoder_decoder_embeddings, said.decoder_vocab_size or said.vocab_size
+    equal = [
+        ("encoder_attention_heads", said.encoder_attention_heads),
+        ("decoder_attention_heads", said.decoder_attention_heads),
+        ("encoder_ffn_dim", said.encoder_ffn_dim),
+        ("decoder_ffn_dim", said.decoder_ffn_dim),
+    ]
+    if one:  # one table, so one vocabulary
+        equal += [("vocab_size", said.vocab_size), ("decoder_vocab_size", target)]
+    for (name, value), (other, its) in zip(equal[::2], equal[1::2]):
+        if value != its:
             raise ValueError(
-                f"{source}: encoder_{name} ({encoder}) and decoder_{name} ({decoder}) must be "
-                "equal; other Marian models are not known here"
+                f"{source}: {name} ({value}) and {other} ({its}) must be equal; encoders and "
+                "decoders of different sizes are not known here"
             )
-    for name in _OFF:
-        if said.get(name):
-            raise ValueError(
-                f"{source}: {name} ({said[name]}) must be false; other Marian models are not known"
-            )
-    activation = said.get("activation_function", "gelu")
-    if activation not in _ACTIVATIONS:
-        raise ValueError(
-            f"{source}: activation_function ({activation!r}) is unknown; known are "
-            f"{', '.join(_ACTIVATIONS)}"
-        )
-    tied, one = (
-        said.get("tie_word_embeddings", True),
-        said.get("share_encoder_decoder_embeddings", True),
-    )
-    vocabulary, target = said["vocab_size"], said.get("decoder_vocab_size") or said["vocab_size"]
-    if one and vocabulary != target:
-        raise ValueError(
-            f"{source}: vocab_size ({vocabulary}) and decoder_vocab_size ({target}) must be equal "
-            "where share_encoder_decoder_embeddings is true"
-        )
-    share: Share = "none" if not tied else "all" if one else "target"
+    share: Share = "none" if not said.tie_word_embeddings else "all" if one else "target"
     return TransformerConfig(
         target,
-        source=TextSource(vocabulary=None if one else vocabulary),
-        width=said["d_model"],
-        heads=said["encoder_attention_heads"],
-        feed_forward=said["encoder_ffn_dim"],
-        encoder_layers=said["encoder_layers"],
-        decoder_layers=said["decoder_layers"],
-        activation=_ACTIVATIONS[activation],
+        source=TextSource(vocabulary=None if one else said.vocab_size),
+        width=said.d_model,
+        heads=said.encoder_attention_heads,
+        feed_forward=said.encoder_ffn_dim,
+        encoder_layers=said.encoder_layers,
+        decoder_layers=said.decoder_layers,
+        activation=_ACTIVATIONS[said.activation_function],
         norm="post",
         position="sinusoidal-halves",
-        length=said.get("max_position_embeddings", 1024),
+        length=said.max_position_embeddings,
         share=share,
-        scale=bool(said.get("scale_embedding", False)),
+        scale=said.scale_embedding,
         output_bias=bias,
-        dropout=said.get("dropout", 0.1),
-        attention_dropout=said.get("attention_dropout", 0.0),
-        hidden_dropout=said.get("activation_dropout", 0.0),
+        dropout=said.dropout,
+        attention_dropout=said.attention_dropout,
+        hidden_dropout=said.activation_dropout,
     )
 
 
@@ -213,24 +236,25 @@ def _check_vocabularies(files: Mapping[str, Path], config: TransformerConfig) ->
 
 
 def _generation(folder: Path) -> dict[str, Any]:
+    """What the newer file says, which then counts."""
     name = "generation_config.json"
-    return settings(folder, name) if (folder / name).is_file() else {}
+    said = settings(folder, name) if (folder / name).is_file() else {}
+    return {name: value for name, value in said.items() if value is not None}
 
 
-def _task(said: Mapping[str, Any], config: TransformerConfig) -> Task:
+def _task(said: _Search, config: TransformerConfig) -> Task:
     """How these models are searched; what nobody says is as Hugging Face has it."""
-    pad = said.get("pad_token_id")
-    banned = said.get("bad_words_ids") or []
+    start = said.decoder_start_token_id
     return {
         "name": "translate",
-        "start": said.get("decoder_start_token_id", pad),
-        "end": said.get("eos_token_id"),
-        "pad": pad,
-        "banned": [words[0] for words in banned if len(words) == 1],
-        "beams": said.get("num_beams") or 1,
-        "length": said.get("max_length") or config.length,
-        "length_penalty": said.get("length_penalty", 1.0),
-        "renormalize": bool(said.get("renormalize_logits", False)),
+        "start": said.pad_token_id if start is None else start,
+        "end": said.eos_token_id,
+        "pad": said.pad_token_id,
+        "banned": [words[0] for words in said.bad_words_ids or () if len(words) == 1],
+        "beams": said.num_beams or 1,
+        "length": said.max_length or config.length,
+        "length_penalty": 1.0 if said.length_penalty is None else said.length_penalty,
+        "renormalize": bool(said.renormalize_logits),
     }
 
 
