@@ -279,7 +279,8 @@ def report(
     device, dtype = options.device, getattr(torch, options.dtype)
     for system in systems.values():
         system.model.to(device, dtype)
-    for kind, make in (("train", training), ("infer", inference)):
+    for kind in options.kinds:
+        make = training if kind == "train" else inference
         runs = {
             f"{name} {way}": make(system, way == "compiled")
             for name, system in systems.items()
@@ -320,6 +321,7 @@ def main() -> None:
     parser.add_argument("--sentences", type=int, nargs="*", default=[256, 1024] if cuda else [16])
     parser.add_argument("--images", type=int, nargs="*", default=[256] if cuda else [4])
     parser.add_argument("--ways", nargs="*", default=["eager", "compiled"])
+    parser.add_argument("--kinds", nargs="*", default=["train", "infer"])
     parser.add_argument("--rounds", type=int, default=7)
     options = parser.parse_args()
     warnings.filterwarnings("ignore")

@@ -82,7 +82,9 @@ def edges(mask: Mask) -> tuple[int, int]:
     """How far before and after its position a query sees, by all bands together; -1: no limit."""
     bands = [part for part in mask.parts if isinstance(part, Band)]
     left = [b.left for b in bands if b.left is not None]
-    return min(left, default=-1), min((b.right for b in bands), default=-1)
+    right = [b.right for b in bands]
+    # Not min(…, default=-1), at which torch.compile gives up.
+    return min(left) if left else -1, min(right) if right else -1
 
 
 def sequences(mask: Mask, B: int, device: torch.device) -> tuple[Packed, Packed]:
