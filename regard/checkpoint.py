@@ -92,12 +92,8 @@ def save(
         _check_target(folder, target, extras)
         _clear(target)
         with _draft(target) as draft:
-            save_file(
-                tensors,
-                draft / WEIGHTS,
-                # "format" is what other libraries look for.
-                {"format": "pt", "config": json.dumps(about)},
-            )
+            # One key: with more, their order would change from save to save.
+            save_file(tensors, draft / WEIGHTS, {"regard": json.dumps(about)})
             for name, content in extras.items():
                 if isinstance(content, bytes):
                     (draft / name).write_bytes(content)
@@ -109,7 +105,8 @@ def save(
             for path in draft.iterdir():
                 _sync(path)
             if target.is_dir():
-                _carry(target, draft, _ours(target))
+                if os.listdir(target):
+                    _carry(target, draft, _ours(target))
                 shutil.copymode(target, draft)
             _sync_folder(draft)
             _replace(draft, target)
@@ -220,7 +217,7 @@ def _about(model: nn.Module, task: Mapping[str, Any] | None) -> Object:
     return {
         "kind": kind,
         "model": to_json(config),
-        "task": None if task is None else plain(dict(task), "task"),
+        "task": None if task is None else plain(dict(task), "save", "task"),
     }
 
 
@@ -325,10 +322,12 @@ def _load(
                 "build it with the saved config"
             )
     _check_files(place, header.files, verify)
+    metadata, stored = _stored(place / WEIGHTS)
+    _check_about(place / WEIGHTS, header, metadata)
     if model is None:
         with torch.device("meta"), _Unfilled():
             model = cls(config)
-    _fill(_unwrapped(model), place / WEIGHTS, header, device, dtype)
+    _fill(_unwrapped(model), place / WEIGHTS, stored, device, dtype)
     return Saved(
         model.eval(), config, header.task, place, {name: place / name for name in header.files}
     )
@@ -356,19 +355,25 @@ _RANDOM = (
 )
 
 
+def _stored(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
+    """The weights' header, and the tensors as views of the mapped file, which take no memory."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            return file.metadata() or {}, tensors
+    except (SafetensorError, OSError) as error:
+        raise ValueError(f"{path} is damaged: {error}") from error
+
+
 def _fill(
-    model: nn.Module, path: Path, header: _Header, device: torch.device, dtype: torch.dtype | None
+    model: nn.Module,
+    path: Path,
+    stored: Mapping[str, Tensor],
+    device: torch.device,
+    dtype: torch.dtype | None,
 ) -> None:
     state = _state(model)
     ties = _ties(state)
-    try:
-        with safe_open(path, framework="pt") as file:
-            metadata = file.metadata() or {}
-            # Views of the mapped file, which take no memory until they are copied.
-            stored = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (SafetensorError, OSError) as error:
-        raise ValueError(f"{path} is damaged: {error}") from error
-    _check_about(path, header, metadata)
     _check_fit(path, type(model).__name__, state, ties, stored)
     filled: dict[str, Tensor] = {}
     for names in ties:
@@ -389,10 +394,10 @@ def _fill(
 
 def _check_about(path: Path, header: _Header, metadata: Mapping[str, str]) -> None:
     """config.json has no checksum of its own; the weights' header tells if it has changed."""
-    if "config" not in metadata:
+    if "regard" not in metadata:
         return
     have = {"kind": header.kind, "model": header.model, "task": header.task}
-    if changed := differences(have, loads(metadata["config"].encode(), f"{path}'s header")):
+    if changed := differences(have, loads(metadata["regard"].encode(), f"{path}'s header")):
         raise ValueError(
             f"{path.with_name(CONFIG)} has changed since it was saved: {'; '.join(changed)}; "
             "restore it, or change a model in Python and save it again"
