@@ -10,8 +10,10 @@ import json
 import os
 import shutil
 import tempfile
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from functools import reduce
 from pathlib import Path
 from pickle import UnpicklingError
@@ -123,7 +125,9 @@ def _load_file(path: Path) -> Tensors:
         known = ", ".join((".safetensors", *_PICKLED))
         raise ValueError(f"{path} holds no weights that can be read; known are {known}")
     try:
-        held = torch.load(path, map_location="cpu", weights_only=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # remarks on odd pickles, which are refused anyway
+            held = torch.load(path, map_location="cpu", weights_only=True)
     except UnpicklingError:
         raise ValueError(
             f"{path} holds more than weights, or is damaged, and is not opened; "
@@ -137,6 +141,16 @@ def _load_file(path: Path) -> Tensors:
     if not isinstance(held, dict) or not all(isinstance(value, Tensor) for value in held.values()):
         raise ValueError(f"{path} must hold tensors by name, and nothing else")
     return {str(name): value for name, value in held.items()}
+
+
+def size(tensors: Mapping[str, Tensor], *places: tuple[str, int]) -> int:
+    """How long an axis is, by the first tensor there is; a `*` in its name stands for anything."""
+    for pattern, axis in places:
+        for name, tensor in tensors.items():
+            if fnmatchcase(name, pattern) and -tensor.ndim <= axis < tensor.ndim:
+                return tensor.shape[axis]
+    names = " or ".join(pattern for pattern, _ in places)
+    raise ValueError(f"there is no {names} among the tensors, which tells a size that is needed")
 
 
 def fill(

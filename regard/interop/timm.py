@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from regard.interop import Imported
-from regard.interop.tensors import Pair, Tensors, fill, load, settings
+from regard.interop.tensors import Pair, Tensors, fill, load, settings, size
 from regard.interop.vit import HEADLESS, add_zeros, classify, embedding, empty, numbered
 from regard.model.block import Activation
 from regard.model.embedding import Size, image_size
@@ -113,14 +113,6 @@ def _config(
     epsilon: float,
     source: Path | str,
 ) -> VisionConfig:
-    def size(axis: int, *names: str) -> int:
-        """From the first tensor that is there: that others are missing is said all at once."""
-        for name in names:
-            for found, tensor in tensors.items():
-                if re.fullmatch(name, found) and -tensor.ndim <= axis < tensor.ndim:
-                    return tensor.shape[axis]
-        raise ValueError(f"{source} is no ViT of timm's: it has no {names[0]}".replace("\\", ""))
-
     kernel = tensors.get("patch_embed.proj.weight", torch.empty(0))
     if kernel.ndim != 4 or kernel.shape[2] != kernel.shape[3]:
         raise ValueError(
@@ -134,14 +126,14 @@ def _config(
         raise ValueError(f"{source}: global_pool ({pool!r}) is none of ours; use token or avg")
     blocks = [int(m[1]) for name in tensors if (m := re.match(r"blocks\.(\d+)\.", name))]
     return VisionConfig(
-        size(0, r"head\.weight") if "head.weight" in tensors else 1,
+        len(tensors["head.weight"]) if "head.weight" in tensors else 1,
         _side(tensors, patch, tokens, source) if image is None else image,
         patch,
         channels=kernel.shape[1],
         layers=max(blocks, default=-1) + 1,
-        width=size(-1, r"(fc_)?norm\.weight", "cls_token", "pos_embed", r"blocks.*norm1\.weight"),
+        width=size(tensors, ("*norm.weight", 0), ("cls_token", 2), ("pos_embed", 2)),
         heads=heads,
-        feed_forward=size(0, r"blocks.*fc1\.weight", r"blocks.*fc1\.bias"),
+        feed_forward=size(tensors, ("blocks.*.fc1.weight", 0), ("blocks.*.fc2.weight", 1)),
         activation=activation,
         position="learned" if "pos_embed" in tensors else "none",
         pool="class" if pool == "token" else "mean",
