@@ -6,6 +6,7 @@ The same blocks as the Transformer's, without cross-attention. The defaults are 
 decoder-only models: pre-norm, rotary positions, a gated feed-forward network.
 """
 
+from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
 
@@ -115,3 +116,11 @@ class LanguageModel(nn.Module):
     def cache(self, capacity: int | None = None) -> StackCache:
         """An empty cache for `forward`; with a capacity it never changes its shape."""
         return StackCache(len(self.decoder.blocks), capacity)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "LanguageModel":
+        """Moves the model. To and from the meta device torch makes a parameter for each name."""
+        shared = self.output.weight is self.tokens.table.weight
+        nn.Module._apply(self, fn, recurse)
+        if shared:
+            self.output.weight = self.tokens.table.weight
+        return self

@@ -9,6 +9,7 @@ lengths have nothing to do with the target's. The target is already shifted: its
 the start sign, and the logits at position n are for token n + 1.
 """
 
+from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from typing import Literal, get_args
@@ -208,6 +209,16 @@ class Transformer(nn.Module):
     def cache(self, capacity: int | None = None) -> StackCache:
         """An empty cache for `decode`; with a capacity it never changes its shape."""
         return StackCache(len(self.decoder.blocks), capacity)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Transformer":
+        """Moves the model. To and from the meta device torch makes a parameter for each name."""
+        table = self.target.table
+        tables = (self.output, self.source.table if isinstance(self.source, Tokens) else table)
+        shared = [part for part in tables if part.weight is table.weight]
+        nn.Module._apply(self, fn, recurse)
+        for part in shared:
+            part.weight = table.weight
+        return self
 
 
 def _source(config: TransformerConfig, position: MakePosition) -> Tokens | Patches | Frames:
