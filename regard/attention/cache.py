@@ -170,9 +170,31 @@ class SelfCache(Cache):
 
 
 class CrossCache(Cache):
-    """Keys and values of the source, computed at the first step."""
+    """Keys and values of the source, computed at the first step.
+
+    Those of one source can serve several rows, such as the beams of a sentence, without a copy for
+    each: see `share`.
+    """
 
     across = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.beams = 1
+        """Rows that read each source; they stand one after the other."""
+
+    def select(self, rows: Sequence[int] | Int[Tensor, "R"]) -> None:
+        """Row r continues what row rows[r] has been, and has a source of its own."""
+        chosen = integers(rows, "rows")
+        super().select(chosen if self.beams == 1 else chosen // self.beams)
+        self.beams = 1
+
+    def share(self, sources: Sequence[int] | Int[Tensor, "M"] | None, beams: int) -> None:
+        """Keep these sources (None: all of them, untouched), each for `beams` rows in a row."""
+        whole("beams", beams)
+        if sources is not None:
+            super().select(sources)
+        self.beams = beams
 
     def extend(
         self, project: Callable[[], Pair], mask: Mask | None = None

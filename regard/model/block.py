@@ -140,5 +140,13 @@ class Block(nn.Module):
         x = self.add_attention(x, attend, rows)
         if self.cross is not None and self.add_cross is not None:
             cross = self.cross
-            x = self.add_cross(x, lambda x: cross(x, memory, mask=memory_mask, cache=across))
+
+            def read(x: Tensor) -> Tensor:
+                if across is None or across.beams == 1:
+                    return cross(x, memory, mask=memory_mask, cache=across)
+                # Rows that share a source read it together, as more queries of one row.
+                queries = x.unflatten(0, (-1, across.beams)).flatten(1, 2)
+                return cross(queries, memory, mask=memory_mask, cache=across).view_as(x)
+
+            x = self.add_cross(x, read)
         return self.add_feed_forward(x, self.feed_forward)

@@ -39,6 +39,21 @@ class StackCache:
             block.own.select(rows)
             block.cross.select(rows)
 
+    def share(
+        self,
+        rows: Sequence[int] | Int[Tensor, "R"],
+        sources: Sequence[int] | Int[Tensor, "M"] | None,
+        beams: int,
+    ) -> None:
+        """As `select`, but what is held of each source serves `beams` rows, one after the other.
+
+        `sources` are those that stay, None for all of them, untouched. Lengths of the sources, too,
+        are then one for each of them, and no longer one for each row.
+        """
+        for block in self.blocks:
+            block.own.select(rows)
+            block.cross.share(sources, beams)
+
 
 class Stack(nn.Module):
     """Blocks one after the other.

@@ -1,0 +1,268 @@
+"""Beam search: the best few hypotheses stay open, and each step extends all of them.
+
+    score(y) = log p(y | x) / lp(|y|) + cp(x, y)
+    lp(n) = ((5 + n) / 6)^α                          else short sentences would always win
+    cp(x, y) = β Σ_i log(min(Σ_j a_ij, 1))           the coverage of source token i by attention a
+
+Wu et al. (2016), section 7; α = 0.6 in Vaswani et al. (2017). |y| counts the end sign.
+
+Of all extensions of a sentence's open hypotheses the best `width` that go on stay open; those that
+end are finished if they are among the best `width` of all. An open hypothesis can only lose
+probability, so its future score is at most log p / max lp. Where that is no better than the worst
+of the hypotheses wanted, the search of this sentence is over, and nothing has been missed.
+
+Everything is a tensor of fixed shape on the device. An open hypothesis is one column of back
+pointers, which are followed once, when its sentence leaves.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from regard.attention.host import whole
+from regard.decode.hypothesis import Hypothesis
+from regard.decode.limits import Length, Limits, log_probabilities, staying
+from regard.decode.step import Attentive, State, Step
+
+Penalty = Callable[[int], float]
+"""lp: what log p is divided by, from the number of tokens, the end sign counted."""
+
+
+def gnmt(alpha: float | int) -> Penalty:
+    """((5 + n) / 6)^α, of Google's translator and of "Attention Is All You Need"."""
+    return lambda n: ((5 + n) / 6) ** alpha
+
+
+def power(alpha: float | int) -> Penalty:
+    """n^α: with α = 1 the mean of the tokens' scores, with 0 their sum."""
+    return lambda n: float(n) ** alpha
+
+
+PAPER = gnmt(0.6)
+
+
+@torch.inference_mode()
+def beam(
+    step: Step,
+    state: State,
+    prompts: Sequence[Sequence[int]],
+    *,
+    end: int,
+    max_length: Length,
+    min_length: Length = 0,
+    banned: Sequence[int] = (),
+    width: int = 4,
+    n_best: int = 1,
+    penalty: Penalty = PAPER,
+    coverage: float | int = 0.0,
+) -> list[list[Hypothesis]]:
+    """The `n_best` hypotheses for each prompt, best first; fewer where there are no more.
+
+    A hypothesis that reaches its greatest length counts as it is, without an end. With a width of
+    1 the first end is the result: greedy search. `coverage` is β, and needs an Attentive state.
+    """
+    whole("width", width)
+    whole("n_best", n_best)
+    if n_best > width:
+        raise ValueError(f"n_best ({n_best}) must not exceed width ({width}); widen the beam")
+    if not 0 <= coverage < math.inf:
+        raise ValueError(f"coverage ({coverage}) must not be negative; try 0.2")
+    limits = Limits(prompts, end, max_length, min_length, banned)
+    results: list[list[Hypothesis]] = [[] for _ in prompts]
+    if not results:
+        return results
+    current: Any = state
+    logits, current = step(limits.prompt, current)
+    limits.fit(logits)
+    if coverage and not isinstance(current, Attentive):
+        raise ValueError(
+            f"coverage ({coverage}) needs a state that says what was attended to, which a "
+            f"{type(current).__name__} does not; use translation(..., attention=True)"
+        )
+    beams = _Beams(limits, width, n_best, penalty, coverage, logits)
+    for t in range(limits.steps):
+        if coverage:
+            beams.look(current.attention, current.real, t)
+        rows = beams.advance(log_probabilities(logits), t)
+        done = beams.over.tolist()  # all that a step waits for
+        kept = staying(done)
+        if kept is not None:
+            gone = torch.tensor([n for n, over in enumerate(done) if over])
+            for sentence, hypotheses in beams.read(gone, t):
+                results[sentence] = hypotheses
+            if all(done):
+                break
+            rows = rows[kept.to(rows.device)].cpu()
+            beams.select(kept)
+        current.select(rows.flatten())
+        logits, current = step(beams.last.flatten()[:, None], current)
+    return results
+
+
+class _Beams:
+    """For B sentences: W open hypotheses each, and the K best of the finished ones."""
+
+    # One row for each sentence, in all of these.
+    _rows = (
+        *("over", "open", "last", "parents", "tokens", "gains", "largest"),
+        *("scores", "ends", "lengths", "slots", "cut"),
+    )
+
+    def __init__(
+        self,
+        limits: Limits,
+        width: int,
+        n_best: int,
+        penalty: Penalty,
+        coverage: float,
+        logits: Tensor,
+    ):
+        B, T, device = len(logits), limits.steps, logits.device
+        number = torch.promote_types(logits.dtype, torch.float32)
+        self.limits, self.width, self.coverage = limits, width, coverage
+        self.sentences = list(range(B))
+        self.given = (-limits.found(0)).tolist()
+        self.over = torch.zeros(B, dtype=torch.bool, device=device)
+
+        # Open: log p, the token last added, and the way back from there.
+        self.open = torch.zeros(B, 1, dtype=number, device=device)  # the prompt, at first
+        self.last = torch.zeros(B, width, dtype=torch.int64, device=device)
+        self.parents = torch.zeros(B, T, width, dtype=torch.int64, device=device)
+        self.tokens = torch.zeros_like(self.parents)
+        self.gains = torch.zeros(B, T, width, dtype=number, device=device)
+        self.covered: Tensor | None = None
+
+        # Finished: the score, log p of the end sign, the length and slot of the open hypothesis
+        # that ended, and whether it was cut instead.
+        self.scores = torch.full((B, n_best), -math.inf, dtype=number, device=device)
+        self.ends = torch.zeros_like(self.scores)
+        self.lengths = torch.zeros(B, n_best, dtype=torch.int64, device=device)
+        self.slots = torch.zeros_like(self.lengths)
+        self.cut = torch.zeros_like(self.lengths, dtype=torch.bool)
+
+        longest = int(limits.most.max())
+        table = [penalty(n) for n in range(1, longest + 1)]
+        for n, value in enumerate(table, 1):
+            if not 0 < value < math.inf:
+                raise ValueError(
+                    f"the penalty of {n} tokens ({value}) must be positive and finite; "
+                    "take an exponent nearer to 0, or a lower max_length"
+                )
+        self.penalty = torch.tensor([1.0, *table, 1.0], dtype=number, device=device)
+        # For each sentence and n, the largest penalty of n and more tokens.
+        lengths = torch.arange(longest + 2, device=device)
+        possible = (lengths > 0) & (lengths <= limits.most[:, None])
+        self.largest = self.penalty.where(possible, 0.0).flip(1).cummax(1).values.flip(1)
+
+    def look(self, attention: Tensor, real: Tensor, t: int) -> None:
+        """Coverage grows by what the last step attended to, once the prompt is over."""
+        B, w = self.open.shape
+        seen = attention.to(self.open.dtype).view(B, w, -1)
+        seen = seen.where((self.limits.found(t) >= 0)[:, None, None], 0.0)
+        self.covered = seen if self.covered is None else self.covered + seen
+        self.real = real.expand_as(attention).view(B, w, -1)
+
+    def advance(self, logs: Float[Tensor, "R N"], t: int) -> Int[Tensor, "B W"]:
+        """Extend every open hypothesis by every token; the rows that those kept open continue."""
+        (B, w), W, N = self.open.shape, self.width, logs.shape[-1]
+        count = (self.limits.found(t) + 1).clamp(0, len(self.penalty) - 2)
+        divisor = self.penalty[count][:, None]
+
+        gain = self.limits.apply(logs.view(B, w, N), t)
+        total = gain + self.open[:, :, None]
+        value = total
+        if self.covered is not None:
+            value = total + (divisor * self._coverage_penalty())[:, :, None]
+        # At most W of them end, so that W of 2W go on, unless there are not as many.
+        value, index = _pad(value.flatten(1), 2 * W).topk(2 * W)
+        index = index.clamp(max=w * N - 1)
+        gain, total = (x.flatten(1).gather(1, index) for x in (gain, total))
+        parent, token = index // N, index % N
+        ended = self.limits.ended(token, t)
+
+        self._finish(value / divisor, gain, parent, ended, t)
+
+        # A stable sort keeps them best first.
+        going = ended.byte().argsort(dim=1, stable=True)[:, :W]
+        total = total.masked_fill(ended | (value == -math.inf), -math.inf)
+        self.open, gain, parent, self.last = (
+            x.gather(1, going) for x in (total, gain, parent, token)
+        )
+        self.parents[:, t], self.tokens[:, t], self.gains[:, t] = parent, self.last, gain
+        if self.covered is not None:
+            places = parent[:, :, None].expand(-1, -1, self.covered.shape[-1])
+            self.covered = self.covered.gather(1, places)
+
+        best = self.open.amax(1) / self.largest.gather(1, count[:, None] + 1)[:, 0]
+        self.over = self.over | self.limits.full(t) | (self.scores[:, -1] >= best)
+        if W == 1:
+            self.over = self.over | (self.scores[:, 0] > -math.inf)
+        if t == 0:  # where rows change in number, the host knows them
+            return torch.arange(B)[:, None].expand(B, W)
+        return parent + w * torch.arange(B, device=parent.device)[:, None]
+
+    def _coverage_penalty(self) -> Float[Tensor, "B w"]:
+        assert self.covered is not None
+        # A place never looked at costs much, but not everything.
+        least = torch.finfo(self.covered.dtype).tiny
+        logs = self.covered.clamp(least, 1.0).log().where(self.real, 0.0)
+        return self.coverage * logs.sum(-1)
+
+    def _finish(self, score: Tensor, gain: Tensor, parent: Tensor, ended: Tensor, t: int) -> None:
+        """Keep the best of what was finished before and of what ends, or is cut, with step t."""
+        K = self.scores.shape[1]
+        final = (ended | self.limits.full(t)[:, None]) & ~self.over[:, None]
+        final[:, self.width :] = False
+        new = {
+            "scores": score.masked_fill(~final, -math.inf),
+            "ends": gain,
+            "lengths": torch.where(ended, t, t + 1),
+            "slots": torch.where(ended, parent, (~ended).cumsum(1) - 1),
+            "cut": ~ended,
+        }
+        both = {name: torch.cat((getattr(self, name), x), 1) for name, x in new.items()}
+        # Of equals, the one found first.
+        order = both["scores"].sort(dim=1, descending=True, stable=True).indices[:, :K]
+        for name, x in both.items():
+            setattr(self, name, x.gather(1, order))
+
+    def select(self, sentences: Tensor) -> None:
+        """Keep these alone."""
+        self.sentences = [self.sentences[n] for n in sentences.tolist()]
+        self.limits.select(sentences)
+        here = sentences.to(self.open.device)
+        for name in self._rows:
+            setattr(self, name, getattr(self, name).index_select(0, here))
+        if self.covered is not None:
+            self.covered = self.covered.index_select(0, here)
+
+    def read(self, sentences: Tensor, t: int) -> Iterator[tuple[int, list[Hypothesis]]]:
+        """The finished hypotheses of these, after step t, and which sentences they are."""
+        here = sentences.to(self.open.device)
+        parents, tokens, gains = (
+            x[here, : t + 1].tolist() for x in (self.parents, self.tokens, self.gains)
+        )
+        kept = (self.scores, self.ends, self.lengths, self.slots, self.cut)
+        columns = [x[here].tolist() for x in kept]
+        for n, sentence in enumerate(self.sentences[n] for n in sentences.tolist()):
+            hypotheses = []
+            for score, end, length, slot, cut in zip(*(column[n] for column in columns)):
+                if score == -math.inf:
+                    continue
+                words: list[int] = []
+                scores = [] if cut else [end]
+                for place in range(length - 1, self.given[sentence] - 1, -1):
+                    words.append(tokens[n][place][slot])
+                    scores.append(gains[n][place][slot])
+                    slot = parents[n][place][slot]
+                hypotheses.append(Hypothesis(words[::-1], score, scores[::-1]))
+            yield sentence, hypotheses
+
+
+def _pad(values: Tensor, least: int) -> Tensor:
+    return F.pad(values, (0, max(0, least - values.shape[1])), value=-math.inf)

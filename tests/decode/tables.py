@@ -1,0 +1,118 @@
+"""Models that are tables of logits, and searches so plain that nobody doubts them."""
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from regard.decode.hypothesis import Hypothesis
+
+
+@cache
+def logits(seed: int, sentence: int, prefix: tuple[int, ...], tokens: int, spread: float) -> Tensor:
+    """Logits that depend on all of the prefix, and on nothing else."""
+    key = hash((seed, sentence, prefix)) % 2**63
+    generator = torch.Generator().manual_seed(key)
+    return spread * torch.randn(tokens, generator=generator, dtype=torch.float64)
+
+
+class Rows:
+    """A state of one's own: what each row has read, and which sentence it is."""
+
+    def __init__(self, sentences: Sequence[int]):
+        self.sentences = list(sentences)
+        self.read: list[tuple[int, ...]] = [() for _ in sentences]
+        self.sizes: list[int] = []
+
+    def select(self, rows: Tensor) -> None:
+        self.sentences = [self.sentences[row] for row in rows.tolist()]
+        self.read = [self.read[row] for row in rows.tolist()]
+
+
+def table(
+    seed: int, tokens: int, sentences: Sequence[int], spread: float = 1.0
+) -> tuple[Callable[[Tensor, Rows], tuple[Tensor, Rows]], Rows]:
+    """A step and its state, of which sentence n has a table of its own."""
+
+    def step(new: Tensor, state: Rows) -> tuple[Tensor, Rows]:
+        state.sizes.append(len(new))
+        state.read = [(*old, *row) for old, row in zip(state.read, new.tolist(), strict=True)]
+        rows = zip(state.sentences, state.read)
+        return torch.stack([logits(seed, *row, tokens, spread) for row in rows]), state
+
+    return step, Rows(sentences)
+
+
+Logs = Callable[[tuple[int, ...]], list[float]]
+
+
+def logs_of(seed: int, tokens: int, sentence: int, spread: float = 1.0) -> Logs:
+    """log p after a prefix, which begins with the prompt."""
+    return lambda prefix: logits(seed, sentence, prefix, tokens, spread).log_softmax(-1).tolist()
+
+
+def exhaustive(
+    logs: Logs,
+    prompt: tuple[int, ...],
+    tokens: int,
+    *,
+    end: int,
+    most: int,
+    least: int = 0,
+    banned: Sequence[int] = (),
+    penalty: Callable[[int], float],
+) -> list[Hypothesis]:
+    """Every sequence that there is, best first."""
+    found = []
+    words = [token for token in range(tokens) if token != end and token not in banned]
+    for length in range(least, most + 1):
+        for sequence in itertools.product(words, repeat=length):
+            scores = [logs(prompt + sequence[:n])[token] for n, token in enumerate(sequence)]
+            if length < most:
+                if end in banned:
+                    continue
+                scores.append(logs(prompt + sequence)[end])
+            score = math.fsum(scores) / penalty(len(scores)) if scores else 0.0
+            found.append(Hypothesis(list(sequence), score, scores))
+    return sorted(found, key=lambda hypothesis: -hypothesis.score)
+
+
+def plain_beam(
+    logs: Logs,
+    prompt: tuple[int, ...],
+    *,
+    end: int,
+    most: int,
+    least: int = 0,
+    banned: Sequence[int] = (),
+    width: int,
+    penalty: Callable[[int], float],
+) -> list[Hypothesis]:
+    """Beam search with lists, one sentence at a time, that never stops early."""
+    alive: list[tuple[float, list[int], list[float]]] = [(0.0, [], [])]
+    finished = []
+    for n in range(1, most + 1):
+        candidates = [
+            (total + log, [*words, token], [*scores, log])
+            for total, words, scores in alive
+            for token, log in enumerate(logs((*prompt, *words)))
+            if token not in banned and not (token == end and n <= least)
+        ]
+        candidates.sort(key=lambda candidate: -candidate[0])
+        for total, words, scores in candidates[:width]:
+            if words[-1] == end:
+                finished.append(Hypothesis(words[:-1], total / penalty(n), scores))
+            elif n == most:
+                finished.append(Hypothesis(words, total / penalty(n), scores))
+        alive = [candidate for candidate in candidates if candidate[1][-1] != end][:width]
+    return sorted(finished, key=lambda hypothesis: -hypothesis.score)
+
+
+def same(have: Sequence[Hypothesis], want: Sequence[Hypothesis]) -> None:
+    assert [one.tokens for one in have] == [one.tokens for one in want]
+    for one, two in zip(have, want):
+        torch.testing.assert_close(one.score, two.score, atol=1e-10, rtol=1e-10)
+        torch.testing.assert_close(one.token_scores, two.token_scores, atol=1e-10, rtol=1e-10)

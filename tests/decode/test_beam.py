@@ -1,0 +1,159 @@
+"""Beam search finds what a plain search finds, and everything where it is wide enough."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from regard.decode.beam import PAPER, Penalty, beam, gnmt, power
+from regard.decode.greedy import greedy
+from tests.decode.tables import exhaustive, logs_of, plain_beam, same, table
+
+END = 2
+
+penalties = st.one_of(
+    st.floats(-0.5, 1.5).map(gnmt), st.floats(-0.5, 1.5).map(power), st.just(lambda n: 1 + n % 3)
+)
+spreads = st.sampled_from([0.1, 1.0, 3.0])
+
+
+@given(seed=st.integers(0, 999), penalty=penalties, spread=spreads, data=st.data())
+@settings(max_examples=25)
+def test_wide_enough_it_finds_everything(
+    seed: int, penalty: Penalty, spread: float, data: st.DataObject
+) -> None:
+    N, most = data.draw(st.sampled_from([(3, 4), (5, 2), (4, 3)]))
+    least = data.draw(st.integers(0, most))
+    banned = data.draw(st.lists(st.integers(0, N - 1), max_size=1).filter(lambda b: END not in b))
+    width = 1 + N**most
+    step, state = table(seed, N, [0, 1], spread)
+    limits = {"end": END, "banned": banned, "penalty": penalty}
+    n_best = data.draw(st.integers(1, width))
+    found = beam(
+        step, state, [[1], [1]],
+        max_length=most, min_length=least, width=width, n_best=n_best, **limits,
+    )  # fmt: skip
+    for sentence, have in enumerate(found):
+        logs = logs_of(seed, N, sentence, spread)
+        want = exhaustive(logs, (1,), N, most=most, least=least, **limits)
+        assert len(have) == min(n_best, len(want))
+        same(have, want[:n_best])
+
+
+@given(seed=st.integers(0, 999), penalty=penalties, spread=spreads, data=st.data())
+@settings(max_examples=60)
+def test_it_finds_what_a_plain_search_finds_that_never_stops_early(
+    seed: int, penalty: Penalty, spread: float, data: st.DataObject
+) -> None:
+    N = data.draw(st.integers(4, 11))
+    width = data.draw(st.integers(2, 7))
+    n_best = data.draw(st.integers(1, width))
+    B = data.draw(st.integers(1, 5))
+    most = data.draw(st.lists(st.integers(1, 9), min_size=B, max_size=B))
+    least = [data.draw(st.integers(0, longest)) for longest in most]
+    prompts = data.draw(
+        st.lists(st.lists(st.integers(0, N - 1), min_size=1, max_size=4), min_size=B, max_size=B)
+    )
+    banned = data.draw(st.lists(st.integers(0, N - 1).filter(lambda t: t != END), max_size=2))
+    step, state = table(seed, N, range(B), spread)
+    limits = {"end": END, "banned": banned, "penalty": penalty, "width": width}
+    found = beam(step, state, prompts, max_length=most, min_length=least, n_best=n_best, **limits)
+    for n, have in enumerate(found):
+        logs = logs_of(seed, N, n, spread)
+        want = plain_beam(logs, tuple(prompts[n]), most=most[n], least=least[n], **limits)
+        same(have, want[:n_best])
+
+
+@given(seed=st.integers(0, 999), penalty=penalties, spread=spreads, most=st.integers(1, 9))
+@settings(max_examples=25)
+def test_width_1_is_greedy(seed: int, penalty: Penalty, spread: float, most: int) -> None:
+    prompts = [[1], [1, 4, 2], [1, 3]]
+    given_ = {"end": END, "max_length": most, "banned": [0]}
+    found = beam(*table(seed, 7, range(3), spread), prompts, width=1, penalty=penalty, **given_)
+    wanted = greedy(*table(seed, 7, range(3), spread), prompts, **given_)
+    for (one,), two in zip(found, wanted):
+        assert one.tokens == two.tokens
+        assert one.ended == two.ended
+        torch.testing.assert_close(one.token_scores, two.token_scores)
+        assert math.isclose(two.score, sum(two.token_scores))
+        assert math.isclose(one.score, two.score / penalty(len(two.token_scores)))
+
+
+def test_the_search_stops_as_soon_as_nothing_better_can_come() -> None:
+    """A model that is sure of its end is not asked again until the greatest length."""
+
+    def step(tokens, state):
+        state.sizes.append(len(tokens))
+        logits = torch.zeros(len(tokens), 7)
+        logits[:, END if len(state.sizes) > 3 else 5] = 20.0
+        return logits, state
+
+    _, state = table(0, 7, [0])
+    ((best,),) = beam(step, state, [[1]], end=END, max_length=1000, penalty=PAPER)
+    assert best.tokens == [5, 5, 5]
+    assert best.ended
+    assert state.sizes == [1, 4, 4, 4]
+
+
+def test_finished_sentences_leave() -> None:
+    most = [2, 9, 4, 3]
+    step, state = table(0, 11, range(4))
+    beam(step, state, [[1]] * 4, end=END, max_length=most, min_length=most, width=3)
+    assert state.sizes == [4, 12, 9, 6, 3, 3, 3, 3, 3]
+    step, state = table(0, 11, range(4))
+    greedy(step, state, [[1]] * 4, end=END, max_length=most, min_length=most)
+    assert state.sizes == [4, 4, 3, 2, 1, 1, 1, 1, 1]
+
+
+def test_the_penalties_are_the_papers() -> None:
+    assert gnmt(0.6)(1) == 1
+    assert math.isclose(PAPER(7), 2**0.6)
+    assert power(0)(5) == 1
+    assert power(1)(5) == 5
+
+
+def test_no_prompts_no_results() -> None:
+    assert beam(*table(0, 5, []), [], end=END, max_length=3) == []
+    assert greedy(*table(0, 5, []), [], end=END, max_length=3) == []
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"width": 0}, r"width \(0\) must be a whole number"),
+        ({"n_best": 5}, r"n_best \(5\) must not exceed width \(4\)"),
+        ({"coverage": -1}, r"coverage \(-1\) must not be negative"),
+        ({"coverage": 0.2}, r"coverage \(0.2\) needs a state .* a Rows does not"),
+        ({"end": 7}, r"end \(7\) must be a token, from 0 to 6"),
+        ({"end": -1}, r"end \(-1\) must be a whole number, 0 or more"),
+        ({"banned": [9]}, r"banned \(9\) must be a token, from 0 to 6"),
+        ({"banned": range(7)}, r"all 7 tokens are banned"),
+        ({"max_length": 0}, r"max_length \(0\) must be a whole number, 1 or more"),
+        ({"max_length": [3]}, r"max_length \(\[3\]\) must be one number, or one for each of 2"),
+        ({"min_length": 4}, r"min_length \(4\) must not exceed max_length \(3\)"),
+        ({"prompts": [[1], []]}, r"prompt 1 is empty; it needs at least the start sign"),
+        ({"prompts": [[1]]}, r"the step gave 2 rows for 1 prompts"),
+        ({"penalty": lambda n: 0.0}, r"the penalty of 1 tokens \(0.0\) must be positive"),
+    ],
+)
+def test_errors(options: dict[str, object], said: str) -> None:
+    step, state = table(0, 7, range(2))
+
+    def both(tokens, state):  # whatever the prompts
+        return torch.zeros(2, 7), state
+
+    options = {"prompts": [[1], [1]], "end": END, "max_length": 3} | options
+    with pytest.raises(ValueError, match=said):
+        beam(both, state, **options)
+
+
+def test_logits_that_are_no_numbers_are_said_to_be() -> None:
+    def step(tokens, state):
+        return torch.full((len(tokens), 7), math.nan), state
+
+    for search in (greedy, beam):
+        with pytest.raises(ValueError, match="the logits were not finite"):
+            search(step, table(0, 7, [0])[1], [[1]], end=END, max_length=3)
