@@ -122,7 +122,7 @@ def read(source: Path) -> Imported:
 
 
 def _known(cls: type[T], said: Mapping[str, Any], source: Path) -> T:
-    """The part of their config that concerns us; there is much more in it, and null says nothing."""
+    """The part of their config that concerns us; there is much more in it. A null says nothing."""
     known = get_type_hints(cls)
     part = {name: said[name] for name in known if said.get(name) is not None}
     return from_json(cls, part, f"{source}: config.json")
