@@ -14,6 +14,7 @@ ours: above 1, ours is faster.
 import argparse
 import gc
 import math
+import tempfile
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,7 +25,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bench.timing import Run, turns
-from regard.attention.mask import Packed
+from regard.attention.mask import Packed, causal, padding
 from regard.attention.position import Sinusoidal
 from regard.model.transformer import Transformer, TransformerConfig
 from regard.model.vit import VisionTransformer
@@ -211,6 +212,72 @@ TRANSLATORS = {"ours": our_translator, "nn.Transformer": torch_translator, "HF M
 VITS = {"ours": our_vit, "timm": timm_vit, "HF ViT": hf_vit, "torchvision": torchvision_vit}
 
 
+# The same weights give the same logits
+
+
+def agreement(device: str) -> None:
+    """Peers' weights read by the importers: the largest difference beside the largest logit."""
+    torch.manual_seed(0)
+    batch = Batch.draw(3, device)
+    images = torch.randn(2, 3, 224, 224, device=device)
+    labels = torch.zeros(2, dtype=torch.long, device=device)
+    checks: dict[str, Callable[[], Tensor]] = {
+        "nn.Transformer": lambda: _against_torch(batch),
+        "HF Marian": lambda: _against_folder(marian(batch), batch),
+        "HF ViT": lambda: _against_folder(hf_vit(images, labels), None),
+        "timm": lambda: _against_timm(timm_vit(images, labels)),
+    }
+    for name, check in checks.items():
+        try:
+            with torch.no_grad():
+                print(f"  {name}: logits differ by {check():.1e} of the largest", flush=True)
+        except ImportError as error:
+            print(f"  {name} is left out: {error}")
+
+
+def _against_torch(batch: Batch) -> Tensor:
+    from regard.interop.torch_nn import stacks
+
+    system = torch_translator(batch)
+    peer = system.model.to(batch.source.device).eval()
+    encoder, decoder = (part.eval() for part in stacks(peer.body))
+    hidden = padding(batch.source_lengths)
+    memory = encoder(peer.embed(batch.source), mask=hidden)
+    states = decoder(peer.embed(batch.target), memory, mask=causal(), memory_mask=hidden)
+    ours = F.linear(states, peer.table.weight)
+    return _apart(ours, peer(*system.inputs))
+
+
+def _against_folder(system: System, batch: Batch | None) -> Tensor:
+    """Hugging Face's own folder, read here; their real positions are compared."""
+    from regard.interop import read
+
+    device = system.inputs[0].device
+    peer = system.model.to(device).eval()
+    with tempfile.TemporaryDirectory() as folder:
+        peer.model.save_pretrained(folder)
+        model = read(folder).model.to(device).eval()
+    theirs = peer(*system.inputs)
+    if batch is None:
+        return _apart(model(system.inputs[0]), theirs)
+    ours = model(batch.source, batch.target, source_lengths=batch.source_lengths)
+    real = batch.visible("target")
+    return _apart(ours[real], theirs[real])
+
+
+def _against_timm(system: System) -> Tensor:
+    from regard.interop.timm import from_timm
+
+    peer = system.model.to(system.inputs[0].device).eval()
+    nn.init.normal_(peer.head.weight)  # timm's starts at zero
+    ours = from_timm(peer.state_dict(), heads=12).to(system.inputs[0].device).eval()
+    return _apart(ours(*system.inputs), peer(*system.inputs))
+
+
+def _apart(ours: Tensor, theirs: Tensor) -> Tensor:
+    return (ours - theirs).abs().max() / theirs.abs().max()
+
+
 # Measuring
 
 
@@ -326,6 +393,8 @@ def main() -> None:
     options = parser.parse_args()
     warnings.filterwarnings("ignore")
     torch.set_float32_matmul_precision("highest")
+    print("The same weights, read by the importers:")
+    agreement(options.device)
     for sentences in options.sentences:
         torch.manual_seed(0)
         batch = Batch.draw(sentences, options.device)
