@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 Kind: TypeAlias = Literal["marian", "vit"]
+_TIMM = ("vit_", "deit", "flexivit")  # how its names of plain ViTs begin
 Task: TypeAlias = dict[str, Any]
 """What the model is for, and what it takes to use it: a section of the folder's config.json."""
 
@@ -81,7 +82,7 @@ def detect(source: Path) -> str:
 
     config = settings(source)
     kind = config.get("model_type")
-    if kind is None and str(config.get("architecture", "")).startswith("vit_"):  # timm's
+    if kind is None and str(config.get("architecture", "")).startswith(_TIMM):  # timm's
         return "vit"
     if kind in get_args(Kind):
         return str(kind)
@@ -90,7 +91,7 @@ def detect(source: Path) -> str:
     said = json.dumps(kind if kind is not None else config.get("architecture"))
     raise ValueError(
         f"{source} holds a model that cannot be imported (model_type {said}); "
-        f"known are {', '.join(get_args(Kind))} and timm's vit_*"
+        f"known are {', '.join(get_args(Kind))} and timm's vit_*, deit* and flexivit*"
     )
 
 

@@ -36,6 +36,8 @@ _HEADS = {
     "giant": 16,
     "gigantic": 16,
 }
+# A name that promises other heads than it has, and one with a gated feed-forward network.
+_OTHERS = {"vit_base_patch16_gap_224": 16, "vit_giant_patch14_dinov2": None}
 _NAME = re.compile(
     r"(?:vit|deit|deit3|flexivit)_([a-z]+)(_patch\d+)?(_gap)?(_dinov2|_dino)?(_\d+)?(\..*)?"
 )
@@ -218,7 +220,8 @@ def _stacked(tensors: Sequence[Tensor]) -> Tensor:
 
 def _heads(architecture: str, arguments: Mapping[str, Any]) -> int:
     match = _NAME.fullmatch(architecture)
-    if match is None or match[1] not in _HEADS:
+    heads = _OTHERS.get(architecture.partition(".")[0], _HEADS.get(match[1]) if match else None)
+    if heads is None:
         raise ValueError(
             f"architecture ({architecture!r}) is not one of timm's plain ViTs, and tensors do not "
             "tell all; where it is plain: regard.interop.timm.from_timm(tensors, heads=…)"
@@ -226,7 +229,7 @@ def _heads(architecture: str, arguments: Mapping[str, Any]) -> int:
     other = sorted(set(arguments) - _ARGUMENTS - _SHOWN)
     if other:
         raise ValueError(f"model_args of {architecture} change what tensors hide: {other}")
-    return int(arguments.get("num_heads", _HEADS[match[1]]))
+    return int(arguments.get("num_heads", heads))
 
 
 def _image(arguments: Mapping[str, Any], about: Mapping[str, Any]) -> Size | None:

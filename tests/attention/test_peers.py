@@ -8,7 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+import regard.interop.keras as keras_layers
 from regard import Mask, MultiHeadAttention, attend, causal, padding, weights, window
+from regard.interop import torch_nn
 
 B, L, S, D, E = 2, 7, 5, 12, 13
 
@@ -42,21 +44,6 @@ class Recorded:
 
 
 # --- torch.nn.MultiheadAttention
-
-
-def from_torch(peer: nn.MultiheadAttention) -> MultiHeadAttention:
-    width = peer.embed_dim
-    ours = MultiHeadAttention(width, peer.num_heads, source_width=peer.kdim).double()
-    linears = (ours.query, ours.key, ours.value)
-    with torch.no_grad():
-        together = peer.in_proj_weight
-        separate = (peer.q_proj_weight, peer.k_proj_weight, peer.v_proj_weight)
-        parts = separate if together is None else together.split(width)
-        for linear, weight, bias in zip(linears, parts, peer.in_proj_bias.split(width)):
-            linear.weight.copy_(weight)
-            linear.bias.copy_(bias)
-        ours.output.load_state_dict(peer.out_proj.state_dict())
-    return ours
 
 
 def torch_peer(heads: int = 3, source_width: int = D) -> nn.MultiheadAttention:
@@ -102,7 +89,7 @@ def test_torch_self_attention(
     mask: Callable[[], Mask | None], options: dict[str, Any], heads: int
 ) -> None:
     peer = torch_peer(heads)
-    ours = from_torch(peer)
+    ours = torch_nn.attention(peer)
     recorded = Recorded(ours)
     x = normal(B, L, D)
     expected, scores = peer(x, x, x, average_attn_weights=False, **options)
@@ -113,7 +100,7 @@ def test_torch_self_attention(
 @pytest.mark.parametrize("source_width", [D, E])
 def test_torch_cross_attention(source_width: int) -> None:
     peer = torch_peer(source_width=source_width)
-    ours = from_torch(peer)
+    ours = torch_nn.attention(peer)
     recorded = Recorded(ours)
     x, source, lengths = normal(B, L, D), normal(B, S, source_width), torch.tensor([2, S])
     for mask, hidden in (
@@ -131,12 +118,12 @@ def test_torch_without_a_batch() -> None:
     peer = torch_peer()
     x, source = normal(L, D), normal(S, D)
     expected = peer(x, source, source, need_weights=False)[0]
-    assert_alike(from_torch(peer)(x, source), expected, [x, source], 1e-12)
+    assert_alike(torch_nn.attention(peer)(x, source), expected, [x, source], 1e-12)
 
 
 def test_torch_parameters_receive_the_same_gradients() -> None:
     peer = torch_peer()
-    ours = from_torch(peer)
+    ours = torch_nn.attention(peer)
     x = normal(B, L, D)
     hidden = torch.ones(L, L, dtype=torch.bool).triu(1)
     peer(x, x, x, attn_mask=hidden)[0].square().sum().backward()
@@ -228,28 +215,11 @@ def keras() -> Any:
 
 
 def from_keras(peer: Any, x: Tensor, source: Tensor) -> MultiHeadAttention:
-    """Keras keeps its heads apart: kernels are (width, heads, width per head)."""
     peer(x, source)  # its weights are made at the first call
-    own = {variable.path.split("/", 1)[1]: variable.value.detach() for variable in peer.weights}
-    names = ("query", "key", "value", "attention_output")
-    query, key, value, output = kernels = [own[f"{name}/kernel"] for name in names]
-    biases = [nn.init.normal_(own[f"{name}/bias"]) for name in names]  # in place; they were zero
-    width, heads, key_width = query.shape
-    ours = MultiHeadAttention(
-        width,
-        heads,
-        key_heads=key.shape[1],
-        key_width=key_width,
-        value_width=value.shape[2],
-        source_width=key.shape[0],
-        output_width=output.shape[2],
-    )
-    linears = (ours.query, ours.key, ours.value, ours.output)
-    with torch.no_grad():
-        for linear, kernel, bias in zip(linears, kernels, biases):
-            linear.weight.copy_(kernel.reshape(linear.in_features, -1).T)
-            linear.bias.copy_(bias.flatten())
-    return ours
+    for variable in peer.weights:
+        if variable.path.endswith("bias"):
+            nn.init.normal_(variable.value.detach())  # in place; they were zero
+    return keras_layers.attention(peer)
 
 
 def single(*shape: int) -> Tensor:

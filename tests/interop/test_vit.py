@@ -489,11 +489,15 @@ def test_timm_folder(timm_folder: Callable[..., Path]) -> None:
     imported = read(timm_folder(label_names=names, label_descriptions={"n2": "an ant"}))
     assert imported.task is not None
     assert imported.task["labels"] == ["n1", "an ant", "n3", "n4", "n5"]
+    imported = read(timm_folder(architecture="deit_tiny_patch16_224.fb_in1k"))
+    assert imported.origin == "timm's deit_tiny_patch16_224.fb_in1k."
     imported = read(timm_folder(model_args={"num_heads": 5, "img_size": 21}, pretrained_cfg=None))
     assert imported.model.config.heads == 5
     assert "how pixels are scaled" in imported.notes[0]
     for changes, reason in (
         ({"architecture": "vit_base_patch16_clip_224"}, "not one of timm's plain ViTs"),
+        ({"architecture": "vit_giant_patch14_dinov2.lvd142m"}, "not one of timm's plain ViTs"),
+        ({"architecture": "vit_base_patch16_gap_224"}, r"heads \(16\) must divide width \(15\)"),
         ({"architecture": "vit_so400m_patch14_siglip_224"}, "not one of timm's plain ViTs"),
         ({"model_args": {"act_layer": "silu"}}, r"change what tensors hide: \['act_layer'\]"),
         ({"label_names": ["a"]}, r"label_names \(1\) must be as many as classes, 5"),
