@@ -48,12 +48,12 @@ class Layer:
     @classmethod
     def of(cls, peer: nn.Module) -> "Layer":
         """As one of torch's own layers has it."""
-        if type(peer) not in (nn.TransformerEncoderLayer, nn.TransformerDecoderLayer):
+        own = (nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)
+        if not isinstance(peer, own) or type(peer) not in own:
             raise ValueError(
                 f"a {type(peer).__name__} is not one of torch's own layers, and may compute "
                 "anything; read an nn.TransformerEncoderLayer or nn.TransformerDecoderLayer"
             )
-        assert isinstance(peer, nn.TransformerEncoderLayer | nn.TransformerDecoderLayer)
         parts = dict(peer.named_children())
         rates = {name: d.p for name, d in parts.items() if isinstance(d, nn.Dropout)}
         hidden = rates.pop("dropout")

@@ -250,6 +250,14 @@ def test_parts_of_ones_own_are_not_written(tmp_path: Path) -> None:
         write(VisionTransformer(CONFIG), tmp_path / "out", "vit", task={"labels": ["a", "b"]})
 
 
+def test_the_class_token_is_read_only_where_it_is() -> None:
+    with pytest.raises(ValueError, match=r"pool \('class'\) reads the class token, .* use mean"):
+        VisionTransformer(replace(CONFIG, class_token=False))
+    model = VisionTransformer(replace(CONFIG, class_token=True, pool="mean"))
+    assert model.features(images()).shape == (3, 7, 15)
+    assert VisionTransformer(replace(CONFIG, pool="mean")).class_token is None
+
+
 def test_what_huggingface_says_and_we_have_not(tmp_path: Path) -> None:
     write(VisionTransformer(CONFIG), tmp_path / "out", "vit")
     path = tmp_path / "out" / "config.json"
