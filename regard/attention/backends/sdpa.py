@@ -12,15 +12,18 @@ from regard.attention.backends import Call
 def flag(call: Call) -> Tensor:
     """No mask, or the causal one as a flag. A single query sees every key: no flag needed."""
     query, key, value, mask, beta, bias, dropout = call
-    causal = mask is not None and bool(query.shape[2] > 1)
-    return _sdpa(query, key, value, None, causal, beta, dropout)
+    # A branch for each, because a comparison of a dynamic length is no bool while compiling.
+    if mask is not None and query.shape[2] > 1:
+        return _sdpa(query, key, value, None, True, beta, dropout)
+    return _sdpa(query, key, value, None, False, beta, dropout)
 
 
 def short(call: Call) -> Tensor:
     """As `flag`, by the memory-efficient CUDA kernel, which wins on short narrow sequences."""
     query, key, value, mask, beta, bias, dropout = call
-    causal = mask is not None and bool(query.shape[2] > 1)
-    return _efficient(query, key, value, None, causal, beta, dropout)
+    if mask is not None and query.shape[2] > 1:
+        return _efficient(query, key, value, None, True, beta, dropout)
+    return _efficient(query, key, value, None, False, beta, dropout)
 
 
 def short_masked(call: Call) -> Tensor:
