@@ -1,7 +1,7 @@
 """A model's folder: what it is, its weights, its tokenizer, and a card for people.
 
     config.json         the kind of model and its config, its task, and the size and the sha256 of
-                        every other file
+                        every other file but the card
     model.safetensors   the weights, each once; its header repeats config.json's words on the model
     tokenizer.json      or whatever files the tokenizer has, as they are
     README.md           the model card
@@ -12,18 +12,15 @@ leaves the old folder or the new one. A load checks every file before it uses an
 the folder is ever executed: there is no pickle.
 """
 
-import errno
 import hashlib
 import json
 import os
 import re
-import secrets
 import shlex
 import shutil
 import stat
-import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -35,7 +32,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from regard import __version__
+from regard import __version__, exchange
 from regard.config import Object, differences, dumps, from_json, loads, plain, to_json
 
 FORMAT = 1
@@ -72,7 +69,7 @@ def save(
     """Writes a model's folder, in the place of the one that was there.
 
     `files` are the tokenizer's and any others, as bytes or as paths to copy from; `task` is JSON
-    that says what the model is for, `{"kind": "translate", …}`; `origin` is a sentence for the card
+    that says what the model is for, `{"name": "translate", …}`; `origin` is a sentence for the card
     that says where the weights come from. Files in an older folder that no save has put there
     stay. A folder that holds other things is refused.
     """
@@ -88,10 +85,10 @@ def save(
     target = Path(os.path.realpath(folder))
     with _told(folder):
         target.parent.mkdir(parents=True, exist_ok=True)
-        _recover(target)
+        exchange.recover(target)
         _check_target(folder, target, extras)
-        _clear(target)
-        with _draft(target) as draft:
+        exchange.clear(target)
+        with exchange.draft(target) as draft:
             # One key: with more, their order would change from save to save.
             save_file(tensors, draft / WEIGHTS, {"regard": json.dumps(about)})
             for name, content in extras.items():
@@ -103,13 +100,13 @@ def save(
             (draft / CARD).write_text(card, encoding="utf-8")
             (draft / CONFIG).write_bytes(dumps(_header(draft, about)))
             for path in draft.iterdir():
-                _sync(path)
+                exchange.sync(path)
             if target.is_dir():
                 if os.listdir(target):
-                    _carry(target, draft, _ours(target))
+                    exchange.carry(target, draft, _ours(target))
                 shutil.copymode(target, draft)
-            _sync_folder(draft)
-            _replace(draft, target)
+            exchange.sync_folder(draft)
+            exchange.replace(draft, target, _ours)
 
 
 def load(
@@ -132,7 +129,7 @@ def load(
     if dtype is not None and not dtype.is_floating_point:
         raise ValueError(f"dtype ({dtype}) must be a floating one, such as torch.bfloat16")
     for _ in range(_PATIENCE):
-        place = _standing(Path(folder))
+        place = exchange.standing(Path(folder))
         opened = _open_config(place)
         if opened is None:
             continue
@@ -179,7 +176,8 @@ class _Header:
 def _header(draft: Path, about: Object) -> Object:
     files = {}
     for path in sorted(draft.iterdir()):
-        files[path.name] = {"bytes": path.stat().st_size, "sha256": _sha256(path)}
+        if path.name != CARD:  # people edit it
+            files[path.name] = {"bytes": path.stat().st_size, "sha256": _sha256(path)}
     return {"format": FORMAT, "regard": __version__, **about, "files": files}
 
 
@@ -504,21 +502,7 @@ def _unchanged(opened: BinaryIO, place: Path) -> bool:
         return False
 
 
-def _standing(folder: Path) -> Path:
-    """Where a folder stands: in its place, or aside where a save was killed between two renames."""
-    target = Path(os.path.realpath(folder))
-    for _ in range(2):
-        if target.is_dir():
-            return folder
-        if os.path.lexists(target):
-            raise ValueError(f"{folder} is not a folder; name the folder that save wrote")
-        if aside := _siblings(target, "replaced"):
-            return next(iter(aside.values()))
-        # A living save may have put the new one into place since the first look.
-    raise ValueError(f"{folder} does not exist; name a folder that save wrote")
-
-
-# One folder in the place of another
+# What a save may replace
 
 
 @contextmanager
@@ -569,202 +553,7 @@ def _check_target(
 def _ours(folder: Path) -> set[str]:
     """The names that a save has put into a folder."""
     path = folder / CONFIG
-    return {CONFIG, *_read_header(path.read_bytes(), str(path)).files}
-
-
-@contextmanager
-def _draft(target: Path) -> Iterator[Path]:
-    """A new folder beside the target, known as a living save's by a lock that ends with it."""
-    while True:
-        draft = target.with_name(f".{target.name}.saving-{secrets.token_hex(4)}")
-        draft.mkdir()
-        try:
-            lock = _lock(draft)
-        except OSError:
-            lock = -1  # A filesystem without locks: nobody will take this folder for a dead one.
-        if lock is not None:
-            break
-    try:
-        yield draft
-    finally:
-        # Unfinished, or the folder that was replaced; what cannot be removed now, the next save
-        # removes.
-        shutil.rmtree(draft, ignore_errors=True)
-        if lock >= 0:
-            os.close(lock)
-
-
-def _lock(folder: Path) -> int | None:
-    """A lock on a folder, or None where another has it or the folder is gone.
-
-    Where there are no locks, an OSError.
-    """
-    if sys.platform == "win32":
-        raise OSError("no locks on folders")
-    import fcntl
-
-    try:
-        opened = os.open(folder, os.O_RDONLY)
-    except FileNotFoundError:
-        return None
-    try:
-        fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # Another save may have found the folder before it was locked, and removed it.
-        if os.path.samestat(os.fstat(opened), os.stat(folder)):
-            return opened
-    except (BlockingIOError, FileNotFoundError):
-        pass
-    except OSError:
-        os.close(opened)
-        raise
-    os.close(opened)
-    return None
-
-
-def _siblings(target: Path, what: Literal["saving", "replaced"]) -> dict[str, Path]:
-    """What saves have left beside the target, by the token in its name; the newest first."""
-    name = re.compile(rf"\.{re.escape(target.name)}\.{what}-([0-9a-f]{{8}})")
-    found = []
-    with suppress(OSError), os.scandir(target.parent) as entries:
-        for entry in entries:
-            if match := name.fullmatch(entry.name):
-                found.append((entry.stat().st_mtime_ns, match[1], Path(entry.path)))
-    return {token: path for _, token, path in sorted(found, reverse=True)}
-
-
-def _alive(target: Path) -> set[str]:
-    """Tokens of saves that still run, or of which it cannot be known; the others' are removed."""
-    alive = set()
-    for token, path in _siblings(target, "saving").items():
-        try:
-            lock = _lock(path)
-        except OSError:
-            lock = None
-        if lock is None:
-            alive.add(token)
-        else:
-            shutil.rmtree(path, ignore_errors=True)
-            os.close(lock)
-    return alive
-
-
-def _recover(target: Path) -> None:
-    """Put the old folder back where a save was killed between its two renames."""
-    asides = _siblings(target, "replaced")
-    if asides and not (target.exists() and os.listdir(target)):
-        alive = _alive(target)
-        for token, path in asides.items():
-            if token not in alive:
-                os.rename(path, target)
-                return
-
-
-def _clear(target: Path) -> None:
-    """Remove what dead saves have left."""
-    alive = _alive(target)
-    for token, path in _siblings(target, "replaced").items():
-        if token not in alive:
-            shutil.rmtree(path, ignore_errors=True)
-
-
-def _replace(draft: Path, target: Path) -> None:
-    """The draft takes the target's place in one step; the old folder is removed."""
-    old = _put(draft, target)
-    _sync_folder(target.parent)
-    if old is not None:
-        # What others put into the old folder until the last moment.
-        with suppress(OSError, ValueError):
-            _carry(old, target, _ours(old))
-        shutil.rmtree(old, ignore_errors=True)
-
-
-def _put(draft: Path, target: Path) -> Path | None:
-    """Returns where the old folder is now, if there was one."""
-    try:
-        os.rename(draft, target)  # where nothing is, or an empty folder
-        return None
-    except OSError as error:
-        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
-            raise
-    if _exchange(draft, target):
-        return draft
-    aside = draft.with_name(draft.name.replace(".saving-", ".replaced-"))
-    os.rename(target, aside)
-    try:
-        os.rename(draft, target)
-    except BaseException:
-        os.rename(aside, target)
-        raise
-    return aside
-
-
-def _exchange(one: Path, other: Path) -> bool:
-    """Exchanges two folders' names in one step; False where system or filesystem cannot."""
-    if sys.platform == "win32":
-        return False
-    import ctypes
-
-    library = ctypes.CDLL(None, use_errno=True)
-    names = os.fsencode(one), os.fsencode(other)
-    try:
-        if sys.platform == "darwin":
-            swap = 2  # RENAME_SWAP
-            failed = library.renamex_np(*names, ctypes.c_uint(swap))
-        else:
-            here, exchange = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
-            failed = library.renameat2(here, names[0], here, names[1], ctypes.c_uint(exchange))
-    except AttributeError:  # a C library without the function
-        return False
-    if not failed:
-        return True
-    number = ctypes.get_errno()
-    if number in (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP):
-        return False
-    raise OSError(number, os.strerror(number), str(other))
-
-
-def _carry(old: Path, new: Path, ours: set[str]) -> None:
-    """Files that are not ours, into the new folder; by links, so that whoever writes goes on."""
-    for entry in list(os.scandir(old)):
-        goal = new / entry.name
-        if entry.name in ours:
-            continue
-        with suppress(FileNotFoundError):  # removed since it was listed
-            if entry.is_dir(follow_symlinks=False):
-                goal.mkdir(exist_ok=True)
-                _carry(Path(entry.path), goal, set())
-                shutil.copystat(entry.path, goal)
-                _sync_folder(goal)
-            elif os.path.lexists(goal):
-                continue
-            elif entry.is_symlink():
-                os.symlink(os.readlink(entry.path), goal)
-            else:
-                _link(entry.path, goal)
-
-
-def _link(source: str, goal: Path) -> None:
-    try:
-        os.link(source, goal)
-    except FileNotFoundError:
-        raise
-    except OSError:  # a filesystem without links
-        shutil.copy2(source, goal)
-        _sync(goal)
-
-
-def _sync(path: Path) -> None:
-    """Wait until a file is on the disk."""
-    opened = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(opened)
-    finally:
-        os.close(opened)
-
-
-def _sync_folder(path: Path) -> None:
-    with suppress(OSError):  # not every filesystem can
-        _sync(path)
+    return {CONFIG, CARD, *_read_header(path.read_bytes(), str(path)).files}
 
 
 # The model card
@@ -810,10 +599,10 @@ def _cell(value: object) -> str:
 
 def _command(name: str, task: Object | None) -> str | None:
     """How the command line uses a model for its task."""
-    kind = (task or {}).get("kind")
-    match kind:
+    job = (task or {}).get("name")
+    match job:
         case "translate" | "generate":
-            return f'echo "…" | regard {kind} {shlex.quote(name)}'
+            return f'echo "…" | regard {job} {shlex.quote(name)}'
         case "classify" | "read":
-            return f"regard {kind} {shlex.quote(name)} picture.png"
+            return f"regard {job} {shlex.quote(name)} picture.png"
     return None

@@ -127,7 +127,7 @@ def _read(kind: Any, value: object, place: _Place) -> object:
                 return {name: _read(inner, item, place.key(name)) for name, item in value.items()}
         case origin if origin is float:
             if type(value) in (int, float):
-                return _number(cast(float, value), place)
+                return _number(cast(float | int, value), place)
         case origin if origin in (bool, int, str, NoneType):
             if type(value) is origin:
                 return value
@@ -213,7 +213,7 @@ def _read_tuple(kinds: tuple[Any, ...], value: list[object], place: _Place) -> o
     )
 
 
-def _number(value: float, place: _Place) -> float:
+def _number(value: float | int, place: _Place) -> float:
     try:
         number = float(value)
     except OverflowError:
@@ -252,7 +252,7 @@ def _plain(value: object, place: _Place) -> object:
             _check_text(name, place)
         return {name: _plain(item, place.key(name)) for name, item in value.items()}
     if type(value) is float:
-        return _number(value, place)
+        return _number(cast(float | int, value), place)
     if type(value) is str:
         _check_text(value, place)
         return value

@@ -24,7 +24,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 import regard
-from regard import checkpoint
+from regard import checkpoint, exchange
 from regard.checkpoint import CONFIG, WEIGHTS, load, save
 from regard.model.language import LanguageConfig, LanguageModel
 from regard.model.transformer import ImageSource, Transformer, TransformerConfig
@@ -73,7 +73,7 @@ def folder(tmp_path: Path) -> Path:
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Both ways for a folder to take another's place."""
     if request.param == "two renames":
-        monkeypatch.setattr(checkpoint, "_exchange", lambda one, other: False)
+        monkeypatch.setattr(exchange, "_exchange", lambda one, other: False)
     return str(request.param)
 
 
@@ -153,16 +153,17 @@ def test_the_folder(folder: Path) -> None:
     folder.parent.mkdir()
     tokenizer.write_bytes(b'{"a": 1}')
     files = {"tokenizer.json": tokenizer, "source.spm": b"\x00\xff"}
-    save(folder, plain(), files=files, task={"kind": "translate", "from": ("de", "ü")})
+    save(folder, plain(), files=files, task={"name": "translate", "from": ("de", "ü")})
     assert set(held(folder)) == {CONFIG, WEIGHTS, "README.md", "source.spm", "tokenizer.json"}
     data = json.loads((folder / CONFIG).read_text())
     assert list(data) == ["format", "regard", "kind", "model", "task", "files"]
     assert data["regard"] == regard.__version__
     assert data["kind"] == "Plain"
     assert data["model"] == {"width": 5, "classes": 7, "tied": True}
-    assert data["files"].keys() == set(held(folder)) - {CONFIG}
+    assert data["files"].keys() == set(held(folder)) - {CONFIG, "README.md"}
+    (folder / "README.md").write_text("The card is for people, who may write in it.")
     saved = load(folder)
-    assert saved.task == {"kind": "translate", "from": ["de", "ü"]}
+    assert saved.task == {"name": "translate", "from": ["de", "ü"]}
     assert saved.folder == folder
     assert saved.files.keys() == data["files"].keys()
     assert saved.files["source.spm"].read_bytes() == b"\x00\xff"
@@ -444,7 +445,7 @@ def test_our_own_names_are_taken(name: str, folder: Path) -> None:
         save(folder, plain(), files={name: b"x"})
 
 
-@pytest.mark.parametrize("name", [WEIGHTS, "README.md", "tokenizer.json"])
+@pytest.mark.parametrize("name", [WEIGHTS, "tokenizer.json"])
 def test_damage_is_named(name: str, folder: Path) -> None:
     save(folder, plain(), files={"tokenizer.json": b'{"a": 1}'})
     path = folder / name
@@ -628,13 +629,13 @@ def test_what_arrives_at_the_last_moment_survives(
     folder: Path, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stamped(folder, 2)
-    put = checkpoint._put
+    put = exchange._put
 
     def late(draft: Path, target: Path) -> Path | None:
         (folder / "late.txt").write_text("mine")
         return put(draft, target)
 
-    monkeypatch.setattr(checkpoint, "_put", late)
+    monkeypatch.setattr(exchange, "_put", late)
     stamped(folder, 3)
     assert (folder / "late.txt").read_text() == "mine"
     assert stamp(load(folder)) == 3
@@ -747,7 +748,7 @@ def test_two_crashes_in_a_row(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Killed between two renames, and the save that sets it right is killed as well."""
-    monkeypatch.setattr(checkpoint, "_exchange", lambda one, other: False)
+    monkeypatch.setattr(exchange, "_exchange", lambda one, other: False)
     stamped(folder, 2)
     shutil.copytree(folder, folder.with_name(".plain.saving-0123abcd"))
     folder.rename(folder.with_name(".plain.replaced-0123abcd"))
@@ -784,7 +785,7 @@ def test_kills_at_random_moments(way: str, tmp_path: Path) -> None:
 from tests.test_checkpoint import *
 checkpoint._classes = lambda kind, where: (Plain, PlainConfig)
 if {way!r} == "two renames":
-    checkpoint._exchange = lambda one, other: False
+    exchange._exchange = lambda one, other: False
 folder = Path({str(folder)!r})
 value = stamp(load(folder))
 while True:
@@ -814,7 +815,7 @@ def test_a_dead_saves_folder_goes_and_a_living_ones_stays(folder: Path) -> None:
     shutil.copytree(folder, dead)
     another = folder.with_name(".plain.saving-x.saving-0123abcd")
     another.mkdir()
-    with checkpoint._draft(folder) as living:
+    with exchange.draft(folder) as living:
         stamped(folder, 3)
         assert held(folder.parent) == sorted([another.name, living.name, "plain"])
     assert held(folder.parent) == [another.name, "plain"]
@@ -823,14 +824,14 @@ def test_a_dead_saves_folder_goes_and_a_living_ones_stays(folder: Path) -> None:
 def test_two_saves_at_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The later one to finish stays, whole."""
     stamped(folder, 2)
-    put = checkpoint._put
+    put = exchange._put
 
     def interrupted(draft: Path, target: Path) -> Path | None:
-        monkeypatch.setattr(checkpoint, "_put", put)
+        monkeypatch.setattr(exchange, "_put", put)
         stamped(folder, 3)
         return put(draft, target)
 
-    monkeypatch.setattr(checkpoint, "_put", interrupted)
+    monkeypatch.setattr(exchange, "_put", interrupted)
     stamped(folder, 5)
     assert stamp(load(folder)) == 5
     assert held(folder.parent) == ["plain"]
@@ -900,7 +901,7 @@ def test_a_disk_that_refuses_the_weights(folder: Path) -> None:
     untouched(folder)
 
 
-@pytest.mark.parametrize("failing", ["_exchange", "_sync", "_carry"])
+@pytest.mark.parametrize("failing", ["_exchange", "sync", "carry"])
 def test_any_refusal_leaves_the_old_folder(
     failing: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -910,7 +911,7 @@ def test_any_refusal_leaves_the_old_folder(
         raise OSError(errno.EBUSY, os.strerror(errno.EBUSY), "runs")
 
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint, failing, fails)
+        patch.setattr(exchange, failing, fails)
         with pytest.raises(ValueError, match=r"was not saved, .*: .* busy \(runs\)"):
             stamped(folder, 3)
     untouched(folder)
@@ -944,7 +945,7 @@ def test_an_interrupted_save(folder: Path, monkeypatch: pytest.MonkeyPatch) -> N
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint, "_sync", interrupt)
+        patch.setattr(exchange, "sync", interrupt)
         with pytest.raises(KeyboardInterrupt):
             stamped(folder, 3)
     untouched(folder)
@@ -961,7 +962,7 @@ def test_the_exchange_works_here(tmp_path: Path) -> None:
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
         (tmp_path / name / name).write_text("")
-    if checkpoint._exchange(tmp_path / "one", tmp_path / "two"):
+    if exchange._exchange(tmp_path / "one", tmp_path / "two"):
         assert (tmp_path / "one" / "two").exists()
         assert (tmp_path / "two" / "one").exists()
     else:
@@ -974,7 +975,7 @@ def test_the_exchange_works_here(tmp_path: Path) -> None:
 def test_the_card_is_true(folder: Path) -> None:
     model = plain()
     files = {"tokenizer.json": b"{}"}
-    save(folder, model, files=files, task={"kind": "translate"}, origin="Trained on pears.\n")
+    save(folder, model, files=files, task={"name": "translate"}, origin="Trained on pears.\n")
     card = (folder / "README.md").read_text()
     assert card.startswith("# plain\n\nA Plain, saved by Regard")
     count = sum(parameter.numel() for parameter in model.parameters())

@@ -1,0 +1,233 @@
+"""One folder in the place of another, in one step.
+
+    with draft(target) as new:      a folder beside the target, which goes again if all fails
+        …                           filled
+        replace(new, target, ours)  and then exchanged with the target
+
+Linux and macOS exchange two names in one call. Elsewhere the old folder steps aside first; who is
+killed between those two renames leaves it there, where `standing` finds it and `recover` puts it
+back. What dead saves leave behind is known by their locks, which ended with them.
+"""
+
+import errno
+import os
+import re
+import secrets
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Literal
+
+
+@contextmanager
+def draft(target: Path) -> Iterator[Path]:
+    """A new folder beside the target, known as a living save's by a lock that ends with it."""
+    while True:
+        draft = target.with_name(f".{target.name}.saving-{secrets.token_hex(4)}")
+        draft.mkdir()
+        try:
+            lock = _lock(draft)
+        except OSError:
+            lock = -1  # A filesystem without locks: nobody will take this folder for a dead one.
+        if lock is not None:
+            break
+    try:
+        yield draft
+    finally:
+        # Unfinished, or the folder that was replaced; what cannot be removed now, the next save
+        # removes.
+        shutil.rmtree(draft, ignore_errors=True)
+        if lock >= 0:
+            os.close(lock)
+
+
+def replace(draft: Path, target: Path, ours: Callable[[Path], set[str]]) -> None:
+    """The draft takes the target's place in one step; the old folder is removed.
+
+    `ours` names what belongs to a folder's owner; everything else in the old one is carried over.
+    """
+    old = _put(draft, target)
+    sync_folder(target.parent)
+    if old is not None:
+        # What others put into the old folder until the last moment.
+        with suppress(OSError, ValueError):
+            carry(old, target, ours(old))
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def _put(draft: Path, target: Path) -> Path | None:
+    """Returns where the old folder is now, if there was one."""
+    try:
+        os.rename(draft, target)  # where nothing is, or an empty folder
+        return None
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            raise
+    if _exchange(draft, target):
+        return draft
+    aside = draft.with_name(draft.name.replace(".saving-", ".replaced-"))
+    os.rename(target, aside)
+    try:
+        os.rename(draft, target)
+    except BaseException:
+        os.rename(aside, target)
+        raise
+    return aside
+
+
+def _exchange(one: Path, other: Path) -> bool:
+    """Exchanges two folders' names in one step; False where system or filesystem cannot."""
+    if sys.platform == "win32":
+        return False
+    import ctypes
+
+    library = ctypes.CDLL(None, use_errno=True)
+    names = os.fsencode(one), os.fsencode(other)
+    try:
+        if sys.platform == "darwin":
+            swap = 2  # RENAME_SWAP
+            failed = library.renamex_np(*names, ctypes.c_uint(swap))
+        else:
+            here, exchange = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
+            failed = library.renameat2(here, names[0], here, names[1], ctypes.c_uint(exchange))
+    except AttributeError:  # a C library without the function
+        return False
+    if not failed:
+        return True
+    number = ctypes.get_errno()
+    if number in (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP):
+        return False
+    raise OSError(number, os.strerror(number), str(other))
+
+
+def standing(folder: Path) -> Path:
+    """Where a folder stands: in its place, or aside where a save was killed between two renames."""
+    target = Path(os.path.realpath(folder))
+    for _ in range(2):
+        if target.is_dir():
+            return folder
+        if os.path.lexists(target):
+            raise ValueError(f"{folder} is not a folder; name the folder that save wrote")
+        if aside := _siblings(target, "replaced"):
+            return next(iter(aside.values()))
+        # A living save may have put the new one into place since the first look.
+    raise ValueError(f"{folder} does not exist; name a folder that save wrote")
+
+
+def recover(target: Path) -> None:
+    """Put the old folder back where a save was killed between its two renames."""
+    asides = _siblings(target, "replaced")
+    if asides and not (target.exists() and os.listdir(target)):
+        alive = _alive(target)
+        for token, path in asides.items():
+            if token not in alive:
+                os.rename(path, target)
+                return
+
+
+def clear(target: Path) -> None:
+    """Remove what dead saves have left."""
+    alive = _alive(target)
+    for token, path in _siblings(target, "replaced").items():
+        if token not in alive:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _alive(target: Path) -> set[str]:
+    """Tokens of saves that still run, or of which it cannot be known; the others' are removed."""
+    alive = set()
+    for token, path in _siblings(target, "saving").items():
+        try:
+            lock = _lock(path)
+        except OSError:
+            lock = None
+        if lock is None:
+            alive.add(token)
+        else:
+            shutil.rmtree(path, ignore_errors=True)
+            os.close(lock)
+    return alive
+
+
+def _siblings(target: Path, what: Literal["saving", "replaced"]) -> dict[str, Path]:
+    """What saves have left beside the target, by the token in its name; the newest first."""
+    name = re.compile(rf"\.{re.escape(target.name)}\.{what}-([0-9a-f]{{8}})")
+    found = []
+    with suppress(OSError), os.scandir(target.parent) as entries:
+        for entry in entries:
+            if match := name.fullmatch(entry.name):
+                found.append((entry.stat().st_mtime_ns, match[1], Path(entry.path)))
+    return {token: path for _, token, path in sorted(found, reverse=True)}
+
+
+def _lock(folder: Path) -> int | None:
+    """A lock on a folder, or None where another has it or the folder is gone.
+
+    Where there are no locks, an OSError.
+    """
+    if sys.platform == "win32":
+        raise OSError("no locks on folders")
+    import fcntl
+
+    try:
+        opened = os.open(folder, os.O_RDONLY)
+    except FileNotFoundError:
+        return None
+    try:
+        fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # Another save may have found the folder before it was locked, and removed it.
+        if os.path.samestat(os.fstat(opened), os.stat(folder)):
+            return opened
+    except (BlockingIOError, FileNotFoundError):
+        pass
+    except OSError:
+        os.close(opened)
+        raise
+    os.close(opened)
+    return None
+
+
+def carry(old: Path, new: Path, ours: set[str]) -> None:
+    """Files that are not ours, into the new folder; by links, so that whoever writes goes on."""
+    for entry in list(os.scandir(old)):
+        goal = new / entry.name
+        if entry.name in ours:
+            continue
+        with suppress(FileNotFoundError):  # removed since it was listed
+            if entry.is_dir(follow_symlinks=False):
+                goal.mkdir(exist_ok=True)
+                carry(Path(entry.path), goal, set())
+                shutil.copystat(entry.path, goal)
+                sync_folder(goal)
+            elif os.path.lexists(goal):
+                continue
+            elif entry.is_symlink():
+                os.symlink(os.readlink(entry.path), goal)
+            else:
+                _link(entry.path, goal)
+
+
+def _link(source: str, goal: Path) -> None:
+    try:
+        os.link(source, goal)
+    except FileNotFoundError:
+        raise
+    except OSError:  # a filesystem without links
+        shutil.copy2(source, goal)
+        sync(goal)
+
+
+def sync(path: Path) -> None:
+    """Wait until a file is on the disk."""
+    opened = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(opened)
+    finally:
+        os.close(opened)
+
+
+def sync_folder(path: Path) -> None:
+    with suppress(OSError):  # not every filesystem can
+        sync(path)
