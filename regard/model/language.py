@@ -7,13 +7,12 @@ decoder-only models: pre-norm, rotary positions, a gated feed-forward network.
 """
 
 from collections.abc import Callable
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import dataclass
 from functools import partial
 
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from regard.attention.position import InputPosition
 from regard.model import build, init
 from regard.model.block import Activation, Norm
 from regard.model.build import (
@@ -28,13 +27,10 @@ from regard.model.lengths import Lengths, causal_mask, places
 from regard.model.stack import StackCache
 
 
-@dataclass(frozen=True)
-class LanguageConfig(BlockConfig):
-    """All that it takes to build a language model."""
+@dataclass(frozen=True, kw_only=True)
+class LanguageShape(BlockConfig):
+    """What can be chosen before anything is known of the text."""
 
-    vocabulary: int
-    """Tokens."""
-    _: KW_ONLY
     layers: int = 6
     """Blocks."""
     activation: Activation = "swiglu"
@@ -47,6 +43,14 @@ class LanguageConfig(BlockConfig):
     """Longest sequence for which there are learned positions; the others have no end."""
     share: bool = True
     """One table for the input and for the output's weights."""
+
+
+@dataclass(frozen=True)
+class LanguageConfig(LanguageShape):
+    """All that it takes to build a language model."""
+
+    vocabulary: int
+    """Tokens."""
 
     @classmethod
     def tiny(cls, vocabulary: int) -> "LanguageConfig":
@@ -66,13 +70,19 @@ class LanguageModel(nn.Module):
         feed_forward: MakeFeedForward | None = None,
     ):
         super().__init__()
+        build.check(
+            config,
+            LanguageConfig,
+            position=position,
+            attention=attention,
+            feed_forward=feed_forward,
+        )
         self.config = config
         position = position or partial(build.position, config.position, config, config.length)
-        part = position()
         self.tokens = Tokens(
             config.vocabulary,
             config.width,
-            position=part if isinstance(part, InputPosition) else None,
+            position=build.added(position),
             scale=False,
             dropout=config.dropout,
         )
@@ -86,6 +96,11 @@ class LanguageModel(nn.Module):
         self.output = nn.Linear(config.width, config.vocabulary, bias=False)
         init.language(self, config.layers)
         if config.share:
+            if self.tokens.table.weight.shape != self.output.weight.shape:
+                raise ValueError(
+                    f"share (True) needs token vectors as wide as the output, but concatenated "
+                    f"positions leave {self.tokens.inner} of {config.width}; use share=False"
+                )
             self.output.weight = self.tokens.table.weight
 
     @classmethod
@@ -110,7 +125,7 @@ class LanguageModel(nn.Module):
         cache: StackCache | None = None,
     ) -> Float[Tensor, "B L D"]:
         """The last vectors, before they become logits."""
-        at = places(lengths, tokens.device) if cache is None else cache.length
+        at = places(lengths, tokens) if cache is None else cache.length
         return self.decoder(self.tokens(tokens, at), mask=causal_mask(lengths), cache=cache)
 
     def cache(self, capacity: int | None = None) -> StackCache:

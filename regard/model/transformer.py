@@ -17,7 +17,6 @@ from typing import Literal, get_args
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from regard.attention.position import InputPosition
 from regard.model import build, init
 from regard.model.build import (
     BlockConfig,
@@ -67,15 +66,10 @@ class AudioSource:
     """Numbers in a frame."""
 
 
-@dataclass(frozen=True)
-class TransformerConfig(BlockConfig):
-    """All that it takes to build a Transformer; the defaults are the paper's base model."""
+@dataclass(frozen=True, kw_only=True)
+class TransformerShape(BlockConfig):
+    """What can be chosen before anything is known of the data."""
 
-    vocabulary: int
-    """Target tokens."""
-    _: KW_ONLY
-    source: TextSource | ImageSource | AudioSource = field(default_factory=TextSource)
-    """What is read: text, an image or audio."""
     encoder_layers: int = 6
     """Blocks of the encoder."""
     decoder_layers: int = 6
@@ -90,6 +84,17 @@ class TransformerConfig(BlockConfig):
     """Multiply token vectors by √width."""
     output_bias: bool = False
     """A bias for each target token's logit."""
+
+
+@dataclass(frozen=True)
+class TransformerConfig(TransformerShape):
+    """All that it takes to build a Transformer; the defaults are the paper's base model."""
+
+    vocabulary: int
+    """Target tokens."""
+    _: KW_ONLY
+    source: TextSource | ImageSource | AudioSource = field(default_factory=TextSource)
+    """What is read: text, an image or audio."""
 
     @classmethod
     def base(cls, vocabulary: int) -> "TransformerConfig":
@@ -133,6 +138,13 @@ class Transformer(nn.Module):
         feed_forward: MakeFeedForward | None = None,
     ):
         super().__init__()
+        build.check(
+            config,
+            TransformerConfig,
+            position=position,
+            attention=attention,
+            feed_forward=feed_forward,
+        )
         self.config = config
         position = position or partial(build.position, config.position, config, config.length)
         stack = partial(build.stack, config, attention=attention, feed_forward=feed_forward)
@@ -169,7 +181,7 @@ class Transformer(nn.Module):
         return self.decode(target, memory, target_lengths, source_lengths)
 
     def encode(self, source: Tensor, lengths: Lengths = None) -> Float[Tensor, "M S D"]:
-        x = self.source(source, places(lengths, source.device))
+        x = self.source(source, places(lengths, source))
         return self.encoder(x, mask=own_mask(lengths))
 
     def decode(
@@ -196,7 +208,12 @@ class Transformer(nn.Module):
         With a cache the target holds the new tokens alone; after the first step the cache has the
         memory's keys and values, and memory may be None.
         """
-        at = places(target_lengths, target.device) if cache is None else cache.length
+        if memory is None and cache is None:
+            raise ValueError(
+                "memory (None) must be the encoder's output: decode(target, encode(source)); only "
+                "a cache makes it superfluous, after the first step"
+            )
+        at = places(target_lengths, target) if cache is None else cache.length
         memory, memory_mask = cross_attended(memory, target_lengths, source_lengths)
         return self.decoder(
             self.target(target, at),
@@ -236,7 +253,9 @@ def _source(config: TransformerConfig, position: MakePosition) -> Tokens | Patch
                 dropout=config.dropout,
             )
         case AudioSource(features=features):
-            return Frames(features, config.width, position=_added(position), dropout=config.dropout)
+            return Frames(
+                features, config.width, position=build.added(position), dropout=config.dropout
+            )
     raise ValueError(f"source ({config.source!r}) must be a TextSource, ImageSource or AudioSource")
 
 
@@ -244,15 +263,10 @@ def _tokens(config: TransformerConfig, vocabulary: int, position: MakePosition) 
     return Tokens(
         vocabulary,
         config.width,
-        position=_added(position),
+        position=build.added(position),
         scale=config.scale,
         dropout=config.dropout,
     )
-
-
-def _added(position: MakePosition) -> InputPosition | None:
-    part = position()
-    return part if isinstance(part, InputPosition) else None
 
 
 def _share(model: Transformer) -> None:

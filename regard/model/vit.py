@@ -26,19 +26,10 @@ from regard.model.embedding import Patches, Size, grid, image_size
 Pool: TypeAlias = Literal["class", "mean"]
 
 
-@dataclass(frozen=True)
-class VisionConfig(BlockConfig):
-    """All that it takes to build a Vision Transformer; the defaults are ViT-B/16's."""
+@dataclass(frozen=True, kw_only=True)
+class VisionShape(BlockConfig):
+    """What can be chosen before anything is known of the images."""
 
-    classes: int
-    """Labels."""
-    image: Size = 224
-    """Pixels: (rows, columns), or one number for a square."""
-    patch: int = 16
-    """Pixels along a patch's side."""
-    _: KW_ONLY
-    channels: int = 3
-    """3 for colour, 1 for grey."""
     layers: int = 12
     """Blocks."""
     width: int = 768
@@ -65,6 +56,21 @@ class VisionConfig(BlockConfig):
     """On the embedded input and on every sublayer's output."""
     epsilon: float = 1e-6
     """Added to the variance in LayerNorms."""
+
+
+@dataclass(frozen=True)
+class VisionConfig(VisionShape):
+    """All that it takes to build a Vision Transformer; the defaults are ViT-B/16's."""
+
+    classes: int
+    """Labels."""
+    image: Size = 224
+    """Pixels: (rows, columns), or one number for a square."""
+    patch: int = 16
+    """Pixels along a patch's side."""
+    _: KW_ONLY
+    channels: int = 3
+    """3 for colour, 1 for grey."""
 
     @classmethod
     def tiny(cls, classes: int, image: Size = 224, patch: int = 16) -> "VisionConfig":
@@ -106,6 +112,7 @@ class VisionTransformer(nn.Module):
         feed_forward: MakeFeedForward | None = None,
     ):
         super().__init__()
+        build.check(config, VisionConfig, attention=attention, feed_forward=feed_forward)
         self.config = config
         whole("classes", config.classes)
         rows, columns = grid(config.image, config.patch)
@@ -220,6 +227,8 @@ class Head(nn.Module):
 
     def __init__(self, width: int, classes: int, hidden: int | None):
         super().__init__()
+        if hidden is not None:
+            whole("head_width", hidden)
         self.hidden = None if hidden is None else nn.Linear(width, hidden)
         self.output = nn.Linear(hidden or width, classes)
 
