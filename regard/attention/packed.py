@@ -26,6 +26,15 @@ class Packed:
         self.total = int(self.lengths.sum())
         self.offsets = self._offsets(given.device if device is None else device)
 
+    @staticmethod
+    def even(sequences: int, length: int, device: torch.device | str) -> "Packed":
+        """Sequences of one length, such as images' patches, for which no device need be asked."""
+        packed = object.__new__(Packed)
+        packed.lengths = torch.full((sequences,), length, device="cpu")
+        packed.longest, packed.total = length, sequences * length
+        packed.offsets = torch.arange(sequences + 1, dtype=torch.int32, device=device) * length
+        return packed
+
     def _offsets(self, device: torch.device | str) -> Tensor:
         offsets = torch.zeros(len(self.lengths) + 1, dtype=torch.int32, device="cpu")
         offsets[1:] = self.lengths.cumsum(0)

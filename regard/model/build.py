@@ -10,6 +10,7 @@ from typing import Literal, TypeAlias, get_args
 
 from torch import nn
 
+from regard.attention.host import shown, whole
 from regard.attention.multihead import MultiHeadAttention
 from regard.attention.position import (
     AttentionPosition,
@@ -71,6 +72,21 @@ class BlockConfig:
     """Added to the variance in LayerNorms."""
 
 
+def check(config: object, kind: type, **makers: object) -> None:
+    """Refuse what is no such config, and parts where functions that make parts are wanted."""
+    if not isinstance(config, kind):
+        raise ValueError(
+            f"config ({shown(config)}) must be a {kind.__name__}; "
+            f"for example {kind.__name__}.tiny(1000)"
+        )
+    for name, make in makers.items():
+        if make is not None and (isinstance(make, nn.Module) or not callable(make)):
+            raise ValueError(
+                f"{name} ({shown(make)}) must be a function that makes one, since each block has "
+                f"its own; for example {name}=lambda{' position' * (name == 'attention')}: …"
+            )
+
+
 def stack(
     config: BlockConfig,
     blocks: int,
@@ -82,8 +98,10 @@ def stack(
 ) -> Stack:
     """As many blocks as asked for; a position that acts inside attention goes into each."""
 
+    whole("layers", blocks, least=0)
+
     def inside() -> AttentionPosition | None:
-        part = None if position is None else position()
+        part = None if position is None else made(position)
         return part if isinstance(part, AttentionPosition) else None
 
     def block() -> Block:
@@ -99,6 +117,23 @@ def stack(
         [block() for _ in range(blocks)],
         nn.LayerNorm(config.width, config.epsilon) if final else None,
     )
+
+
+def made(position: MakePosition) -> AnyPosition:
+    """What the function makes, if it is a position."""
+    part = position()
+    if part is not None and not isinstance(part, InputPosition | AttentionPosition):
+        raise ValueError(
+            f"position made {shown(part)}, which is none; make a Sinusoidal, Learned, "
+            "Concatenated, Rotary or LinearBias, or None"
+        )
+    return part
+
+
+def added(position: MakePosition) -> InputPosition | None:
+    """What the function makes, if it goes to the input."""
+    part = made(position)
+    return part if isinstance(part, InputPosition) else None
 
 
 def multihead(config: BlockConfig, position: AttentionPosition | None = None) -> MultiHeadAttention:
@@ -144,6 +179,12 @@ def position(name: Position, config: BlockConfig, length: int) -> AnyPosition:
         case "learned":
             return Learned(length, config.width)
         case "rotary":
+            whole("heads", config.heads)
+            if config.width // config.heads % 2:
+                raise ValueError(
+                    f"rotary positions turn pairs of columns, but width ({config.width}) / heads "
+                    f"({config.heads}) is odd; try a width of {config.width + config.heads}"
+                )
             return Rotary(config.width // config.heads)
         case "linear-bias":
             return LinearBias(config.heads)

@@ -11,9 +11,11 @@ cross-attention cannot tell which it was.
 import math
 from typing import TypeAlias
 
+import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from regard.attention.arguments import check_input
 from regard.attention.host import whole
 from regard.attention.position import Concatenated, InputPosition, Positions
 
@@ -69,12 +71,18 @@ class Tokens(Embedded):
         self.table = nn.Embedding(vocabulary, self.inner)
 
     def forward(self, ids: Int[Tensor, "B S"], at: Positions = 0) -> Float[Tensor, "B S D"]:
-        if ids.is_floating_point() or ids.ndim != 2:
+        if ids.is_floating_point() or ids.dtype == torch.bool or ids.ndim != 2:
             raise ValueError(
                 f"token ids must be integers of shape (batch, length), got {ids.dtype} of shape "
                 f"{tuple(ids.shape)}; one sentence is ids[None]"
             )
-        x = self.table(ids)
+        try:
+            x = self.table(ids)
+        except IndexError as error:
+            raise ValueError(
+                f"token ids from {int(ids.min())} to {int(ids.max())} must lie from 0 to "
+                f"{self.table.num_embeddings - 1}; use the tokenizer that the model was built for"
+            ) from error
         return self.placed(x if self.scale == 1.0 else x * self.scale, at)
 
 
@@ -110,7 +118,9 @@ class Patches(Embedded):
                 f"images of shape {tuple(images.shape)} must be (batch, {want[0]}, {want[1]}, "
                 f"{want[2]}); resize them, or the model: at_size((rows, columns))"
             )
-        return self.placed(self.projection(flat_patches(images, self.patch)), at)
+        patches, weight = flat_patches(images, self.patch), self.projection.weight
+        check_input("images", patches, "numbers", weight.shape[1], weight.dtype)
+        return self.placed(self.projection(patches), at)
 
 
 class Frames(Embedded):
@@ -129,11 +139,13 @@ class Frames(Embedded):
         self.projection = nn.Linear(features, self.inner)
 
     def forward(self, frames: Float[Tensor, "B S F"], at: Positions = 0) -> Float[Tensor, "B S D"]:
-        if frames.ndim != 3 or frames.shape[-1] != self.projection.in_features:
+        weight = self.projection.weight
+        if frames.ndim != 3 or frames.shape[-1] != weight.shape[1]:
             raise ValueError(
-                f"frames of shape {tuple(frames.shape)} must be (batch, time, "
-                f"{self.projection.in_features})"
+                f"frames of shape {tuple(frames.shape)} must be (batch, time, {weight.shape[1]}); "
+                "a frame is one row"
             )
+        check_input("frames", frames, "features", weight.shape[1], weight.dtype)
         return self.placed(self.projection(frames), at)
 
 
@@ -145,6 +157,10 @@ def flat_patches(images: Float[Tensor, "B C Y X"], patch: int) -> Float[Tensor, 
 
 def image_size(image: Size) -> tuple[int, int]:
     """(rows, columns), in pixels or in patches."""
+    if not isinstance(image, int) and len(image) != 2:
+        raise ValueError(
+            f"image {tuple(image)} must be one number or (rows, columns); channels are said apart"
+        )
     rows, columns = (image, image) if isinstance(image, int) else image
     whole("image rows", rows)
     whole("image columns", columns)

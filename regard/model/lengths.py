@@ -10,9 +10,9 @@ Padding is never guessed from token ids.
 from collections.abc import Sequence
 from typing import TypeAlias
 
-import torch
 from torch import Tensor
 
+from regard.attention.host import integers, on_host, shown
 from regard.attention.mask import Mask, Packed, causal, packed, padding
 from regard.attention.position import Positions
 
@@ -45,7 +45,7 @@ def cross_attended(
     """
     if isinstance(target, Packed) and source is None and memory is not None:
         B, S = memory.shape[:2]
-        memory, source = memory.flatten(0, 1)[None], Packed([S] * B, memory.device)
+        memory, source = memory.flatten(0, 1)[None], Packed.even(B, S, memory.device)
     if isinstance(target, Packed) != isinstance(source, Packed):
         kinds = [type(lengths).__name__ for lengths in (target, source)]
         raise ValueError(
@@ -62,6 +62,28 @@ def cross_attended(
     return memory, own_mask(source)
 
 
-def places(lengths: Lengths, device: torch.device) -> Positions:
+def places(lengths: Lengths, rows: Tensor) -> Positions:
     """Where tokens stand: positions start at 0 in each row, or in each packed sequence."""
-    return lengths.to(device).positions() if isinstance(lengths, Packed) else 0
+    if not isinstance(rows, Tensor):
+        raise ValueError(f"a batch must be a tensor, got {shown(rows)}; use torch.tensor([ids])")
+    if lengths is not None and rows.ndim in (2, 3):  # an image's rows are its patches
+        _check(lengths, *rows.shape[:2])
+    return lengths.to(rows.device).positions() if isinstance(lengths, Packed) else 0
+
+
+def _check(lengths: Packed | Tensor | Sequence[int], B: int, L: int) -> None:
+    if isinstance(lengths, Packed):
+        if B != 1 or lengths.total != L:
+            raise ValueError(
+                f"{lengths} adds up to {lengths.total} tokens, but the batch has {B} rows of {L}; "
+                f"lay the sequences end to end in one row of {lengths.total}"
+            )
+        return
+    counts = integers(lengths, "lengths")
+    if len(counts) != B:
+        raise ValueError(f"{len(counts)} lengths for a batch of {B}; pass one for each sentence")
+    if on_host(counts) and B and int(counts.max()) > L:
+        raise ValueError(
+            f"a length ({int(counts.max())}) is longer than the batch's rows ({L}); pass the "
+            "number of real tokens of each sentence"
+        )

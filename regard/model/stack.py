@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from regard.attention.cache import CrossCache, SelfCache
+from regard.attention.host import shown
 from regard.attention.mask import Mask
 from regard.model.block import Block, BlockCache
 
@@ -81,6 +82,8 @@ class Stack(nn.Module):
         rows: int | None = None,
     ) -> Float[Tensor, "B R D"]:
         """`rows` gives the first rows of the result alone; only the last block can save on it."""
+        if cache is not None:
+            self._check_cache(cache)
         last = len(self.blocks) - 1
         for n, block in enumerate(self.blocks):
             run = partial(
@@ -95,3 +98,12 @@ class Stack(nn.Module):
             else:
                 x = run(x, memory)
         return x if self.norm is None else self.norm(x)
+
+    def _check_cache(self, cache: StackCache) -> None:
+        if not isinstance(cache, StackCache):
+            raise ValueError(f"cache ({shown(cache)}) must be what the model's cache() gives")
+        if len(cache.blocks) != len(self.blocks):
+            raise ValueError(
+                f"the cache is for {len(cache.blocks)} blocks, but there are {len(self.blocks)}; "
+                "use the model's own: model.cache()"
+            )
