@@ -127,7 +127,6 @@ def test_characters_without_spaces() -> None:
 
 def test_pieces_are_readable(bpe: Tokenizer) -> None:
     assert bpe.pieces(bpe.encode("Mann 36")) == ["▁Man", "n", "▁3", "6"]
-    assert "".join(bpe.pieces(bpe.encode("हिन्दी में"))) == "▁हिन्दी▁में"
     assert bpe.pieces(bpe.encode("🙂"))[1:] == ["<0xF0>", "<0x9F>", "<0x99>", "<0x82>"]
     assert bpe.pieces([99_999]) == ["<99999>"]
 
