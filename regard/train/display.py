@@ -1,0 +1,171 @@
+"""What a person sees of a training: a live line on a terminal, plain lines in a log.
+
+Both go to the standard error stream, so that what a command prints can be piped.
+"""
+
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import TracebackType
+from typing import TYPE_CHECKING, Protocol, TextIO
+
+if TYPE_CHECKING:
+    from rich.progress import TaskID
+
+
+@dataclass(frozen=True)
+class Moment:
+    """Where a training is."""
+
+    step: int
+    total: int | None
+    """The last step, where it is known."""
+    epoch: int
+    loss: float
+    lr: float
+    speed: float
+    """Units per second since the last moment."""
+    unit: str
+    left: float | None
+    """Seconds until the end, as it looks now."""
+
+
+class Display(Protocol):
+    """Where a training tells how it goes; `with` it, a live display is on the screen."""
+
+    def __enter__(self) -> "Display": ...
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None: ...
+
+    def moment(self, now: Moment) -> None: ...
+
+    def scores(self, step: int, scores: Mapping[str, float], best: bool) -> None: ...
+
+    def say(self, words: str) -> None: ...
+
+
+def display(stream: TextIO | None = None) -> "Display":
+    """A live display where a person looks on, lines otherwise."""
+    stream = sys.stderr if stream is None else stream
+    return Terminal(stream) if stream.isatty() else Log(stream)
+
+
+class Silence:
+    """Nothing at all: for tests, and for processes other than the first."""
+
+    def __enter__(self) -> "Silence":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        pass
+
+    def moment(self, now: Moment) -> None:
+        pass
+
+    def scores(self, step: int, scores: Mapping[str, float], best: bool) -> None:
+        pass
+
+    def say(self, words: str) -> None:
+        pass
+
+
+class Log(Silence):
+    """A line now and then, each complete in itself."""
+
+    PAUSE = 10.0
+    """Seconds between lines on how it goes; scores and words come at once."""
+
+    def __init__(self, stream: TextIO):
+        self.stream = stream
+        self._last = -self.PAUSE
+
+    def moment(self, now: Moment) -> None:
+        if time.monotonic() - self._last >= self.PAUSE:
+            self._last = time.monotonic()
+            self.say(described(now))
+
+    def scores(self, step: int, scores: Mapping[str, float], best: bool) -> None:
+        self.say(f"step {step:,}: {listed(scores)}{', the best so far' if best else ''}")
+
+    def say(self, words: str) -> None:
+        print(words, file=self.stream, flush=True)
+
+
+class Terminal(Silence):
+    """A bar with the latest figures, under the scores so far."""
+
+    def __init__(self, stream: TextIO):
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TextColumn
+
+        self.console = Console(file=stream, highlight=False, soft_wrap=True)
+        self._progress = Progress(
+            BarColumn(bar_width=24),
+            TextColumn("{task.description}", markup=False),
+            console=self.console,
+            refresh_per_second=4,
+            transient=True,
+        )
+        self._task: TaskID = self._progress.add_task("the first steps …", total=None)
+
+    def __enter__(self) -> "Terminal":
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._progress.stop()
+
+    def moment(self, now: Moment) -> None:
+        self._progress.update(
+            self._task, completed=now.step, total=now.total, description=described(now)
+        )
+
+    def scores(self, step: int, scores: Mapping[str, float], best: bool) -> None:
+        self.say(f"step {step:,}: {listed(scores)}{'  ★' if best else ''}")
+
+    def say(self, words: str) -> None:
+        self.console.print(words, markup=False)
+
+
+def described(now: Moment) -> str:
+    """`step 1,200 of 5,000 · loss 2.31 · 12,300 tokens/s · lr 0.00082 · epoch 3 · 4 min left`."""
+    parts = [
+        f"step {now.step:,}" + (f" of {now.total:,}" if now.total else ""),
+        f"loss {now.loss:.3f}",
+        f"{now.speed:,.0f} {now.unit}/s",
+        f"lr {now.lr:.2g}",
+        f"epoch {now.epoch + 1}",
+    ]
+    if now.left is not None:
+        parts.append(f"{duration(now.left)} left")
+    return " · ".join(parts)
+
+
+def listed(scores: Mapping[str, float]) -> str:
+    return ", ".join(f"{name} {value:.4g}" for name, value in scores.items())
+
+
+def duration(seconds: float) -> str:
+    """As a person says it: 40 s, 12 min, 3 h 20 min."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    if minutes < 90:
+        return f"{minutes} min"
+    return f"{minutes // 60} h {minutes % 60} min"

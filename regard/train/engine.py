@@ -1,0 +1,63 @@
+"""How a step is computed: in which precision, compiled or not. Decided once, and said."""
+
+import importlib.util
+
+import torch
+from torch import nn
+
+from regard.model.block import Block
+from regard.train.config import TrainingConfig
+from regard.train.distributed import World
+from regard.train.state import State
+
+
+def precision(config: TrainingConfig, world: World) -> torch.dtype:
+    """The type of numbers in products of matrices; weights and sums stay float32."""
+    match config.precision:
+        case "bf16":
+            return torch.bfloat16
+        case "fp16":
+            if world.sharded:
+                raise ValueError(
+                    "precision (fp16) needs a whole gradient in every process, but parallel is "
+                    "sharded; use bf16"
+                )
+            return torch.float16
+        case "fp32":
+            return torch.float32
+    able = world.device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+    return torch.bfloat16 if able else torch.float32
+
+
+def compiled(model: nn.Module, config: TrainingConfig, device: torch.device) -> str:
+    """Compiles every block of a model, in place, where it pays; gives what was done, and why.
+
+    Blocks are alike, and are compiled once for all. The loss stays as it is: its loop over pieces
+    would be compiled anew for every number of tokens.
+    """
+    if config.compile == "no":
+        return "not compiled, as set"
+    if config.compile == "auto" and device.type != "cuda":
+        # Packed attention on a CPU goes sentence by sentence: every batch would be another
+        # program, and compiling one takes longer than hundreds of steps.
+        return f"not compiled, which does not pay on a {device.type.upper()}"
+    if config.compile == "auto" and importlib.util.find_spec("triton") is None:
+        return "not compiled, for want of Triton"
+    blocks = [module for module in model.modules() if isinstance(module, Block)]
+    for block in blocks:
+        block.compile(dynamic=True)
+    return f"{len(blocks)} blocks compiled"
+
+
+def scaler(dtype: torch.dtype, world: World, state: State) -> torch.amp.GradScaler:
+    """Keeps fp16's gradients in its range; does nothing for other types."""
+    made = torch.amp.GradScaler(world.device.type, state.scale, enabled=dtype is torch.float16)
+    if made.is_enabled():
+        made.load_state_dict({**made.state_dict(), "_growth_tracker": state.growth})
+    return made
+
+
+def remember(scaler: torch.amp.GradScaler, state: State) -> None:
+    """What `scaler` makes an equal one from."""
+    if scaler.is_enabled():
+        state.scale, state.growth = scaler.get_scale(), scaler.state_dict()["_growth_tracker"]

@@ -1,0 +1,263 @@
+"""The training loop: there is one, and every task goes through it.
+
+    for each step n:
+        seed with (seed, n)
+        for each part of the batch: loss, backward             summed over parts and processes
+        gradient ← gradient / count, shortened to `clip`       the count is the whole batch's
+        Adam with lr · schedule(n), then the weights' average
+        now and then: evaluate, keep the best, save
+
+A run is a folder (run.py). Started again it goes on from what it saved last, and on a CPU ends
+with the same bits as if it had never been interrupted. The loop knows no task: a task says what
+a batch is, what its loss is, and how good a model is.
+"""
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from torch import Tensor, nn
+
+from regard.train import distributed, engine, optimizer, schedule
+from regard.train.config import TrainingConfig
+from regard.train.display import Display, Silence, display
+from regard.train.distributed import World
+from regard.train.feed import Fed, feed
+from regard.train.interrupt import Interrupts
+from regard.train.keep import Keeper
+from regard.train.meter import Meter
+from regard.train.run import Run
+
+
+class Task(Protocol):
+    """What is trained, and on what. Its methods depend on their arguments alone, so that any step
+    can be repeated."""
+
+    model: nn.Module
+    score: str
+    """The name of the score that says which model is best; higher is better."""
+    unit: str
+    """What the loss counts: tokens, images."""
+
+    def plan(self, epoch: int) -> list[np.ndarray]:
+        """The examples of each batch of an epoch, over all processes."""
+
+    def batch(self, indices: np.ndarray, step: int) -> Any:
+        """Examples as one batch, on the host, with a method `to(device)`; called in a thread."""
+
+    def loss(self, batch: Any) -> tuple[Tensor, Tensor | int]:
+        """The loss, summed, and how many things it is a sum of."""
+
+    def evaluate(self, model: nn.Module) -> dict[str, float]:
+        """All scores of a model, which is in evaluation mode; no gradients are wanted."""
+
+    def files(self) -> dict[str, bytes | Path]:
+        """What belongs into the model's folder beside the weights: the tokenizer."""
+
+    def about(self) -> dict[str, Any]:
+        """What the model is for, as JSON, for config.json."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a training ended."""
+
+    step: int
+    reason: str
+    """steps, epochs, minutes or patience."""
+    best: float | None
+    """The best score, and the step that had it; None where no score was a finite number."""
+    best_step: int
+    seconds: float
+    folder: Path
+    """Of the run; the model with the best score is in its `best/`."""
+
+
+def fit(
+    task: Task, config: TrainingConfig, folder: str | Path, *, shown: Display | None = None
+) -> Result:
+    """Trains until the settings say that it is enough; a run that was begun goes on.
+
+    Ctrl-C and SIGTERM save, and then raise KeyboardInterrupt or SystemExit; a second one does not
+    wait for the save.
+    """
+    with distributed.processes(config) as world, Run(folder, world) as run:
+        try:
+            return _Fit(task, config, run, world, shown).train()
+        except (OSError, SafetensorError) as error:
+            said = getattr(error, "strerror", None) or error
+            raise ValueError(f"{run.folder}: {said}; {run.intact()}") from error
+
+
+class _Objective(nn.Module):
+    """A task's loss as a module, which is what engines take."""
+
+    def __init__(self, task: Task):
+        super().__init__()
+        self.model, self._loss = task.model, task.loss
+
+    def forward(self, batch: Any) -> tuple[Tensor, Tensor | int]:
+        return self._loss(batch)
+
+
+class _Fit:
+    def __init__(
+        self, task: Task, config: TrainingConfig, run: Run, world: World, shown: Display | None
+    ):
+        self.task, self.config, self.run, self.world = task, config, run, world
+        self.total = _last_step(task, config)
+        self.dtype = engine.precision(config, world)
+        run.describe(task.about(), task.model, config)
+        self.state, saved = run.resume(task.model)
+        model = task.model.to(world.device).train()
+        self.keeper = Keeper(task, config, run, world)
+        compiled = engine.compiled(model, config, world.device)
+        self.objective = distributed.spread(_Objective(task), world)
+        self.parameters = {n: p for n, p in model.named_parameters() if p.requires_grad}
+        self.optimizer = optimizer.make(model, config)
+        self.scaler = engine.scaler(self.dtype, world, self.state)
+        self.keeper.begin(self.state, saved, self.parameters, self.optimizer)
+        run.rewind(self.state.step, config.tensorboard)
+        self.meter = Meter(self.state, config, self.total, task.unit)
+        self.interrupts = Interrupts()
+        self.stop: str | None = None
+        self.shown: Display = (shown or display()) if world.first else Silence()
+        self.opening = (
+            f"{run.folder}: {'goes on from' if saved else 'begins at'} step {self.state.step} on "
+            f"{world}, in {str(self.dtype).removeprefix('torch.')}, {compiled}"
+        )
+
+    def train(self) -> Result:
+        config, now, keeper = self.config, self.state, self.keeper
+        with self.interrupts, self.shown:
+            self.shown.say(self.opening)
+            if keeper.saved is None:
+                self._save()  # What cannot be written should be known before the work is done.
+            batches = feed(self.task, config, self.world, now)
+            while True:
+                upcoming = next(batches, None)
+                if upcoming is None:
+                    self.stop = self.stop or ("steps" if now.step == config.steps else "epochs")
+                due = self.stop is not None or now.step % config.evaluate_every == 0
+                if due and now.evaluated < now.step and self.stop != "interrupted":
+                    self._evaluate()
+                if config.patience is not None and now.waited >= config.patience:
+                    self.stop = self.stop or "patience"
+                due = self.stop is not None or now.step % config.save_every == 0
+                if due and keeper.saved != (now.step, now.evaluated):
+                    self._save()
+                if self.stop is not None or upcoming is None:
+                    break
+                self._step(upcoming)
+            self.run.report(self.task, now, config, self.stop)
+        self.interrupts.pass_on()
+        reason = self.stop or "interrupted"
+        return Result(now.step, reason, now.best, now.best_step, now.seconds, self.run.folder)
+
+    def _step(self, fed: Fed) -> None:
+        now, world = self.state, self.world
+        sums = torch.zeros(2, device=world.device)
+        for n, part in enumerate(fed.parts):
+            torch.manual_seed(_seed(self.config.seed, now.step + 1, world.rank, n))
+            distributed.synchronise(self.objective, world, n == len(fed.parts) - 1)
+            with self._autocast():
+                loss, count = self.objective(part.batch.to(world.device))
+            if not part.counts:
+                loss, count = loss * 0, count * 0
+            self.scaler.scale(loss).backward()
+            sums += torch.stack([loss.detach().to(sums), torch.as_tensor(count).to(sums)])
+        signs = self.meter.signs(self.interrupts.caught).to(world.device, non_blocking=True)
+        sums = world.sum(torch.cat([sums, signs]))
+        norm = self._update(sums[1])
+        now.step, now.epoch, now.position = now.step + 1, fed.epoch, fed.position + 1
+        self.keeper.stepped()
+        self.meter.add(torch.cat([sums, norm[None]]))
+        # Reading these waits for the device, which should rather be kept busy.
+        if world.device.type == "cpu" or now.step % self.config.log_every == 0:
+            self._tell()
+
+    def _update(self, count: Tensor) -> Tensor:
+        """A step of Adam, on gradients that are sums; gives the length of their mean."""
+        config, world = self.config, self.world
+        self.scaler.unscale_(self.optimizer)
+        grads = [world.part(p.grad) for p in self.parameters.values() if p.grad is not None]
+        norm = nn.utils.get_total_norm(grads)
+        if world.sharded:
+            norm = world.sum(norm.square()).sqrt()
+        # Engines give the mean over processes; what is wanted is the mean over what is counted.
+        scale = world.size / count.clamp(min=1)
+        norm = norm * scale
+        if config.clip is not None:
+            scale = scale * (config.clip / (norm + 1e-6)).clamp(max=1)
+        torch._foreach_mul_(grads, scale)
+        for group in self.optimizer.param_groups:
+            group["lr"] = self._lr(self.state.step + 1)
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self.optimizer.zero_grad()
+        return norm
+
+    def _tell(self) -> None:
+        """Reads what the steps since the last time have come to, and tells of it."""
+        try:
+            lr: float = self.optimizer.param_groups[0]["lr"]
+            moment = self.meter.read(lr, self.scaler.is_enabled())
+        except ValueError as error:
+            raise ValueError(
+                f"{error}; {self.run.intact()}; try a lower lr, a longer warmup or a smaller clip"
+            ) from None
+        if self.meter.caught or self.meter.late:
+            self.stop = "interrupted" if self.meter.caught else "minutes"
+        if moment is not None:
+            self.shown.moment(moment)
+            if moment.step % self.config.log_every == 0:
+                self.run.record(self.meter.line(moment))
+
+    def _evaluate(self) -> None:
+        self._tell()
+        judged = self.keeper.evaluate(self.interrupts, self._autocast())
+        if judged is None:  # The evaluation is made up for when the run goes on.
+            self.stop = "interrupted"
+            return
+        scores, better = judged
+        self.run.record({"step": self.state.step, **scores})
+        self.shown.scores(self.state.step, scores, better)
+        self.run.report(self.task, self.state, self.config, None)
+        self.meter.tick()
+
+    def _save(self) -> None:
+        self._tell()
+        engine.remember(self.scaler, self.state)
+        self.keeper.save()
+        self.meter.tick()
+
+    def _lr(self, step: int) -> float:
+        config = self.config
+        width: int = getattr(self.task.model.config, "width", 1)
+        return config.lr * schedule.factor(
+            config.schedule, step, total=self.total, warmup=config.warmup, width=width
+        )
+
+    def _autocast(self) -> torch.autocast:
+        on = self.dtype is not torch.float32
+        return torch.autocast(self.world.device.type, self.dtype if on else None, enabled=on)
+
+
+def _last_step(task: Task, config: TrainingConfig) -> int | None:
+    """The last step, as far as the settings tell."""
+    if config.steps is None and config.epochs is None and config.minutes is None:
+        raise ValueError("nothing says when to stop; set steps, epochs or minutes")
+    ends = [] if config.steps is None else [config.steps]
+    if config.epochs is not None:
+        ends.append(config.epochs * len(task.plan(0)))
+    return min(ends, default=None)
+
+
+def _seed(*numbers: int) -> int:
+    """One seed from several numbers; near numbers give unlike seeds."""
+    digest = hashlib.blake2b(" ".join(map(str, numbers)).encode(), digest_size=8)
+    return int.from_bytes(digest.digest(), "big") >> 1

@@ -1,0 +1,140 @@
+"""What is kept of a training: the average of its weights, the best model, and the last state."""
+
+import copy
+import math
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from regard import checkpoint
+from regard.train import state
+from regard.train.config import TrainingConfig
+from regard.train.distributed import World
+from regard.train.interrupt import Interrupted, Interrupts
+from regard.train.optimizer import MovingAverage, Snapshots
+from regard.train.run import Run
+from regard.train.state import State
+
+
+class Judge(Protocol):
+    """What says how good a model is, and what belongs beside it: a task."""
+
+    model: nn.Module
+    score: str
+
+    def evaluate(self, model: nn.Module) -> dict[str, float]: ...
+
+    def files(self) -> dict[str, bytes | Path]: ...
+
+    def about(self) -> dict[str, Any]: ...
+
+
+class Keeper:
+    """Makes `best/` and `last/`. All processes call its methods; the first one writes."""
+
+    def __init__(self, task: Judge, config: TrainingConfig, run: Run, world: World):
+        """Before the model is compiled or spread over processes."""
+        self.task, self.config, self.run, self.world = task, config, run, world
+        # What is evaluated and kept, where that is not the trained model itself.
+        apart = world.first and bool(config.ema or config.average > 1 or world.sharded)
+        self.model = copy.deepcopy(task.model).requires_grad_(False) if apart else task.model
+        self.snapshots = Snapshots(run.folder / "snapshots", config.average)
+        self.ema: MovingAverage | None = None
+        self.saved: tuple[int, int] | None = None
+
+    def begin(
+        self,
+        now: State,
+        saved: checkpoint.Saved | None,
+        parameters: Mapping[str, nn.Parameter],
+        optimizer: torch.optim.Optimizer,
+    ) -> None:
+        """When all that is trained is in its place; what was saved is put back."""
+        self.now, self.parameters, self.optimizer = now, parameters, optimizer
+        if self.config.ema:
+            self.ema = MovingAverage(parameters, self.config.ema)
+        if saved is not None:
+            state.read_tensors(self.run.folder, saved, now, self._tensors(), self.world)
+            self.saved = now.step, now.evaluated
+        if self.world.first:
+            self.snapshots.rewind(now.step)
+
+    def stepped(self) -> None:
+        if self.ema is not None:
+            self.ema.update(self.parameters, self.now.step)
+
+    def evaluate(
+        self, interrupts: Interrupts, autocast: AbstractContextManager[Any]
+    ) -> tuple[dict[str, float], bool] | None:
+        """All scores, and whether they are the best; None where a signal has come meanwhile."""
+        now, first = self.now, self.world.first
+        self._gather(self.parameters if self.ema is None else self.ema.means)
+        if first and self.config.average > 1:
+            self.snapshots.add(now.step, self.model)
+            self.snapshots.average(self.model)
+        scores: dict[str, float] = {}
+        if first:
+            try:
+                with interrupts.at_once(), torch.no_grad(), autocast:
+                    scores = self.scores()
+            except Interrupted:
+                pass
+        score = scores.get(self.task.score, math.nan)
+        score, interrupted = self.world.first_says([score, float(not scores)])
+        if interrupted:
+            return None
+        better = math.isfinite(score) and (now.best is None or score > now.best)
+        now.evaluated, now.waited = now.step, 0 if better else now.waited + 1
+        if better:
+            now.best, now.best_step = score, now.step
+            if first:
+                checkpoint.save(self.run.folder / "best", self.model, **self._beside())
+        return scores, better
+
+    def scores(self) -> dict[str, float]:
+        try:
+            # Compiled code is for the shapes of training.
+            with torch.compiler.set_stance("force_eager"):
+                scores = self.task.evaluate(self.model.eval())
+        finally:
+            self.task.model.train()
+        if self.task.score not in scores:
+            known = ", ".join(scores) or "none"
+            raise ValueError(f'the task gave no score "{self.task.score}", but: {known}')
+        return scores
+
+    def save(self) -> None:
+        """Replaces `last/`."""
+        now, world = self.now, self.world
+        if world.first:
+            self.run.metrics.sync()
+        if world.sharded:
+            self._gather(self.parameters)
+        model = self.model if world.sharded else self.task.model
+        state.write(self.run.folder, model, now, self._tensors(), world, **self._beside())
+        self.saved = now.step, now.evaluated
+        if world.first:
+            self.snapshots.forget(now.step)
+
+    @torch.no_grad()
+    def _gather(self, weights: Mapping[str, Tensor]) -> None:
+        """Puts weights, which may be spread over all processes, into the model that is kept."""
+        if self.model is self.task.model and not self.world.sharded:
+            return
+        into = dict(self.model.named_parameters())
+        for name, weight in weights.items():
+            whole = self.world.whole(weight)
+            if self.world.first:
+                into[name].copy_(whole)
+
+    def _tensors(self) -> dict[str, Tensor]:
+        return state.tensors(self.parameters, self.optimizer, self.ema)
+
+    def _beside(self) -> dict[str, Any]:
+        """What lies beside the weights in a model's folder."""
+        origin = f"Trained here: {self.now.step} steps of the run {self.run.name}."
+        return {"files": self.task.files(), "task": self.task.about(), "origin": origin}

@@ -1,0 +1,94 @@
+"""The figures of the steps, which are read from the device now and then, and the clock."""
+
+import math
+import time
+
+import torch
+from torch import Tensor
+
+from regard.train.config import TrainingConfig
+from regard.train.display import Moment
+from regard.train.state import State, Window
+
+
+class Meter:
+    """Counts steps, loss and time into a training's state."""
+
+    def __init__(self, state: State, config: TrainingConfig, total: int | None, unit: str):
+        self.state, self.config, self.total, self.unit = state, config, total, unit
+        self.norm = 0.0
+        """Length of the last gradient."""
+        self.caught = self.late = False
+        """Whether a signal has come to any process, and whether the time is over."""
+        self._rows: list[Tensor] = []
+        self._steps, self._seconds, self._clock = 0, 0.0, time.monotonic()
+
+    def signs(self, caught: int) -> Tensor:
+        """What this process has to tell the others at a step: a signal, and that it is late."""
+        limit = self.config.minutes
+        seconds = self.state.seconds + time.monotonic() - self._clock
+        return torch.tensor([float(caught), float(limit is not None and seconds >= limit * 60)])
+
+    def add(self, row: Tensor) -> None:
+        """A step's loss, count, signal, lateness and gradient's length, still on the device."""
+        self._rows.append(row)
+
+    def read(self, lr: float, scaled: bool) -> Moment | None:
+        """Reads the steps since the last time, and refuses what is not a finite number.
+
+        `scaled` is fp16's: a gradient that is too large for it was left out.
+        """
+        if not self._rows:
+            return None
+        now, window = self.state, self.state.window
+        rows = torch.stack(self._rows).tolist()
+        self._rows.clear()
+        took = self.tick()
+        window.seconds += took
+        self._steps, self._seconds = self._steps + len(rows), self._seconds + took
+        for step, row in enumerate(rows, now.step - len(rows) + 1):
+            loss, count, caught, late, self.norm = row
+            for what, value in (("loss", loss), ("gradient", 0.0 if scaled else self.norm)):
+                if not math.isfinite(value):
+                    raise ValueError(f"the {what} at step {step} is not a finite number")
+            window.loss += loss
+            window.count += count
+            now.count += count
+            self.caught, self.late = self.caught or caught > 0, self.late or late > 0
+        return Moment(
+            step=now.step,
+            total=self.total,
+            epoch=now.epoch,
+            loss=window.loss / max(window.count, 1),
+            lr=lr,
+            speed=window.count / max(window.seconds, 1e-9),
+            unit=self.unit,
+            left=self._left(),
+        )
+
+    def line(self, moment: Moment) -> dict[str, float | int | None]:
+        """A line of metrics, of the steps since the last one."""
+        self.state.window = Window()
+        return {
+            "step": moment.step,
+            "epoch": moment.epoch,
+            "loss": moment.loss,
+            "lr": moment.lr,
+            "norm": self.norm if math.isfinite(self.norm) else None,
+            "speed": moment.speed,
+            "seconds": self.state.seconds,
+        }
+
+    def tick(self) -> float:
+        """Counts the time since the last call."""
+        before, self._clock = self._clock, time.monotonic()
+        self.state.seconds += self._clock - before
+        return self._clock - before
+
+    def _left(self) -> float | None:
+        left = []
+        if self.total is not None:
+            left.append((self.total - self.state.step) * self._seconds / self._steps)
+        if self.config.minutes is not None:
+            left.append(max(0.0, self.config.minutes * 60 - self.state.seconds))
+        return min(left, default=None)

@@ -1,0 +1,125 @@
+"""Adam and AdamW, what they pull towards zero, and means of weights over the steps.
+
+AdamW   θ ← θ - η (m / (√v + ε) + λ θ)      Loshchilov and Hutter (2019); λ = 0 is Adam
+mean    θ̄ ← θ̄ + (1 - d) (θ - θ̄)             d is the decay
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import nn
+
+from regard.train.config import TrainingConfig
+
+
+def make(model: nn.Module, config: TrainingConfig) -> torch.optim.Adam:
+    """The optimizer of a model's parameters, in one kernel per device where torch has it."""
+    decayed, others = split(model)
+    groups = [
+        {"params": decayed, "weight_decay": config.weight_decay},
+        {"params": others, "weight_decay": 0.0},
+    ]
+    parameters = decayed + others
+    if not parameters:
+        raise ValueError("no parameter of the model may be trained; set requires_grad on some")
+    kind = torch.optim.AdamW if config.optimizer == "adamw" else torch.optim.Adam
+    fused = parameters[0].device.type in ("cpu", "cuda")
+    made = kind(
+        [group for group in groups if group["params"]],
+        lr=config.lr,
+        betas=config.betas,
+        eps=config.epsilon,
+        fused=fused,
+    )
+    # As the first step would make it; here already, so that it can be filled with what was saved.
+    for parameter in parameters:
+        made.state[parameter] = {
+            "step": torch.zeros((), device=parameter.device if fused else "cpu"),
+            "exp_avg": torch.zeros_like(parameter),
+            "exp_avg_sq": torch.zeros_like(parameter),
+        }
+    return made
+
+
+def split(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
+    """Trained parameters: matrices, which weight decay pulls, and all others.
+
+    What is added (biases, norms, positions, class tokens) or looked up (embeddings, even where
+    they are the output's matrix too) is left alone: zero is no simpler a value for it.
+    """
+    spared: set[nn.Parameter] = set()
+    for module in model.modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            matrix = parameter.ndim >= 2 and "weight" in name
+            if not matrix or isinstance(module, nn.Embedding):
+                spared.add(parameter)
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    return (
+        [parameter for parameter in trained if parameter not in spared],
+        [parameter for parameter in trained if parameter in spared],
+    )
+
+
+class MovingAverage:
+    """An exponential moving average of parameters, by name."""
+
+    def __init__(self, parameters: Mapping[str, nn.Parameter], decay: float):
+        self.decay = decay
+        self.means = {name: value.detach().clone() for name, value in parameters.items()}
+
+    @torch.no_grad()
+    def update(self, parameters: Mapping[str, nn.Parameter], step: int) -> None:
+        """The first steps count less: the mean should forget where training began."""
+        decay = min(self.decay, (1 + step) / (10 + step))
+        values = [parameters[name].detach() for name in self.means]
+        torch._foreach_lerp_(list(self.means.values()), values, 1 - decay)
+
+
+class Snapshots:
+    """The weights at the last few evaluations, one file each, and their mean.
+
+    Vaswani et al. (2017), section 6.1, averaged the last 5 (base) and 20 (big) checkpoints.
+    """
+
+    def __init__(self, folder: Path, keep: int):
+        self.folder, self.keep = folder, keep
+
+    def add(self, step: int, model: nn.Module) -> None:
+        self.folder.mkdir(exist_ok=True)
+        tensors = {name: value.detach().contiguous() for name, value in model.named_parameters()}
+        draft = self.folder / f".{step}.saving"
+        save_file(tensors, draft)
+        draft.rename(self._path(step))
+
+    @torch.no_grad()
+    def average(self, model: nn.Module) -> None:
+        """Puts the mean of the last snapshots into a model."""
+        steps = self.steps()[-self.keep :]
+        parameters = dict(model.named_parameters())
+        for name, parameter in parameters.items():
+            parameter.copy_(torch.zeros_like(parameter))
+            for step in steps:
+                with safe_open(self._path(step), framework="pt") as file:
+                    parameter.add_(file.get_tensor(name).to(parameter.device) / len(steps))
+
+    def steps(self) -> list[int]:
+        return sorted(int(path.stem) for path in self.folder.glob("[0-9]*.safetensors"))
+
+    def forget(self, saved: int) -> None:
+        """Removes what a run that goes on from a saved step will not average any more."""
+        for step in [step for step in self.steps() if step <= saved][: -self.keep]:
+            self._path(step).unlink()
+
+    def rewind(self, saved: int) -> None:
+        """Removes what comes after a saved step, and drafts of killed runs."""
+        for step in self.steps():
+            if step > saved:
+                self._path(step).unlink()
+        for draft in self.folder.glob(".*.saving"):
+            draft.unlink()
+
+    def _path(self, step: int) -> Path:
+        return self.folder / f"{step:09}.safetensors"

@@ -1,0 +1,157 @@
+"""What a run leaves for people: metrics.jsonl, TensorBoard's events, curves.svg and report.md.
+
+A line of metrics.jsonl is one JSON object with its `step`: either `loss`, `lr`, `norm` and speed
+since the line before, or the scores of an evaluation.
+"""
+
+import json
+import math
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from regard.config import Object
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard.writer import SummaryWriter
+
+METRICS, CURVES, REPORT, EVENTS = "metrics.jsonl", "curves.svg", "report.md", "events"
+
+
+class Metrics:
+    """metrics.jsonl: it grows by whole lines, and goes back to the step a run goes on from."""
+
+    def __init__(self, path: Path):
+        self.path = path
+
+    def append(self, line: Mapping[str, float | int | None]) -> None:
+        """A score that is not a finite number has no place in JSON, and becomes null."""
+        finite = {
+            name: None if isinstance(value, float) and not math.isfinite(value) else value
+            for name, value in line.items()
+        }
+        with self.path.open("ab") as file:
+            file.write((json.dumps(finite, allow_nan=False) + "\n").encode())
+
+    def sync(self) -> None:
+        """Brings all lines to the disk: a checkpoint must not be ahead of them."""
+        if self.path.exists():
+            with self.path.open("rb") as file:
+                os.fsync(file.fileno())
+
+    def rewind(self, step: int) -> None:
+        """Drops the lines after a step, and the half of one that a killed run has left."""
+        if not self.path.exists():
+            return
+        kept = 0
+        with self.path.open("rb") as file:
+            for line in file:
+                if not line.endswith(b"\n") or self._step(line) > step:
+                    break
+                kept += len(line)
+        os.truncate(self.path, kept)
+
+    def read(self) -> list[Object]:
+        if not self.path.exists():
+            return []
+        with self.path.open("rb") as file:
+            return [json.loads(line) for line in file]
+
+    def _step(self, line: bytes) -> int:
+        try:
+            return int(json.loads(line)["step"])
+        except (ValueError, TypeError, KeyError) as error:
+            raise ValueError(
+                f"{self.path} has a line that no run has written ({line[:60]!r}); remove it"
+            ) from error
+
+
+class Events:
+    """TensorBoard's files; nothing where tensorboard is not installed."""
+
+    def __init__(self, folder: Path, after: int):
+        """Events after a step, from a run that was killed later, are hidden by TensorBoard."""
+        self._writer: SummaryWriter | None = None
+        try:
+            from torch.utils import tensorboard
+        except ImportError:
+            return
+        purge = after + 1 if after else None
+        self._writer = tensorboard.SummaryWriter(str(folder), purge_step=purge)
+
+    def append(self, line: Mapping[str, float | int | None]) -> None:
+        if self._writer is not None:
+            for name, value in line.items():
+                if name != "step" and value is not None:
+                    self._writer.add_scalar(name, value, line["step"])
+
+    def close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+
+
+def draw(lines: Sequence[Object], score: str, path: Path) -> bool:
+    """The learning curves as an SVG; False where matplotlib is not installed."""
+    try:
+        from matplotlib.backends.backend_svg import FigureCanvasSVG
+        from matplotlib.figure import Figure
+        from matplotlib.ticker import MaxNLocator
+    except ImportError:
+        return False
+    trained, scored = _apart(lines)
+    curves = {
+        name: [(line["step"], line[name]) for line in of if line.get(name) is not None]
+        for name, of in (("loss", trained), ("lr", trained), (score, scored))
+    }
+    figure = Figure(figsize=(9, 2.8), layout="constrained")
+    FigureCanvasSVG(figure)
+    for axes, (name, points) in zip(figure.subplots(1, len(curves)), curves.items()):
+        axes.set_title(name, loc="left", fontsize=10)
+        axes.set_xlabel("step", fontsize=9)
+        axes.xaxis.set_major_locator(MaxNLocator(4, integer=True))
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.grid(alpha=0.25)
+        if points:
+            axes.plot(*zip(*points), marker="." if len(points) < 40 else None, linewidth=1.5)
+    draft = path.with_name(f".{path.name}")
+    figure.savefig(draft, format="svg", metadata={"Date": None})
+    draft.replace(path)
+    return True
+
+
+def write(
+    path: Path,
+    *,
+    title: str,
+    facts: Mapping[str, str],
+    lines: Sequence[Object],
+    settings: Mapping[str, Any],
+    curves: bool,
+) -> None:
+    """A short account of the run, for people."""
+    _, scored = _apart(lines)
+    names = list(dict.fromkeys(name for line in scored for name in line))
+    parts = [f"# {title}", "\n".join(f"- {name}: {value}" for name, value in facts.items())]
+    if curves:
+        parts.append(f"![Learning curves]({CURVES})")
+    if scored:
+        rows = [names, ["---"] * len(names)]
+        rows += [[_cell(line.get(name)) for name in names] for line in scored[-20:]]
+        table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
+        parts.append(f"## Evaluations\n\n{table}")
+    said = "\n".join(f"- {name}: {json.dumps(value)}" for name, value in settings.items())
+    parts.append(f"## Settings\n\nAll of them are in config.json.\n\n{said}")
+    draft = path.with_name(f".{path.name}")
+    draft.write_text("\n\n".join(parts) + "\n", encoding="utf-8")
+    draft.replace(path)
+
+
+def _apart(lines: Sequence[Object]) -> tuple[list[Object], list[Object]]:
+    """Lines of training and lines of evaluation."""
+    trained = [line for line in lines if "lr" in line]
+    return trained, [line for line in lines if "lr" not in line]
+
+
+def _cell(value: float | int | None) -> str:
+    return "" if value is None else f"{value:,}" if isinstance(value, int) else f"{value:.4g}"

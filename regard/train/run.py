@@ -1,0 +1,186 @@
+"""A run's folder, which one training at a time writes.
+
+config.json     task, model and training: the run can be repeated from it
+best/           the model with the best score
+last/           the latest model, and what its training needs to go on (state.py)
+metrics.jsonl, events/, curves.svg, report.md
+snapshots/, shards/   weights still to be averaged; a sharded run's state
+"""
+
+import os
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol, cast
+
+from torch import nn
+
+from regard import __version__, checkpoint
+from regard.config import Object, differences, dumps, loads, plain, to_json
+from regard.train import report, state
+from regard.train.config import MAY_CHANGE, TrainingConfig
+from regard.train.display import duration
+from regard.train.distributed import World
+from regard.train.state import State
+
+CONFIG, FORMAT = "config.json", 1
+REDRAW = 60.0
+"""Seconds between drawings of the curves while the run goes on."""
+
+
+class Reported(Protocol):
+    """What a report says of a task."""
+
+    model: nn.Module
+    score: str
+    unit: str
+
+
+class Run:
+    """The folder, locked while it is entered; only the first process writes."""
+
+    def __init__(self, folder: str | Path, world: World):
+        self.folder, self.world = Path(folder), world
+        self.metrics = report.Metrics(self.folder / report.METRICS)
+        self._events: report.Events | None = None
+        self._lock = -1
+        self._drawn = time.monotonic()
+
+    def __enter__(self) -> "Run":
+        if self.world.first:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._claim()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._events is not None:
+            self._events.close()
+        if self._lock >= 0:
+            os.close(self._lock)
+
+    @property
+    def name(self) -> str:
+        return self.folder.resolve().name
+
+    def describe(self, about: Mapping[str, Any], model: nn.Module, config: TrainingConfig) -> None:
+        """Writes config.json, or checks that a run that was begun is the one that goes on."""
+        if not self.world.first:
+            return
+        path = self.folder / CONFIG
+        data: Object = {
+            "format": FORMAT,
+            "kind": "run",
+            "regard": __version__,
+            "task": plain(dict(about), "task"),
+            "model": to_json(model.config),
+            "training": to_json(config),
+        }
+        if path.exists():
+            self._check(cast(Object, loads(path.read_bytes(), str(path))), data)
+        _put(path, dumps(data))
+
+    def resume(self, model: nn.Module) -> tuple[State, checkpoint.Saved | None]:
+        """Where the run is; the model receives its weights."""
+        if not state.begun(self.folder):
+            return State(), None
+        saved = checkpoint.load(self.folder / "last", model=model)
+        return state.read_numbers(saved), saved
+
+    def record(self, line: Mapping[str, float | int | None]) -> None:
+        """One line of metrics.jsonl, for TensorBoard as well."""
+        if self.world.first:
+            self.metrics.append(line)
+            if self._events is not None:
+                self._events.append(line)
+
+    def rewind(self, step: int, events: bool) -> None:
+        """Back to the step that the run goes on from."""
+        if self.world.first:
+            self.metrics.rewind(step)
+            if events:
+                self._events = report.Events(self.folder / report.EVENTS, step)
+
+    def intact(self) -> str:
+        """What a failure has left whole, for people."""
+        if not state.begun(self.folder):
+            return "nothing was saved yet"
+        return f"{self.folder / 'last'} holds the last step that was saved"
+
+    def report(self, task: Reported, now: State, config: TrainingConfig, ended: str | None) -> None:
+        """curves.svg and report.md; while the run goes on, not too often."""
+        fresh = time.monotonic() - self._drawn < REDRAW
+        if not self.world.first or (ended is None and fresh):
+            return
+        self._drawn = time.monotonic()
+        lines = self.metrics.read()
+        curves = report.draw(lines, task.score, self.folder / report.CURVES)
+        parameters = sum(parameter.numel() for parameter in task.model.parameters())
+        facts = {
+            "model": f"{type(task.model).__name__} of {parameters:,} parameters",
+            "trained": f"{now.step:,} steps, {now.count:,.0f} {task.unit}, {duration(now.seconds)}",
+            "ended": ended or "not yet",
+        }
+        if now.best is not None:
+            facts["best"] = f"{task.score} {now.best:.4g} at step {now.best_step:,}, in best/"
+        default = to_json(TrainingConfig())
+        settings = {
+            name: value for name, value in to_json(config).items() if value != default[name]
+        }
+        report.write(
+            self.folder / report.REPORT,
+            title=f"Run {self.name}",
+            facts=facts,
+            lines=lines,
+            settings=settings,
+            curves=curves,
+        )
+
+    def _check(self, have: Object, want: Object) -> None:
+        if not isinstance(have, dict) or have.get("kind") != "run":
+            raise ValueError(
+                f"{self.folder} holds something else than a run (see its {CONFIG}); "
+                "choose another folder"
+            )
+        if have.get("format") != FORMAT:
+            raise ValueError(
+                f"{self.folder / CONFIG} has format {have.get('format')}, but Regard {__version__} "
+                f"knows {FORMAT}; choose another folder, or upgrade regard"
+            )
+        if unlike := differences(_fixed(want), _fixed(have)):
+            raise ValueError(
+                f"{self.folder} was begun otherwise: {'; '.join(unlike)}; set what was set, or "
+                "choose another folder"
+            )
+
+    def _claim(self) -> None:
+        """A lock that ends with the process, and that no child of it inherits."""
+        if sys.platform == "win32":
+            return
+        import fcntl
+
+        self._lock = os.open(self.folder / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            fcntl.lockf(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except (BlockingIOError, PermissionError):
+            os.close(self._lock)
+            self._lock = -1
+            raise ValueError(
+                f"{self.folder} is being trained by another process; wait for it, or choose "
+                "another folder"
+            ) from None
+        except OSError:
+            pass  # A filesystem without locks.
+
+
+def _fixed(data: Object) -> Object:
+    """What must not change while a run goes on."""
+    training = {n: value for n, value in data["training"].items() if n not in MAY_CHANGE}
+    return {"task": data["task"], "model": data["model"], "training": training}
+
+
+def _put(path: Path, content: bytes) -> None:
+    """A file's new content, whole or not at all."""
+    draft = path.with_name(f".{path.name}")
+    draft.write_bytes(content)
+    draft.replace(path)
