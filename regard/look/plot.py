@@ -44,7 +44,9 @@ def _cells(character: str) -> int:
 
 
 def _fill(name: str, width: int) -> str:
-    shown = name if cells(name) else " " + name  # a mark alone needs something to stand on
+    shown = (
+        name if cells(name) or not name else " " + name
+    )  # a mark alone needs something to stand on
     return shown + " " * (width - cells(shown))
 
 
