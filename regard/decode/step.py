@@ -88,7 +88,9 @@ class Reading:
 class AttentiveReading(Reading):
     """The same, with the weights of the last block's cross-attention, the mean of its heads."""
 
-    attention: Tensor
+    def __init__(self, cache: StackCache, memory: Tensor, lengths: Tensor | None):
+        super().__init__(cache, memory, lengths)
+        self.attention = memory.new_zeros(memory.shape[:2])
 
     @property
     def real(self) -> Tensor:

@@ -46,6 +46,33 @@ def table(
     return step, Rows(sentences)
 
 
+class Lookers(Rows):
+    """The same, of which each row attends to a source of S places, of which some are padding."""
+
+    def __init__(self, sentences: Sequence[int], seed: int, lengths: Sequence[int]):
+        super().__init__(sentences)
+        self.seed, self.lengths = seed, lengths
+
+    @property
+    def attention(self) -> Tensor:
+        S = max(self.lengths)
+        rows = [
+            looks(self.seed, sentence, read, self.lengths[sentence])
+            for sentence, read in zip(self.sentences, self.read)
+        ]
+        return torch.tensor([row + [0.0] * (S - len(row)) for row in rows])
+
+    @property
+    def real(self) -> Tensor:
+        lengths = torch.tensor([self.lengths[sentence] for sentence in self.sentences])
+        return torch.arange(max(self.lengths)) < lengths[:, None]
+
+
+def looks(seed: int, sentence: int, prefix: tuple[int, ...], places: int) -> list[float]:
+    """What a row attends to after a prefix."""
+    return logits(seed + 1, sentence, prefix, places, 2.0).softmax(-1).float().tolist()
+
+
 Logs = Callable[[tuple[int, ...]], list[float]]
 
 
@@ -90,8 +117,18 @@ def plain_beam(
     banned: Sequence[int] = (),
     width: int,
     penalty: Callable[[int], float],
+    coverage: float = 0.0,
+    look: Callable[[tuple[int, ...]], list[float]] | None = None,
 ) -> list[Hypothesis]:
     """Beam search with lists, one sentence at a time, that never stops early."""
+
+    def covered(words: list[int]) -> float:
+        """The coverage penalty of all but the last of these words, and of what led to that."""
+        if look is None:
+            return 0.0
+        rows = [look((*prompt, *words[:n])) for n in range(len(words))]
+        return coverage * sum(math.log(min(sum(column), 1.0)) for column in zip(*rows))
+
     alive: list[tuple[float, list[int], list[float]]] = [(0.0, [], [])]
     finished = []
     for n in range(1, most + 1):
@@ -101,13 +138,18 @@ def plain_beam(
             for token, log in enumerate(logs((*prompt, *words)))
             if token not in banned and not (token == end and n <= least)
         ]
-        candidates.sort(key=lambda candidate: -candidate[0])
-        for total, words, scores in candidates[:width]:
+        ranked = [
+            (total / penalty(n) + covered(words), words, scores, total)
+            for total, words, scores in candidates
+        ]
+        ranked.sort(key=lambda candidate: -candidate[0])
+        for score, words, scores, _ in ranked[:width]:
             if words[-1] == end:
-                finished.append(Hypothesis(words[:-1], total / penalty(n), scores))
+                finished.append(Hypothesis(words[:-1], score, scores))
             elif n == most:
-                finished.append(Hypothesis(words, total / penalty(n), scores))
-        alive = [candidate for candidate in candidates if candidate[1][-1] != end][:width]
+                finished.append(Hypothesis(words, score, scores))
+        going = [candidate for candidate in ranked if candidate[1][-1] != end][:width]
+        alive = [(total, words, scores) for _, words, scores, total in going]
     return sorted(finished, key=lambda hypothesis: -hypothesis.score)
 
 

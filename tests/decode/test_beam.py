@@ -1,6 +1,7 @@
 """Beam search finds what a plain search finds, and everything where it is wide enough."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 
 from regard.decode.beam import PAPER, Penalty, beam, gnmt, power
 from regard.decode.greedy import greedy
-from tests.decode.tables import exhaustive, logs_of, plain_beam, same, table
+from tests.decode.tables import Lookers, exhaustive, logs_of, looks, plain_beam, same, table
 
 END = 2
 
@@ -20,7 +21,7 @@ spreads = st.sampled_from([0.1, 1.0, 3.0])
 
 
 @given(seed=st.integers(0, 999), penalty=penalties, spread=spreads, data=st.data())
-@settings(max_examples=25)
+@settings(max_examples=60)
 def test_wide_enough_it_finds_everything(
     seed: int, penalty: Penalty, spread: float, data: st.DataObject
 ) -> None:
@@ -43,7 +44,7 @@ def test_wide_enough_it_finds_everything(
 
 
 @given(seed=st.integers(0, 999), penalty=penalties, spread=spreads, data=st.data())
-@settings(max_examples=60)
+@settings(max_examples=150)
 def test_it_finds_what_a_plain_search_finds_that_never_stops_early(
     seed: int, penalty: Penalty, spread: float, data: st.DataObject
 ) -> None:
@@ -66,8 +67,24 @@ def test_it_finds_what_a_plain_search_finds_that_never_stops_early(
         same(have, want[:n_best])
 
 
+@given(seed=st.integers(0, 999), penalty=penalties, coverage=st.floats(0.01, 2))
+@settings(max_examples=50)
+def test_coverage(seed: int, penalty: Penalty, coverage: float) -> None:
+    N, lengths, prompts = 7, [5, 2, 3], [[1], [1, 3, 4], [1, 6]]
+    given: dict[str, Any] = {"end": END, "penalty": penalty, "width": 3, "coverage": coverage}
+    step, _ = table(seed, N, range(3))
+    found = beam(step, Lookers(range(3), seed, lengths), prompts, max_length=6, n_best=2, **given)
+    for n, have in enumerate(found):
+
+        def look(prefix: tuple[int, ...], n: int = n) -> list[float]:
+            return looks(seed, n, prefix, lengths[n])
+
+        want = plain_beam(logs_of(seed, N, n), tuple(prompts[n]), most=6, look=look, **given)
+        same(have, want[:2])
+
+
 @given(seed=st.integers(0, 999), penalty=penalties, spread=spreads, most=st.integers(1, 9))
-@settings(max_examples=25)
+@settings(max_examples=50)
 def test_width_1_is_greedy(seed: int, penalty: Penalty, spread: float, most: int) -> None:
     prompts = [[1], [1, 4, 2], [1, 3]]
     given_ = {"end": END, "max_length": most, "banned": [0]}

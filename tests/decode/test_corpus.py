@@ -1,0 +1,71 @@
+"""A corpus comes back in its order, whatever the batches, and is never held whole."""
+
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from regard.decode.corpus import batches, in_order
+
+
+@given(
+    lengths=st.lists(st.integers(0, 30), max_size=80),
+    sentences=st.integers(1, 9),
+    tokens=st.integers(1, 60),
+    window=st.integers(1, 90),
+)
+@settings(max_examples=60)
+def test_order_and_limits(lengths: list[int], sentences: int, tokens: int, window: int) -> None:
+    items = [(n, "x" * length) for n, length in enumerate(lengths)]
+    seen: list[list[int]] = []
+
+    def decode(batch: list[tuple[int, str]]) -> list[tuple[int, int]]:
+        seen.append([len(text) for _, text in batch])
+        return [(n, len(text)) for n, text in batch]
+
+    found = in_order(
+        iter(items),
+        decode,
+        length=lambda item: len(item[1]),
+        sentences=sentences,
+        tokens=tokens,
+        window=window,
+    )
+    assert list(found) == list(enumerate(lengths))
+    assert sum(map(len, seen)) == len(items)
+    for batch in seen:
+        assert len(batch) <= sentences
+        assert len(batch) == 1 or len(batch) * max(batch) <= tokens
+
+
+def test_like_lengths_go_together() -> None:
+    assert batches([5, 1, 5, 2, 5, 1], 3, 99) == [[0, 2, 4], [3, 1, 5]]
+    assert batches([9, 1, 1], 3, 4) == [[0], [1, 2]]
+    assert batches([], 3, 4) == []
+
+
+def test_results_come_soon_and_nothing_piles_up() -> None:
+    taken = 0
+
+    def endless() -> Iterator[str]:
+        nonlocal taken
+        while True:
+            taken += 1
+            yield "x" * (taken % 7)
+
+    results = in_order(endless(), list, sentences=4, window=16)
+    next(results)
+    assert taken == 4
+    ahead = 0
+    for n, _ in zip(range(1, 1000), results):
+        ahead = max(ahead, taken - n)
+    assert ahead <= 16
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_errors() -> None:
+    with pytest.raises(ValueError, match=r"window \(0\) must be a whole number"):
+        list(in_order(["a"], list, window=0))
+    with pytest.raises(ValueError, match="decode gave 0 results for 1 items"):
+        list(in_order(["a"], lambda batch: []))
