@@ -11,12 +11,11 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias, cast
+from typing import cast
 
+from regard.data.cache import PathLike
 from regard.data.files import LineFile, Reading
 from regard.data.problems import Problems
-
-PathLike: TypeAlias = str | os.PathLike[str]
 
 DOCUMENT = 2**24
 """Bytes after which a document goes on as another."""
@@ -73,11 +72,16 @@ class Text:
         return [type(self).__name__, len(self.groups), self.sides]
 
     def __iter__(self) -> Iterator[tuple[str, ...]]:
+        for _, example in self.numbered():
+            yield example
+
+    def numbered(self) -> Iterator[tuple[int, tuple[str, ...]]]:
+        """Every example with the number of its line, which counts bad lines too."""
         self.problems = Problems()
         for chunk in self.chunks(Reading()):
-            examples, _, problems = self.examples(chunk)
+            examples, numbers, problems = self.examples(chunk)
             self.problems.merge(problems)
-            yield from examples
+            yield from zip(numbers, examples)
 
     def chunks(self, reading: "Reading") -> Iterator[Chunk]:
         """The files' lines, in pieces that a worker may be given."""

@@ -14,11 +14,7 @@ A store is found again by its content: the sha256 of the files, the tokenizers a
 
 import contextlib
 import hashlib
-import json
-import os
-import secrets
-import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
@@ -26,9 +22,10 @@ from typing import Any, Literal, TypeAlias, get_args
 import numpy as np
 from jaxtyping import Int32, UInt16, UInt32
 
+from regard.data.cache import Draft, PathLike, Progress, default_cache, digest, header, keep, sha256
 from regard.data.files import Reading
 from regard.data.problems import Problems
-from regard.data.reading import Chunk, Documents, Lines, Pairs, PathLike, Table, Text, shown
+from regard.data.reading import Chunk, Documents, Lines, Pairs, Table, Text, shown
 from regard.data.tokenizer import AnyTokenizer
 from regard.data.workers import processors, spread
 
@@ -47,11 +44,7 @@ __all__ = [
 
 Tokens: TypeAlias = UInt16[np.ndarray, "_"] | UInt32[np.ndarray, "_"]
 OnBad: TypeAlias = Literal["skip", "refuse"]
-Progress: TypeAlias = Callable[[int, int, int], None]
-"""Told now and then: bytes read, bytes in all, examples kept."""
 
-FORMAT = 1
-_KEY = 24  # hexadecimal digits that stand for a content
 _SMALL = 2**24  # bytes of text that are not worth starting workers
 
 
@@ -81,16 +74,14 @@ class Store:
 
     def __init__(self, folder: PathLike, verify: bool = False):
         self.folder = Path(folder)
-        header = _header(self.folder)
-        _check_files(self.folder, header["files"], verify)
-        self.header = header
-        self.problems = Problems(**header["problems"])
+        self.header = said = header(self.folder, verify)
+        self.problems = Problems(**said["problems"])
         """What was left out when the text was read."""
-        self.sides: int = header["sides"]
-        self._examples: int = header["examples"]
+        self.sides: int = said["sides"]
+        self._examples: int = said["examples"]
         # Plain views of the maps: their slices cost less than a map's.
         self._tokens = [
-            np.asarray(np.memmap(self.folder / f"tokens.{side}", header["dtype"], "r"))
+            np.asarray(np.memmap(self.folder / f"tokens.{side}", said["dtype"], "r"))
             for side in range(self.sides)
         ]
         self._offsets = [
@@ -148,29 +139,19 @@ def store(
         )
     wide = max(tokenizer.size for tokenizer in several) > 2**16
     job = _Job(text, several, rules, "<u4" if wide else "<u2")
-    folder = Path(cache) if cache is not None else default_cache()
     key = job.key()
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        _sweep(folder)
-        with _alone(folder, key):
-            made = _found(folder, key, text) or _make(folder, key, job, on_bad, workers, progress)
-    except OSError as error:
-        raise ValueError(
-            f"{folder} cannot keep the tokens ({error.strerror or error}); make room there, or "
-            "name another cache folder"
-        ) from error
+    made = keep(
+        cache,
+        key,
+        lambda folder: _found(folder, key, text),
+        lambda folder: _make(folder, key, job, on_bad, workers, progress),
+    )
     if made.problems and on_bad == "refuse":
         raise made.problems.refuse(_REMEDY)
     return made
 
 
 _REMEDY = "mend the files, or pass on_bad='skip' to go on without these"
-
-
-def default_cache() -> Path:
-    """Where stores are kept unless a run says otherwise."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "regard"
 
 
 @dataclass(frozen=True)
@@ -184,17 +165,12 @@ class _Job:
 
     def key(self) -> str:
         """What is known of a store before its text is read."""
-        return _digest(
-            FORMAT,
+        return digest(
             self.text.form(),
             [path.stat().st_size for path in self.text.paths],
             [hashlib.sha256(tokenizer.to_bytes()).hexdigest() for tokenizer in self.tokenizers],
             asdict(self.rules),
         )
-
-
-def _digest(*parts: object) -> str:
-    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:_KEY]
 
 
 @dataclass(frozen=True)
@@ -261,35 +237,45 @@ def _make(
     if workers is None:
         # Compressed text is about three times as long.
         workers = 0 if 3 * total < _SMALL else processors()
-    draft = folder / f".{key}.{secrets.token_hex(4)}"
-    draft.mkdir()
-    try:
-        reading = Reading(hashed=True)
+    reading, problems = Reading(hashed=True), Problems()
+    sides = range(job.text.sides)
+    names = [f"{part}.{side}" for side in sides for part in ("tokens", "offsets")]
+    examples, ends = 0, [0 for _ in sides]
+    with Draft(folder, key, ["lengths", *names]) as draft:
+        for side in sides:
+            draft.write(f"offsets.{side}", np.zeros(1, "<i8"))
         tasks = ((reading.bytes, chunk) for chunk in job.text.chunks(reading))
-        writer = _Writer(draft, job)
-        with writer, contextlib.closing(spread(_tokenize, job, tasks, workers)) as results:
+        with contextlib.closing(spread(_tokenize, job, tasks, workers)) as results:
             for done in results:
-                writer.add(done)
-                if writer.problems and on_bad == "refuse":
-                    raise writer.problems.refuse(_REMEDY)
+                problems.merge(done.problems)
+                if problems and on_bad == "refuse":
+                    raise problems.refuse(_REMEDY)
+                examples += len(done.lengths)
+                draft.write("lengths", done.lengths)
+                for side, tokens in enumerate(done.tokens):
+                    after = ends[side] + np.cumsum(done.lengths[:, side], dtype="<i8")
+                    draft.write(f"tokens.{side}", tokens)
+                    draft.write(f"offsets.{side}", after)
+                    ends[side] += len(tokens)
                 if progress:
-                    progress(done.bytes, total, writer.examples)
-        names = ", ".join(str(path) for path in job.text.paths)
-        if not writer.examples:
-            raise ValueError(
-                f"no {job.text.unit} of {names} can be used"
-                + (f": {' | '.join(writer.problems.lines())}" if writer.problems else "")
-            )
-        writer.finish(reading.inputs)
-        final = folder / f"{key}-{_content(reading.inputs)}"
-        if final.exists():  # damaged, or somebody's where there are no locks
-            shutil.rmtree(final)
-        draft.rename(final)
-        _sync(folder)
-    finally:
-        shutil.rmtree(draft, ignore_errors=True)
+                    progress(done.bytes, total, examples)
+        if not examples:
+            files = ", ".join(str(path) for path in job.text.paths)
+            why = f": {' | '.join(problems.lines())}" if problems else ""
+            raise ValueError(f"no {job.text.unit} of {files} can be used{why}")
+        about = {
+            "sides": job.text.sides,
+            "examples": examples,
+            "tokens": ends,
+            "dtype": job.dtype,
+            "inputs": reading.inputs,
+            "rules": asdict(job.rules),
+            "problems": problems.to_json(),
+        }
+        hashes = [one["sha256"] for one in reading.inputs]
+        final = draft.finish(f"{key}-{digest(hashes)}", about)
     if progress:
-        progress(total, total, writer.examples)
+        progress(total, total, examples)
     return Store(final)
 
 
@@ -298,139 +284,10 @@ def _found(folder: Path, key: str, text: Text) -> Store | None:
     candidates = list(folder.glob(f"{key}-*"))
     if not candidates:
         return None
-    inputs = [{"sha256": _sha256(path)} for path in text.paths]
-    final = folder / f"{key}-{_content(inputs)}"
+    final = folder / f"{key}-{digest([sha256(path) for path in text.paths])}"
     if final not in candidates:
         return None
     try:
         return Store(final)
     except ValueError:  # damaged: it is made again
         return None
-
-
-def _content(inputs: Sequence[dict[str, Any]]) -> str:
-    return _digest([one["sha256"] for one in inputs])
-
-
-class _Writer:
-    """A store's files, appended to and hashed as the tokens come."""
-
-    def __init__(self, draft: Path, job: _Job):
-        self.draft, self.job = draft, job
-        sides = range(job.text.sides)
-        names = ["lengths", *(f"{part}.{side}" for side in sides for part in ("tokens", "offsets"))]
-        self.files = {name: open(draft / name, "wb") for name in names}  # noqa: SIM115
-        self.hashes = {name: hashlib.sha256() for name in names}
-        self.ends = [0 for _ in sides]
-        self.examples = 0
-        self.problems = Problems()
-        for side in sides:
-            self._write(f"offsets.{side}", np.zeros(1, "<i8"))
-
-    def __enter__(self) -> "_Writer":
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        for file in self.files.values():
-            file.close()
-
-    def _write(self, name: str, values: Any) -> None:
-        data = np.ascontiguousarray(values).data
-        self.files[name].write(data)
-        self.hashes[name].update(data)
-
-    def add(self, done: _Done) -> None:
-        self.problems.merge(done.problems)
-        self.examples += len(done.lengths)
-        self._write("lengths", done.lengths)
-        for side, tokens in enumerate(done.tokens):
-            ends = self.ends[side] + np.cumsum(done.lengths[:, side], dtype="<i8")
-            self._write(f"tokens.{side}", tokens)
-            self._write(f"offsets.{side}", ends)
-            self.ends[side] += len(tokens)
-
-    def finish(self, inputs: list[dict[str, Any]]) -> None:
-        files = {}
-        for name, file in self.files.items():
-            with open(file.name, "rb") as written:
-                os.fsync(written.fileno())
-                size = os.fstat(written.fileno()).st_size
-            files[name] = {"bytes": size, "sha256": self.hashes[name].hexdigest()}
-        header = {
-            "format": FORMAT,
-            "sides": self.job.text.sides,
-            "examples": self.examples,
-            "tokens": self.ends,
-            "dtype": self.job.dtype,
-            "inputs": inputs,
-            "rules": asdict(self.job.rules),
-            "problems": self.problems.to_json(),
-            "files": files,
-        }
-        with open(self.draft / _HEADER, "w", encoding="utf-8") as said:
-            json.dump(header, said, indent=2)
-            said.flush()
-            os.fsync(said.fileno())
-        _sync(self.draft)
-
-
-_HEADER = "header.json"
-
-
-def _header(folder: Path) -> dict[str, Any]:
-    try:
-        header = json.loads((folder / _HEADER).read_bytes())
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{folder} is no store of tokens: {error}") from error
-    if not isinstance(header, dict) or header.get("format") != FORMAT:
-        raise ValueError(f"{folder} is no store of tokens of format {FORMAT}; make it again")
-    return header
-
-
-def _check_files(folder: Path, files: dict[str, dict[str, Any]], verify: bool) -> None:
-    for name, said in files.items():
-        path = folder / name
-        size = path.stat().st_size if path.is_file() else -1
-        if size != said["bytes"]:
-            raise ValueError(f"{path} has {size} bytes instead of {said['bytes']}; make it again")
-        if verify and _sha256(path) != said["sha256"]:
-            raise ValueError(f"{path} has changed since it was written; make it again")
-
-
-def _sha256(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _sync(folder: Path) -> None:
-    with contextlib.suppress(OSError):  # some systems cannot
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-
-
-@contextlib.contextmanager
-def _alone(folder: Path, key: str, wait: bool = True) -> Iterator[bool]:
-    """Nobody else makes the same store meanwhile; False where that cannot be had."""
-    try:
-        import fcntl
-    except ImportError:  # a system without such locks
-        yield False
-        return
-    with open(folder / f".{key}", "wb") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:  # held by another; or a network's file system without locks
-            yield False
-        else:
-            yield True
-
-
-def _sweep(folder: Path) -> None:
-    """Removes what killed processes left of stores that they were making."""
-    for draft in folder.glob("." + _KEY * "[0-9a-f]" + ".*"):
-        with _alone(folder, draft.name.split(".")[1], wait=False) as alone:
-            if alone:
-                shutil.rmtree(draft, ignore_errors=True)

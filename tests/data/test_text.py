@@ -233,7 +233,7 @@ def test_errors(two: tuple[Path, Path], tokenizer: Tokenizer, tmp_path: Path, ca
     refused(r"on_bad \('stop'\) must be skip or refuse", store, pairs, tokenizer, on_bad="stop")
     refused(r"tokenizers \(3\) must be one", store, pairs, [tokenizer] * 3, cache=cache)
     refused(r"workers \(-1\) must be 0", store, pairs, tokenizer, cache=cache, workers=-1)
-    refused("cannot keep the tokens", store, pairs, tokenizer, cache=two[0])
+    refused("cannot be used as a cache", store, pairs, tokenizer, cache=two[0])
     utf16 = tmp_path / "wide"
     utf16.write_text("one\n", encoding="utf-16")
     refused("is UTF-16; convert it", Lines, utf16)
@@ -242,7 +242,7 @@ def test_errors(two: tuple[Path, Path], tokenizer: Tokenizer, tmp_path: Path, ca
     assert _stores(cache) == []
     one = store(Lines(two[0]), tokenizer, cache=cache)
     refused(r"have sides \(1\), not 2", one.pair, 0)
-    refused("no store of tokens", Store, tmp_path)
+    refused("is no store", Store, tmp_path)
     with pytest.raises(IndexError):
         one.tokens(23)
 
@@ -359,7 +359,7 @@ def test_a_full_disk(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with monkeypatch.context() as patch:
-        patch.setattr(text._Writer, "add", full)
+        patch.setattr(text.Draft, "write", full)
         with pytest.raises(ValueError, match="No space left on device"):
             store(Pairs(*two), tokenizer, cache=cache)
     assert [path for path in cache.iterdir() if path.is_dir()] == []
@@ -380,14 +380,15 @@ import sys, time
 from regard.data import text
 from regard.data.tokenizer import Tokenizer
 
-write = text._Writer.add
+write = text.Draft.write
 
-def slowly(self, done):
-    print("writing", flush=True)
-    write(self, done)
-    time.sleep(float(sys.argv[5]))
+def slowly(self, name, values):
+    write(self, name, values)
+    if name == "lengths":
+        print("writing", flush=True)
+        time.sleep(float(sys.argv[5]))
 
-text._Writer.add = slowly
+text.Draft.write = slowly
 pairs, tokenizer = text.Pairs(*sys.argv[2:4]), Tokenizer.read(sys.argv[1])
 made = text.store(pairs, tokenizer, cache=sys.argv[4], workers=int(sys.argv[6]))
 print(len(made))

@@ -1,0 +1,168 @@
+"""What is made once of the user's files and kept: folders that are there whole, or not at all.
+
+folder/KEY-CONTENT/header.json …    a store; its header says how long its files are
+folder/.KEY.RANDOM/                 one that is being made, or whose maker was killed
+folder/.KEY                         whose lock its maker holds
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+import secrets
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias, TypeVar
+
+import numpy as np
+
+PathLike: TypeAlias = str | os.PathLike[str]
+Progress: TypeAlias = Callable[[int, int, int], None]
+"""Told now and then: how much is done, how much there is, examples kept."""
+
+_FORMAT = 1
+_HEADER = "header.json"
+_KEY = 24  # hexadecimal digits that stand for a content
+
+T = TypeVar("T")
+
+
+def default_cache() -> Path:
+    """Where stores are kept unless a run says otherwise."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "regard"
+
+
+def keep(
+    cache: PathLike | None,
+    key: str,
+    find: Callable[[Path], T | None],
+    make: Callable[[Path], T],
+) -> T:
+    """What `find` finds in the cache folder, or else what `make` puts there.
+
+    Processes that want the same at once wait for the one that makes it.
+    """
+    folder = default_cache() if cache is None else Path(cache)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        _sweep(folder)
+        with _alone(folder, key):
+            found = find(folder)
+            return make(folder) if found is None else found
+    except OSError as error:
+        raise ValueError(
+            f"{folder} cannot be used as a cache ({error.strerror or error}); make room there, or "
+            "name another folder"
+        ) from error
+
+
+class Draft:
+    """A store in the making: its files are appended to and hashed as values come."""
+
+    def __init__(self, folder: Path, key: str, names: Sequence[str]):
+        self.folder, self.names = folder, tuple(names)
+        self.draft = folder / f".{key}.{secrets.token_hex(4)}"
+
+    def __enter__(self) -> "Draft":
+        self.draft.mkdir()
+        self.files = {name: open(self.draft / name, "wb") for name in self.names}  # noqa: SIM115
+        self.hashes = {name: hashlib.sha256() for name in self.names}
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for file in self.files.values():
+            with contextlib.suppress(OSError):  # what it could not write is thrown away
+                file.close()
+        shutil.rmtree(self.draft, ignore_errors=True)
+
+    def write(self, name: str, values: Any) -> None:
+        data = np.ascontiguousarray(values).data
+        self.files[name].write(data)
+        self.hashes[name].update(data)
+
+    def finish(self, name: str, header: dict[str, Any]) -> Path:
+        """Gives the store its name, when all of it is on the disk."""
+        files = {}
+        for file_name, file in self.files.items():
+            file.flush()
+            os.fsync(file.fileno())
+            size = os.fstat(file.fileno()).st_size
+            file.close()
+            files[file_name] = {"bytes": size, "sha256": self.hashes[file_name].hexdigest()}
+        with open(self.draft / _HEADER, "w", encoding="utf-8") as said:
+            json.dump({"format": _FORMAT, **header, "files": files}, said, indent=2)
+            said.flush()
+            os.fsync(said.fileno())
+        _sync(self.draft)
+        final = self.folder / name
+        if final.exists():  # damaged, or somebody else's where there are no locks
+            shutil.rmtree(final)
+        self.draft.rename(final)
+        _sync(self.folder)
+        return final
+
+
+def header(folder: Path, verify: bool = False) -> dict[str, Any]:
+    """A store's header, if its files are as it says; whether byte by byte is a matter of time."""
+    try:
+        said = json.loads((folder / _HEADER).read_bytes())
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{folder} is no store: {error}") from error
+    if not isinstance(said, dict) or said.get("format") != _FORMAT:
+        raise ValueError(f"{folder} is no store of format {_FORMAT}; make it again")
+    for name, file in said["files"].items():
+        path = folder / name
+        size = path.stat().st_size if path.is_file() else -1
+        if size != file["bytes"]:
+            raise ValueError(f"{path} has {size} bytes instead of {file['bytes']}; make it again")
+        if verify and sha256(path) != file["sha256"]:
+            raise ValueError(f"{path} has changed since it was written; make it again")
+    return said
+
+
+def digest(*parts: object) -> str:
+    """A name for what the parts, as JSON, say."""
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:_KEY]
+
+
+def sha256(path: Path) -> str:
+    try:
+        with open(path, "rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read ({error.strerror})") from error
+
+
+def _sync(folder: Path) -> None:
+    with contextlib.suppress(OSError):  # some systems cannot
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+@contextlib.contextmanager
+def _alone(folder: Path, key: str, wait: bool = True) -> Iterator[bool]:
+    """Nobody else makes the same store meanwhile; False where that cannot be had."""
+    try:
+        import fcntl
+    except ImportError:  # a system without such locks
+        yield False
+        return
+    with open(folder / f".{key}", "wb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+            alone = True
+        except OSError:  # held by another; or a network's file system without locks
+            alone = False
+        yield alone
+
+
+def _sweep(folder: Path) -> None:
+    """Removes what killed processes left of stores that they were making."""
+    for draft in folder.glob("." + _KEY * "[0-9a-f]" + ".*"):
+        with _alone(folder, draft.name.split(".")[1], wait=False) as alone:
+            if alone:
+                shutil.rmtree(draft, ignore_errors=True)
