@@ -338,10 +338,10 @@ class And(Joined):
         super().__init__(*(part for mask in masks for part in mask.parts))
         kinds = {part.runs for part in self.inner}
         self.runs = "" if "" in kinds else "start" if kinds == {"start"} else "any"
-        packings = [str(part) for part in self.inner if part.packs]
+        packings = [part for part in self.inner if part.packs]
         if len(packings) > 1:
             raise ValueError(
-                f"a mask can hold one packed(...), got {' and '.join(packings)}; "
+                f"a mask can hold one packed(...), got {' and '.join(map(str, packings))}; "
                 "give the lengths of queries and sources to one: packed(queries, sources)"
             )
 

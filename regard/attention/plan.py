@@ -245,6 +245,8 @@ def _count(edges: tuple[Tensor, Tensor]) -> int:
 
 def compiler_missing(query: Tensor) -> str | None:
     """What is missing to compile for the query's device, or None."""
+    if torch.compiler.is_compiling():
+        return None  # who compiles has a compiler; and asking would break the graph
     return flex.missing(query.device.type)
 
 
