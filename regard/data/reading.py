@@ -8,7 +8,7 @@ chunk.
 import contextlib
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
@@ -75,7 +75,7 @@ class Text:
         for _, example in self.numbered():
             yield example
 
-    def numbered(self) -> Iterator[tuple[int, tuple[str, ...]]]:
+    def numbered(self) -> Generator[tuple[int, tuple[str, ...]], None, None]:
         """Every example with the number of its line, which counts bad lines too."""
         self.problems = Problems()
         for chunk in self.chunks(Reading()):

@@ -1,0 +1,624 @@
+"""Images as tensors of bytes: decoded once, kept at one size, changed on the device.
+
+    folders("photos", Decoding((32, 32)))       one folder for each class
+    idx("images.gz", "labels.gz"), npz("a.npz"), digits()
+    captions("photos", "captions.tsv", …)       images and the texts that belong to them
+
+    normalize(augment(images, how, seed, step), mean, std)
+
+Files are decoded by Pillow, in worker processes, and what cannot be decoded is counted and named.
+Pixels lie in a mapped file, found again by the names, sizes and times of the files; so all of a
+user's images are known to be good, and how many they are, before the first step.
+"""
+
+import contextlib
+import gzip
+import math
+import struct
+import zipfile
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Literal, TypeAlias, cast, get_args
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int, Int64, Integer, Shaped, UInt8
+from torch import Tensor, nn
+
+from regard.data.cache import Draft, PathLike, Progress, digest, header, keep
+from regard.data.pixels import Decoding, Fit, decode, decode_some
+from regard.data.problems import Problems
+from regard.data.reading import Lines, Table, Text
+from regard.data.text import OnBad
+from regard.data.workers import processors, spread
+
+__all__ = [
+    "Augmentation",
+    "Decoding",
+    "Images",
+    "Mixed",
+    "augment",
+    "captions",
+    "decode",
+    "digits",
+    "folders",
+    "idx",
+    "mix",
+    "normalize",
+    "npz",
+    "resize",
+]
+
+Policy: TypeAlias = Literal["none", "rand", "auto", "trivial"]
+
+_TOGETHER = 16  # files that a worker is given at a time
+_SMALL = 2000  # files that are not worth starting workers
+
+
+# Many images
+
+
+@dataclass(frozen=True)
+class Images:
+    """Images of one size, with their classes or their texts."""
+
+    pixels: UInt8[np.ndarray, "m C Y X"] = field(repr=False)
+    """In memory, or mapped from a file."""
+    labels: Int64[np.ndarray, "n"] | None = None
+    """The number of each image's class."""
+    classes: tuple[str, ...] = ()
+    """The names of the classes."""
+    texts: tuple[str, ...] | None = field(default=None, repr=False)
+    problems: Problems = field(default_factory=Problems)
+    """What was left out."""
+    rows: Int64[np.ndarray, "n"] | None = field(default=None, repr=False)
+    """Which of the pixels belong to these images; None for all."""
+
+    def __len__(self) -> int:
+        return len(self.pixels) if self.rows is None else len(self.rows)
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Channels, rows, columns."""
+        C, Y, X = self.pixels.shape[1:]
+        return C, Y, X
+
+    def batch(self, indices: Integer[np.ndarray, "B"] | Sequence[int]) -> UInt8[Tensor, "B C Y X"]:
+        """Some of the images, as they were decoded."""
+        chosen = np.asarray(indices, np.int64)
+        return torch.from_numpy(self.pixels[chosen if self.rows is None else self.rows[chosen]])
+
+    def part(self, indices: Integer[np.ndarray, "k"] | Sequence[int]) -> "Images":
+        """Only some of the images, such as those for training; no pixel is copied."""
+        chosen = np.asarray(indices, np.int64)
+        return Images(
+            self.pixels,
+            None if self.labels is None else self.labels[chosen],
+            self.classes,
+            None if self.texts is None else tuple(self.texts[i] for i in chosen),
+            self.problems,
+            chosen if self.rows is None else self.rows[chosen],
+        )
+
+    def resized(self, size: tuple[int, int], fit: Fit = "crop", background: int = 0) -> "Images":
+        """The same at another size, in memory."""
+        parts = [
+            resize(self.batch(np.arange(i, min(i + 1024, len(self)))), size, fit, background)
+            for i in range(0, len(self), 1024)
+        ]
+        return Images(
+            torch.cat(parts).numpy(), self.labels, self.classes, self.texts, self.problems
+        )
+
+    def statistics(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """Mean and standard deviation of each channel, from 0 to 1, as `normalize` takes them."""
+        C = self.pixels.shape[1]
+        total, squares, count = np.zeros(C), np.zeros(C), 0
+        for i in range(0, len(self), 1024):
+            some = self.batch(np.arange(i, min(i + 1024, len(self)))).numpy() / 255.0
+            total += some.sum((0, 2, 3))
+            squares += (some**2).sum((0, 2, 3))
+            count += some.size // C
+        mean = total / count
+        deviation = np.sqrt(np.maximum(squares / count - mean**2, 0))
+        # A channel that never changes is left as it is.
+        deviation[deviation < 1e-6] = 1
+        return tuple(mean.tolist()), tuple(deviation.tolist())
+
+
+def digits() -> Images:
+    """The 1797 handwritten digits of scikit-learn (Alpaydin & Kaynak 1998), 8 × 8, grey."""
+    try:
+        from sklearn.datasets import load_digits  # type: ignore[import-untyped]
+    except ImportError:
+        raise ValueError(
+            "the digits are a part of scikit-learn; pip install scikit-learn"
+        ) from None
+    data = load_digits()
+    pixels = np.round(data.images * (255 / 16)).astype(np.uint8)[:, None]
+    return Images(pixels, data.target.astype(np.int64), tuple(map(str, range(10))))
+
+
+def folders(
+    path: PathLike,
+    how: Decoding,
+    *,
+    classes: Sequence[str] | None = None,
+    on_bad: OnBad = "skip",
+    cache: PathLike | None = None,
+    workers: int | None = None,
+    progress: Progress | None = None,
+) -> Images:
+    """Images in one folder for each class, whose name it has; folders within folders are read too.
+
+    Classes are in alphabetical order, unless they are given: those of the training images, say.
+    """
+    root = Path(path)
+    if not root.is_dir():
+        raise ValueError(f"{root} is not a folder; it should have one folder for each class")
+    found = [place for place in sorted(root.iterdir()) if place.is_dir() and place.name[0] != "."]
+    names = tuple(place.name for place in found) if classes is None else tuple(classes)
+    if not found:
+        raise ValueError(f"{root} has no folders; put the images of each class into one")
+    if unknown := [place.name for place in found if place.name not in names]:
+        raise ValueError(
+            f"{root} has the folder {unknown[0]!r}, which is none of the classes "
+            f"({', '.join(names)}); take it away, or train with it"
+        )
+    problems, files, labels = Problems(), [], []
+    for place in found:
+        for file in _images(place, problems):
+            files.append(file)
+            labels.append(names.index(place.name))
+    pixels, kept = _decoded(root, files, how, problems, on_bad, cache, workers, progress)
+    return Images(pixels, np.array(labels, np.int64)[kept], names, problems=problems)
+
+
+def captions(
+    folder: PathLike,
+    file: PathLike,
+    how: Decoding,
+    *,
+    on_bad: OnBad = "skip",
+    cache: PathLike | None = None,
+    workers: int | None = None,
+    progress: Progress | None = None,
+) -> Images:
+    """Images and their texts: a table of names and texts, or a line for each image, by name.
+
+    Which of the two is known by the first line, which has a tab or not.
+    """
+    root, problems = Path(folder), Problems()
+    if not root.is_dir():
+        raise ValueError(f"{root} is not a folder; it should have the images")
+    text: Text = Lines(file)
+    with contextlib.closing(text.numbered()) as lines:
+        first = next(lines, (1, ("",)))[1][0]
+    if "\t" in first:
+        text = Table(file, columns=(0, 1))
+        named = []
+        for number, (name, words) in text.numbered():
+            if _within(root, name):
+                named.append((root / name, words))
+            else:
+                problems.add("missing", f"line {number:,} of {Path(file).name}: {name}")
+    else:
+        images = list(_images(root, problems))
+        numbered = list(text.numbered())
+        count = len(numbered) + text.problems.total
+        if count != len(images):
+            counts = f"{count:,} lines in {file} but {len(images):,} images in {root}"
+            problems.add("unequal", counts, abs(count - len(images)))
+        named = [(images[n - 1], words) for n, (words,) in numbered if n <= len(images)]
+    problems.merge(text.problems)
+    if not named:
+        why = f": {' | '.join(problems.lines())}" if problems else ""
+        raise ValueError(f"no line of {file} belongs to an image in {root}{why}")
+    # An image may have several texts, and is decoded once.
+    files = list(dict.fromkeys(image for image, _ in named))
+    pixels, kept = _decoded(root, files, how, problems, on_bad, cache, workers, progress)
+    place = {files[i]: row for row, i in enumerate(kept.tolist())}
+    good = [(place[image], words) for image, words in named if image in place]
+    return Images(
+        pixels,
+        texts=tuple(words for _, words in good),
+        problems=problems,
+        rows=np.array([row for row, _ in good], np.int64),
+    )
+
+
+def _within(root: Path, name: str) -> bool:
+    """Whether there is such a file in the folder; no name leads out of it."""
+    path = Path(name)
+    return not path.is_absolute() and ".." not in path.parts and (root / path).is_file()
+
+
+def _images(folder: Path, problems: Problems) -> Iterator[Path]:
+    """The image files under a folder, in the order of their names; others are counted."""
+    from PIL import Image
+
+    known = {name for name, kind in Image.registered_extensions().items() if kind in Image.OPEN}
+    for file in sorted(folder.rglob("*")):
+        if file.is_dir() or any(part.startswith(".") for part in file.relative_to(folder).parts):
+            continue
+        if file.suffix.lower() in known:
+            yield file
+        else:
+            problems.add("foreign", str(file))
+
+
+def _decoded(
+    root: Path,
+    files: list[Path],
+    how: Decoding,
+    problems: Problems,
+    on_bad: OnBad,
+    cache: PathLike | None,
+    workers: int | None,
+    progress: Progress | None,
+) -> tuple[UInt8[np.ndarray, "n C Y X"], Int64[np.ndarray, "n"]]:
+    """All pixels, mapped, and which of the files they are of."""
+    if on_bad not in get_args(OnBad):
+        raise ValueError(f"on_bad ({on_bad!r}) must be {' or '.join(get_args(OnBad))}")
+    remedy = "mend the files, or pass on_bad='skip' to go on without these"
+    if problems and on_bad == "refuse":
+        raise problems.refuse(remedy)
+    if not files:
+        why = f": {' | '.join(problems.lines())}" if problems else ""
+        raise ValueError(f"there is no image in {root}{why}")
+    states = [(str(file.relative_to(root)), file.stat()) for file in files]
+    known = [(name, state.st_size, state.st_mtime_ns) for name, state in states]
+    key = digest("images", asdict(how), known)
+    if workers is None:
+        workers = 0 if len(files) < _SMALL else processors()
+
+    def find(folder: Path) -> Path | None:
+        with contextlib.suppress(ValueError):  # damaged, or not there
+            header(folder / f"{key}-images")
+            return folder / f"{key}-images"
+        return None
+
+    def make(folder: Path) -> Path:
+        faults, done, kept = Problems(), 0, 0
+        tasks = [files[i : i + _TOGETHER] for i in range(0, len(files), _TOGETHER)]
+        with (
+            Draft(folder, key, ["pixels", "kept"]) as draft,
+            contextlib.closing(spread(decode_some, how, tasks, workers)) as results,
+        ):
+            for pixels, good, wrong in results:
+                faults.merge(wrong)
+                if faults and on_bad == "refuse":
+                    raise faults.refuse(remedy)
+                draft.write("pixels", pixels)
+                draft.write("kept", done + good)
+                done, kept = min(done + _TOGETHER, len(files)), kept + len(good)
+                if progress:
+                    progress(done, len(files), kept)
+            if not kept:
+                raise ValueError(f"no image in {root} can be used: {' | '.join(faults.lines())}")
+            shape = [kept, how.channels, *how.size]
+            return draft.finish(f"{key}-images", {"shape": shape, "problems": faults.to_json()})
+
+    place = keep(cache, key, find, make)
+    said = header(place)
+    problems.merge(Problems(**said["problems"]))
+    if problems and on_bad == "refuse":
+        raise problems.refuse(remedy)
+    pixels = np.memmap(place / "pixels", np.uint8, "r", shape=tuple(said["shape"]))
+    return np.asarray(pixels), np.fromfile(place / "kept", "<i8").astype(np.int64)
+
+
+# Archives
+
+
+def idx(images: PathLike, labels: PathLike, classes: Sequence[str] | None = None) -> Images:
+    """A pair of idx files, as MNIST's are, plain or gzipped."""
+    pixels, numbers = _idx(Path(images)), _idx(Path(labels))
+    return _labelled(pixels, numbers, classes, f"{images}", f"{labels}")
+
+
+_IDX = {8: "u1", 9: "i1", 11: ">i2", 12: ">i4", 13: ">f4", 14: ">f8"}
+
+
+def _idx(path: Path) -> Shaped[np.ndarray, "..."]:
+    try:
+        data = path.read_bytes()
+        if data[:2] == b"\x1f\x8b":
+            data = gzip.decompress(data)
+    except (OSError, EOFError, zlib.error) as error:
+        raise ValueError(f"{path} cannot be read: {error}") from error
+    if len(data) < 4 or data[:2] != b"\0\0" or data[2] not in _IDX:
+        raise ValueError(f"{path} is not an idx file: it begins with 0x{data[:4].hex()}")
+    axes, kind = data[3], np.dtype(_IDX[data[2]])
+    begin = 4 + 4 * axes
+    shape = struct.unpack(f">{axes}I", data[4:begin]) if len(data) >= begin else (0,)
+    size = math.prod(shape) * kind.itemsize
+    if len(data) != begin + size:
+        raise ValueError(
+            f"{path} should have {begin + size} bytes for shape {shape}, but has {len(data)}; "
+            "fetch it again"
+        )
+    return np.frombuffer(data, kind, offset=begin).reshape(shape)
+
+
+def npz(
+    path: PathLike,
+    *,
+    images: str | None = None,
+    labels: str | None = None,
+    classes: Sequence[str] | None = None,
+) -> Images:
+    """A numpy archive with images, (n, Y, X) or (n, Y, X, C), and labels."""
+    usual = {
+        "images": ("images", "x", "X", "data", "x_train", "arr_0"),
+        "labels": ("labels", "y", "Y", "targets", "y_train", "arr_1"),
+    }
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            arrays = {name: archive[name] for name in archive}
+    except (OSError, EOFError, ValueError, zlib.error, zipfile.BadZipFile, AttributeError) as error:
+        # A single array has no names; what numpy would unpickle is refused.
+        raise ValueError(f"{path} is not a numpy archive that can be read: {error}") from error
+    found = {}
+    for role, given in (("images", images), ("labels", labels)):
+        sought = usual[role] if given is None else (given,)
+        name = next((name for name in sought if name in arrays), None)
+        if name is None:
+            raise ValueError(
+                f"{path} has no {role} (looked for {', '.join(sought)}; it has "
+                f"{', '.join(arrays) or 'nothing'}); name them: npz(path, {role}='…')"
+            )
+        found[role] = arrays[name]
+    if classes is None and "classes" in arrays:
+        classes = [str(name) for name in arrays["classes"]]
+    return _labelled(found["images"], found["labels"], classes, f"{path}", f"{path}")
+
+
+def _labelled(
+    pixels: Shaped[np.ndarray, "..."],
+    numbers: Shaped[np.ndarray, "..."],
+    classes: Sequence[str] | None,
+    images: str,
+    labels: str,
+) -> Images:
+    numbers = numbers[:, 0] if numbers.ndim == 2 and numbers.shape[1] == 1 else numbers
+    if numbers.ndim != 1 or numbers.dtype.kind not in "iu":
+        raise ValueError(
+            f"{labels}: labels {numbers.dtype} of shape {numbers.shape} must be whole numbers, one "
+            "for each image"
+        )
+    if len(numbers) != len(pixels) or not len(pixels):
+        raise ValueError(
+            f"images ({len(pixels)}) in {images} and labels ({len(numbers)}) in {labels} must be "
+            "as many, and at least one"
+        )
+    least, most = int(numbers.min()), int(numbers.max())
+    names = tuple(map(str, range(most + 1))) if classes is None else tuple(classes)
+    if least < 0 or most >= len(names):
+        raise ValueError(
+            f"{labels}: labels from {least} to {most} must be from 0 to {len(names) - 1}, the "
+            "number of the last class"
+        )
+    return Images(_bytes(pixels, images), numbers.astype(np.int64), names)
+
+
+def _bytes(pixels: Shaped[np.ndarray, "..."], where: str) -> UInt8[np.ndarray, "n C Y X"]:
+    """Pixels of an archive as (n, C, Y, X) bytes."""
+    if pixels.ndim == 4 and pixels.shape[3] in (1, 3, 4):
+        pixels = pixels.transpose(0, 3, 1, 2)[:, :3]
+    elif pixels.ndim == 3:
+        pixels = pixels[:, None]
+    else:
+        raise ValueError(
+            f"{where}: images of shape {pixels.shape} must be (n, rows, columns), or (n, rows, "
+            "columns, channels) with 1, 3 or 4 channels"
+        )
+    if pixels.dtype.kind == "f" and pixels.min() >= 0 and pixels.max() <= 1:
+        pixels = np.round(pixels * 255)
+    elif pixels.dtype != np.uint8:
+        raise ValueError(
+            f"{where}: pixels ({pixels.dtype}, {pixels.min()} to {pixels.max()}) must be bytes, or "
+            "numbers from 0 to 1; convert them"
+        )
+    return np.ascontiguousarray(pixels, np.uint8)
+
+
+# On the device
+
+
+def resize(
+    images: UInt8[Tensor, "B C Y X"],
+    size: tuple[int, int],
+    fit: Fit = "crop",
+    background: int = 0,
+) -> UInt8[Tensor, "B C rows columns"]:
+    """Images at another size, their shapes kept: the middle is cut out, or the rest is filled."""
+    rows, columns = size
+    Y, X = images.shape[-2:]
+    if size == (Y, X):
+        return images
+    scale = (max if fit == "crop" else min)(rows / Y, columns / X)
+    inner = max(1, round(Y * scale)), max(1, round(X * scale))
+    scaled = nn.functional.interpolate(
+        images.float(), inner, mode="bicubic", antialias=True, align_corners=False
+    )
+    scaled = scaled.round().clamp(0, 255).to(torch.uint8)
+    top, left = abs(inner[0] - rows) // 2, abs(inner[1] - columns) // 2
+    if fit == "crop":
+        return scaled[..., top : top + rows, left : left + columns]
+    whole = scaled.new_full((*scaled.shape[:2], rows, columns), background)
+    whole[..., top : top + inner[0], left : left + inner[1]] = scaled
+    return whole
+
+
+def normalize(
+    images: UInt8[Tensor, "B C Y X"] | Float[Tensor, "B C Y X"],
+    mean: Sequence[float | int],
+    std: Sequence[float | int],
+    dtype: torch.dtype = torch.float32,
+) -> Float[Tensor, "B C Y X"]:
+    """(x - mean) / std for each channel, with x from 0 to 1; bytes are divided by 255."""
+    C = images.shape[1]
+    if len(mean) != C or len(std) != C:
+        raise ValueError(
+            f"mean ({len(mean)}) and std ({len(std)}) must have a number for each channel ({C})"
+        )
+    # From the host to the device without waiting; and one multiplication and addition for all.
+    scale = 255 if images.dtype == torch.uint8 else 1
+    numbers = [[1 / (scale * s) for s in std], [-m / s for m, s in zip(mean, std)]]
+    factor, offset = torch.tensor(numbers, dtype=torch.float32).to(
+        images.device, non_blocking=True
+    )[..., None, None]
+    return (images.float() * factor + offset).to(dtype)
+
+
+@dataclass(frozen=True)
+class Augmentation:
+    """How training images are varied."""
+
+    flip: bool = False
+    """Left and right exchanged in half of them."""
+    crop: tuple[float, float] | None = None
+    """Cut out a part of this share of the area, from least to most, and enlarge it."""
+    policy: Policy = "none"
+    """rand: RandAugment (Cubuk et al. 2020); auto: AutoAugment's for ImageNet; trivial:
+    TrivialAugment (Müller & Hutter 2021)."""
+    operations: int = 2
+    """Of RandAugment, one after the other."""
+    magnitude: int = 9
+    """Of RandAugment's operations, below 30."""
+    erase: float = 0.0
+    """The chance that a rectangle is erased (Zhong et al. 2020)."""
+    mixup: bool = False
+    """Each image is blended with another, and its label too (Zhang et al. 2018)."""
+    cutmix: bool = False
+    """A rectangle of another image, and its share of the label (Yun et al. 2019)."""
+
+    def __post_init__(self) -> None:
+        if self.policy not in get_args(Policy):
+            raise ValueError(
+                f"policy ({self.policy!r}) is unknown; choose from {', '.join(get_args(Policy))}"
+            )
+        if not 0 < self.magnitude < 30:
+            raise ValueError(f"magnitude ({self.magnitude}) must be between 0 and 30; try 9")
+        if self.crop is not None and not 0 < self.crop[0] <= self.crop[1] <= 1:
+            raise ValueError(f"crop {self.crop} must be shares from 0 to 1, the least first")
+
+
+@dataclass(frozen=True)
+class Mixed:
+    """Images of two classes each: loss = weight · loss(labels) + (1 - weight) · loss(others)."""
+
+    images: Float[Tensor, "B C Y X"]
+    labels: Int[Tensor, "B"]
+    others: Int[Tensor, "B"]
+    weight: Float[Tensor, "B"]
+
+
+def augment(
+    images: UInt8[Tensor, "B C Y X"] | Float[Tensor, "B C Y X"],
+    how: Augmentation,
+    seed: int,
+    step: int,
+    *,
+    rank: int = 0,
+) -> Float[Tensor, "B C Y X"]:
+    """Images from 0 to 1, varied at random by (seed, step, rank) alone, where they are."""
+    x = images.float() / 255 if images.dtype == torch.uint8 else images
+    C, Y, X = x.shape[1:]
+    parts = _parts(how, Y, X)
+    if not parts or not len(x):
+        return x
+    with _drawn(seed, step, rank, x.device):
+        for part, groups in parts:
+            # A policy draws one recipe for all images that it is given: so it is given few.
+            pieces = x.split(-(-len(x) // groups)) if groups > 1 else (x,)
+            x = torch.cat(
+                [part(piece) if C == 3 or groups == 1 else _grey(part, piece) for piece in pieces]
+            )
+    return x.clamp(0, 1)
+
+
+def mix(
+    images: Float[Tensor, "B C Y X"],
+    labels: Int[Tensor, "B"],
+    how: Augmentation,
+    seed: int,
+    step: int,
+    *,
+    rank: int = 0,
+) -> Mixed:
+    """Each image mixed with another of the batch, if `how` says so; one of two ways by chance."""
+    ways = [name for name in ("mixup", "cutmix") if getattr(how, name)]
+    if not ways or not len(images):
+        return Mixed(images, labels, labels, torch.ones_like(labels, dtype=torch.float32))
+    with _drawn(seed, step, rank, images.device):
+        way = ways[int(torch.randint(len(ways), ()))]
+        # Which image is mixed, rather than its label, which would go through floating point.
+        numbers = torch.arange(len(images), device=images.device)
+        mixed, said = _mixing(way)(images, numbers)
+    # (B, 3), or (1, B, 3): this image, the other, and a share.
+    _, other, share = said.reshape(len(images), 3).unbind(1)
+    weight = 1 - share if way == "mixup" else share
+    return Mixed(mixed, labels, labels[other.long()], weight)
+
+
+@contextlib.contextmanager
+def _drawn(seed: int, step: int, rank: int, device: torch.device) -> Iterator[None]:
+    """Inside, chance is decided by these alone; outside, nothing has happened."""
+    (number,) = np.random.SeedSequence((seed, step, rank)).generate_state(1, np.uint64)
+    cuda = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices=cuda):
+        torch.default_generator.manual_seed(int(number) >> 1)
+        for one in cuda:
+            with torch.cuda.device(one):
+                torch.cuda.manual_seed(int(number) >> 1)
+        yield
+
+
+def _kornia() -> Any:
+    try:
+        import kornia
+    except ImportError:
+        raise ValueError("varying images needs the kornia package; pip install kornia") from None
+    return kornia.augmentation
+
+
+@lru_cache(maxsize=16)
+def _parts(how: Augmentation, rows: int, columns: int) -> list[tuple[Any, int]]:
+    """What is applied, one after the other, and to how many groups of the images separately."""
+    parts: list[tuple[Any, int]] = []
+    if how.crop:
+        crop = _kornia().RandomResizedCrop(
+            (rows, columns), scale=how.crop, cropping_mode="resample"
+        )
+        parts.append((crop, 1))
+    if how.flip:
+        parts.append((_kornia().RandomHorizontalFlip(p=0.5), 1))
+    match how.policy:
+        case "rand":
+            policy = _kornia().auto.RandAugment(n=how.operations, m=how.magnitude)
+            parts.append((policy, 8))
+        case "auto":
+            parts.append((_kornia().auto.AutoAugment("imagenet"), 8))
+        case "trivial":
+            parts.append((_kornia().auto.TrivialAugment(), 8))
+    if how.erase:
+        parts.append((_kornia().RandomErasing(p=how.erase), 1))
+    return parts
+
+
+@lru_cache(maxsize=2)
+def _mixing(way: str) -> Any:
+    keys = ["input", "class"]
+    if way == "mixup":
+        return _kornia().RandomMixUpV2(data_keys=keys)
+    return _kornia().RandomCutMixV2(data_keys=keys, use_correct_lambda=True)
+
+
+def _grey(part: Any, images: Tensor) -> Tensor:
+    """Policies know colours only; what they do to three equal ones is grey again."""
+    return cast(Tensor, part(images.expand(-1, 3, -1, -1).contiguous())).mean(1, keepdim=True)

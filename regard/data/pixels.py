@@ -1,0 +1,147 @@
+"""One image file as pixels: decoded, upright, at one size, or refused with the reason.
+
+It knows no tensors, so that processes which only decode start at once.
+"""
+
+import contextlib
+import io
+import math
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
+
+import numpy as np
+from jaxtyping import UInt8
+
+from regard.data.cache import PathLike
+from regard.data.problems import Problems
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+Fit: TypeAlias = Literal["crop", "pad"]
+
+
+@dataclass(frozen=True)
+class Decoding:
+    """How a file becomes a tensor."""
+
+    size: tuple[int, int]
+    """Rows and columns that every image is given."""
+    channels: Literal[1, 3] = 3
+    """3 for colour, 1 for grey."""
+    fit: Fit = "crop"
+    """What happens to other shapes: the middle is cut out, or the rest is filled."""
+    background: int = 255
+    """What is behind transparent pixels and around padded images: 0 black to 255 white."""
+    most: int = 50_000_000
+    """Pixels of the largest image that is decoded at all."""
+
+    def __post_init__(self) -> None:
+        if len(self.size) != 2 or min(self.size) < 1:
+            raise ValueError(f"size {self.size} must be rows and columns; try (32, 32)")
+        if self.channels not in (1, 3):
+            raise ValueError(f"channels ({self.channels}) must be 1 for grey or 3 for colour")
+        if self.fit not in get_args(Fit):
+            raise ValueError(f"fit ({self.fit!r}) must be {' or '.join(get_args(Fit))}")
+        if not 0 <= self.background <= 255:
+            raise ValueError(f"background ({self.background}) must be 0 (black) to 255 (white)")
+
+
+class TooLargeError(ValueError):
+    """An image of more pixels than are decoded."""
+
+
+def decode(file: PathLike | bytes, how: Decoding) -> UInt8[np.ndarray, "C Y X"]:
+    """The pixels of an image file, upright and at the size wanted; a ValueError says why not."""
+    from PIL import Image
+
+    name = "the image" if isinstance(file, bytes) else str(file)
+    try:
+        with warnings.catch_warnings():
+            # Pillow's own alarm, which sounds above a size that is fixed in it.
+            warnings.simplefilter("error", Image.DecompressionBombWarning)
+            # Others are about damage that it could work around.
+            warnings.simplefilter("ignore", UserWarning)
+            with Image.open(io.BytesIO(file) if isinstance(file, bytes) else file) as image:
+                if math.prod(image.size) > how.most:
+                    columns, rows = image.size
+                    raise TooLargeError(
+                        f"{name} has too many pixels ({rows} × {columns}) to be decoded; make it "
+                        f"smaller, or raise the limit ({how.most})"
+                    )
+                return _pixels(image, how)
+    except TooLargeError:
+        raise
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning):
+        raise TooLargeError(f"{name} has far too many pixels; make it smaller") from None
+    except Exception as error:  # a damaged file may raise anything at all
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise ValueError(f"{name} cannot be decoded: {reason}") from error
+
+
+def _pixels(image: "Image.Image", how: Decoding) -> UInt8[np.ndarray, "C Y X"]:
+    from PIL import ImageOps
+
+    # Photographs are decoded at about the size that is needed, if their format can.
+    image.draft(None, (2 * max(how.size), 2 * max(how.size)))
+    image.load()
+    with contextlib.suppress(Exception):  # damaged notes about an image do not damage it
+        image = ImageOps.exif_transpose(image)
+    upright = _eight_bits(image, how)
+    fitted = _cropped(upright, how.size) if how.fit == "crop" else _padded(upright, how)
+    pixels = np.asarray(fitted)
+    return np.ascontiguousarray(pixels[None] if how.channels == 1 else pixels.transpose(2, 0, 1))
+
+
+def _eight_bits(image: "Image.Image", how: Decoding) -> "Image.Image":
+    from PIL import Image
+
+    wanted = "L" if how.channels == 1 else "RGB"
+    if image.mode.startswith("I;16"):
+        image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+    elif image.mode in ("I", "F"):
+        raise ValueError(f"its pixels are of 32 bits (mode {image.mode}); save it with 8 or 16")
+    if image.has_transparency_data:
+        image = image.convert("RGBA")
+        behind = Image.new("RGBA", image.size, (how.background,) * 3 + (255,))
+        image = Image.alpha_composite(behind, image)
+    return image if image.mode == wanted else image.convert(wanted)
+
+
+def _cropped(image: "Image.Image", size: tuple[int, int]) -> "Image.Image":
+    from PIL import Image, ImageOps
+
+    rows, columns = size
+    if image.size == (columns, rows):
+        return image
+    return ImageOps.fit(image, (columns, rows), Image.Resampling.BICUBIC)
+
+
+def _padded(image: "Image.Image", how: Decoding) -> "Image.Image":
+    from PIL import Image
+
+    rows, columns = how.size
+    scale = min(columns / image.width, rows / image.height)
+    inner = max(1, round(image.width * scale)), max(1, round(image.height * scale))
+    if inner != image.size:
+        image = image.resize(inner, Image.Resampling.BICUBIC)
+    whole = Image.new(image.mode, (columns, rows), (how.background,) * len(image.getbands()))
+    whole.paste(image, ((columns - inner[0]) // 2, (rows - inner[1]) // 2))
+    return whole
+
+
+def decode_some(how: Decoding, files: list[Path]) -> tuple[Any, Any, Problems]:
+    """The pixels of the files that can be decoded, which these are, and why others cannot."""
+    problems, good = Problems(), list[int]()
+    pixels = np.empty((len(files), how.channels, *how.size), np.uint8)
+    for i, file in enumerate(files):
+        try:
+            pixels[len(good)] = decode(file, how)
+            good.append(i)
+        except TooLargeError as error:
+            problems.add("large", str(error))
+        except ValueError as error:
+            problems.add("broken", str(error))
+    return pixels[: len(good)], np.array(good, "<i8"), problems
