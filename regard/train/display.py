@@ -7,8 +7,7 @@ import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import TracebackType
-from typing import TYPE_CHECKING, Protocol, TextIO
+from typing import TYPE_CHECKING, TextIO
 
 if TYPE_CHECKING:
     from rich.progress import TaskID
@@ -31,56 +30,35 @@ class Moment:
     """Seconds until the end, as it looks now."""
 
 
-class Display(Protocol):
-    """Where a training tells how it goes; `with` it, a live display is on the screen."""
+class Display:
+    """Where a training tells how it goes. This one shows nothing: for all processes but the first.
 
-    def __enter__(self) -> "Display": ...
+    `with` it, a live display is on the screen.
+    """
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None: ...
+    def __enter__(self) -> "Display":
+        return self
 
-    def moment(self, now: Moment) -> None: ...
+    def __exit__(self, *_: object) -> None:
+        pass
 
-    def scores(self, step: int, scores: Mapping[str, float], best: bool) -> None: ...
+    def moment(self, now: Moment) -> None:
+        """How it goes."""
 
-    def say(self, words: str) -> None: ...
+    def scores(self, step: int, scores: Mapping[str, float], best: bool) -> None:
+        """An evaluation."""
+
+    def say(self, words: str) -> None:
+        """Anything else."""
 
 
-def display(stream: TextIO | None = None) -> "Display":
+def display(stream: TextIO | None = None) -> Display:
     """A live display where a person looks on, lines otherwise."""
     stream = sys.stderr if stream is None else stream
     return Terminal(stream) if stream.isatty() else Log(stream)
 
 
-class Silence:
-    """Nothing at all: for tests, and for processes other than the first."""
-
-    def __enter__(self) -> "Silence":
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        pass
-
-    def moment(self, now: Moment) -> None:
-        pass
-
-    def scores(self, step: int, scores: Mapping[str, float], best: bool) -> None:
-        pass
-
-    def say(self, words: str) -> None:
-        pass
-
-
-class Log(Silence):
+class Log(Display):
     """A line now and then, each complete in itself."""
 
     PAUSE = 10.0
@@ -102,7 +80,7 @@ class Log(Silence):
         print(words, file=self.stream, flush=True)
 
 
-class Terminal(Silence):
+class Terminal(Display):
     """A bar with the latest figures, under the scores so far."""
 
     def __init__(self, stream: TextIO):
@@ -123,12 +101,7 @@ class Terminal(Silence):
         self._progress.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._progress.stop()
 
     def moment(self, now: Moment) -> None:

@@ -13,53 +13,25 @@ a batch is, what its loss is, and how good a model is.
 """
 
 import hashlib
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-import numpy as np
 import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from regard.train import distributed, engine, optimizer, schedule
 from regard.train.config import TrainingConfig
-from regard.train.display import Display, Silence, display
+from regard.train.display import Display, display
 from regard.train.distributed import World
 from regard.train.feed import Fed, feed
 from regard.train.interrupt import Interrupts
 from regard.train.keep import Keeper
 from regard.train.meter import Meter
 from regard.train.run import Run
-
-
-class Task(Protocol):
-    """What is trained, and on what. Its methods depend on their arguments alone, so that any step
-    can be repeated."""
-
-    model: nn.Module
-    score: str
-    """The name of the score that says which model is best; higher is better."""
-    unit: str
-    """What the loss counts: tokens, images."""
-
-    def plan(self, epoch: int) -> list[np.ndarray]:
-        """The examples of each batch of an epoch, over all processes."""
-
-    def batch(self, indices: np.ndarray, step: int) -> Any:
-        """Examples as one batch, on the host, with a method `to(device)`; called in a thread."""
-
-    def loss(self, batch: Any) -> tuple[Tensor, Tensor | int]:
-        """The loss, summed, and how many things it is a sum of."""
-
-    def evaluate(self, model: nn.Module) -> dict[str, float]:
-        """All scores of a model, which is in evaluation mode; no gradients are wanted."""
-
-    def files(self) -> dict[str, bytes | Path]:
-        """What belongs into the model's folder beside the weights: the tokenizer."""
-
-    def about(self) -> dict[str, Any]:
-        """What the model is for, as JSON, for config.json."""
+from regard.train.task import Task
 
 
 @dataclass(frozen=True)
@@ -125,7 +97,7 @@ class _Fit:
         self.meter = Meter(self.state, config, self.total, task.unit)
         self.interrupts = Interrupts()
         self.stop: str | None = None
-        self.shown: Display = (shown or display()) if world.first else Silence()
+        self.shown: Display = (shown or display()) if world.first else Display()
         self.opening = (
             f"{run.folder}: {'goes on from' if saved else 'begins at'} step {self.state.step} on "
             f"{world}, in {str(self.dtype).removeprefix('torch.')}, {compiled}"
@@ -133,11 +105,11 @@ class _Fit:
 
     def train(self) -> Result:
         config, now, keeper = self.config, self.state, self.keeper
-        with self.interrupts, self.shown:
+        batches = feed(self.task, config, self.world, now)
+        with self.interrupts, self.shown, closing(batches):
             self.shown.say(self.opening)
             if keeper.saved is None:
                 self._save()  # What cannot be written should be known before the work is done.
-            batches = feed(self.task, config, self.world, now)
             while True:
                 upcoming = next(batches, None)
                 if upcoming is None:

@@ -4,8 +4,7 @@ import copy
 import math
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,25 +17,13 @@ from regard.train.interrupt import Interrupted, Interrupts
 from regard.train.optimizer import MovingAverage, Snapshots
 from regard.train.run import Run
 from regard.train.state import State
-
-
-class Judge(Protocol):
-    """What says how good a model is, and what belongs beside it: a task."""
-
-    model: nn.Module
-    score: str
-
-    def evaluate(self, model: nn.Module) -> dict[str, float]: ...
-
-    def files(self) -> dict[str, bytes | Path]: ...
-
-    def about(self) -> dict[str, Any]: ...
+from regard.train.task import Task
 
 
 class Keeper:
     """Makes `best/` and `last/`. All processes call its methods; the first one writes."""
 
-    def __init__(self, task: Judge, config: TrainingConfig, run: Run, world: World):
+    def __init__(self, task: Task, config: TrainingConfig, run: Run, world: World):
         """Before the model is compiled or spread over processes."""
         self.task, self.config, self.run, self.world = task, config, run, world
         # What is evaluated and kept, where that is not the trained model itself.

@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 from torch import nn
 
@@ -23,18 +23,11 @@ from regard.train.config import MAY_CHANGE, TrainingConfig
 from regard.train.display import duration
 from regard.train.distributed import World
 from regard.train.state import State
+from regard.train.task import Task
 
 CONFIG, FORMAT = "config.json", 1
 REDRAW = 60.0
 """Seconds between drawings of the curves while the run goes on."""
-
-
-class Reported(Protocol):
-    """What a report says of a task."""
-
-    model: nn.Module
-    score: str
-    unit: str
 
 
 class Run:
@@ -107,7 +100,7 @@ class Run:
             return "nothing was saved yet"
         return f"{self.folder / 'last'} holds the last step that was saved"
 
-    def report(self, task: Reported, now: State, config: TrainingConfig, ended: str | None) -> None:
+    def report(self, task: Task, now: State, config: TrainingConfig, ended: str | None) -> None:
         """curves.svg and report.md; while the run goes on, not too often."""
         fresh = time.monotonic() - self._drawn < REDRAW
         if not self.world.first or (ended is None and fresh):

@@ -21,7 +21,7 @@ CONFIG = replace(
     heads=2,
     feed_forward=17,
     encoder_layers=1,
-    decoder_layers=2,
+    decoder_layers=1,
     dropout=0.1,
 )
 

@@ -1,0 +1,408 @@
+"""The loop: what a step computes, when it evaluates, saves and stops, and how it goes on."""
+
+import json
+import os
+import signal
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from regard import checkpoint
+from regard.config import from_json
+from regard.train import report, state
+from regard.train.config import TrainingConfig
+from regard.train.display import Display, Moment
+from regard.train.fit import Result, fit
+from regard.train.optimizer import split
+from tests.train.samples import Backwards, Batch, settings
+
+pytestmark = pytest.mark.usefixtures("unchecked")
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Any:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def train(folder: Path, task: Backwards | None = None, **changed: Any) -> Result:
+    return fit(task or Backwards(), settings(**changed), folder, shown=Display())
+
+
+def weights(folder: Path) -> dict[str, Tensor]:
+    return load_file(folder / "model.safetensors")
+
+
+def same(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
+    return one.keys() == other.keys() and all(one[name].equal(other[name]) for name in one)
+
+
+def metrics(run: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def losses(run: Path) -> list[float]:
+    return [line["loss"] for line in metrics(run) if "loss" in line]
+
+
+class Told(Display):
+    """Remembers what it was told."""
+
+    def __init__(self) -> None:
+        self.words: list[str] = []
+        self.moments: list[Moment] = []
+        self.evaluations: list[tuple[int, Mapping[str, float], bool]] = []
+
+    def moment(self, now: Moment) -> None:
+        self.moments.append(now)
+
+    def scores(self, step: int, scores: Mapping[str, float], best: bool) -> None:
+        self.evaluations.append((step, scores, best))
+
+    def say(self, words: str) -> None:
+        self.words.append(words)
+
+
+def test_a_run_and_its_folder(tmp_path: Path) -> None:
+    run, told = tmp_path / "run", Told()
+    result = fit(Backwards(), settings(), run, shown=told)
+    assert (result.step, result.reason, result.folder) == (23, "steps", run)
+    assert [step for step, _, _ in told.evaluations] == [7, 14, 21, 23]
+    best = max(scores["accuracy"] for _, scores, _ in told.evaluations)
+    assert result.best == best
+    assert "begins at step 0 on cpu, in float32, not compiled" in told.words[0]
+    assert [moment.step for moment in told.moments] == list(range(1, 24))
+    assert told.moments[-1].left == 0
+
+    config = json.loads((run / "config.json").read_text())
+    assert (config["kind"], config["task"]) == ("run", {"kind": "backwards", "size": 7})
+    assert from_json(TrainingConfig, config["training"]) == settings()
+    lines = metrics(run)
+    assert [line["step"] for line in lines if "loss" in line] == [3, 6, 9, 12, 15, 18, 21]
+    assert lines[0].keys() == {"step", "epoch", "loss", "lr", "norm", "speed", "seconds"}
+    assert losses(run)[-1] < losses(run)[0]
+    assert (run / "curves.svg").read_text().startswith("<?xml")
+    assert (
+        f"best: accuracy {best:.4g} at step {result.best_step}" in (run / "report.md").read_text()
+    )
+    for name in ("best", "last"):
+        saved = checkpoint.load(run / name)
+        assert saved.task == {"kind": "backwards", "size": 7}
+        assert saved.files["tokenizer.json"].read_bytes() == b"{}"
+    # The best is what it was when it was judged.
+    kept = checkpoint.load(run / "best").model
+    with torch.no_grad():
+        assert Backwards().evaluate(kept)["accuracy"] == best
+
+
+def test_a_step_by_hand(tmp_path: Path) -> None:
+    """Three steps of Adam on the mean loss, with the gradient clipped, in plain torch."""
+    config = settings(steps=3, clip=0.5, accumulate=3)
+    train(tmp_path, Backwards(dropout=0.0), steps=3, clip=0.5, accumulate=3)
+    task = Backwards(dropout=0.0)
+    decayed, others = split(task.model)
+    adam = torch.optim.AdamW(
+        [{"params": decayed, "weight_decay": 0.01}, {"params": others, "weight_decay": 0.0}],
+        betas=config.betas,
+        eps=config.epsilon,
+    )
+    for step, indices in enumerate(task.plan(0)[:3], 1):
+        loss, count = task.loss(task.batch(indices, step))
+        adam.zero_grad()
+        (loss / count).backward()
+        nn.utils.clip_grad_norm_(task.model.parameters(), 0.5)
+        for group in adam.param_groups:
+            group["lr"] = config.lr * step / config.warmup
+        adam.step()
+    have = weights(tmp_path / "last")
+    for name, parameter in task.model.named_parameters():
+        if name.endswith("key.bias"):
+            continue  # Its gradient is zero but for rounding, which Adam makes as large as others.
+        torch.testing.assert_close(have[name], parameter.detach(), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("accumulate", [2, 11])
+def test_parts_change_nothing(tmp_path: Path, accumulate: int) -> None:
+    """Not even where there are more parts than examples."""
+    for name, parts in (("one", 1), ("parts", accumulate)):
+        train(tmp_path / name, Backwards(dropout=0.0), steps=5, accumulate=parts, log_every=1)
+    np.testing.assert_allclose(losses(tmp_path / "one"), losses(tmp_path / "parts"), rtol=1e-5)
+
+
+@pytest.mark.parametrize("changed", [{}, {"ema": 0.9}, {"average": 2}, {"precision": "fp16"}])
+def test_goes_on_exactly(tmp_path: Path, changed: dict[str, Any]) -> None:
+    # Two stops: in the middle of a window of metrics, and where an epoch ends.
+    for steps in (8, 14, 23):
+        result = train(tmp_path / "parts", steps=steps, **changed)
+        assert result.step == steps
+    train(tmp_path / "whole", **changed)
+    one, other = tmp_path / "whole" / "last", tmp_path / "parts" / "last"
+    assert same(weights(one), weights(other))
+    names = ("training.safetensors",)
+    assert all(same(load_file(one / name), load_file(other / name)) for name in names)
+    assert losses(tmp_path / "whole") == losses(tmp_path / "parts")
+
+
+def test_another_seed_is_another_run(tmp_path: Path) -> None:
+    train(tmp_path / "a", steps=3)
+    train(tmp_path / "b", steps=3)
+    train(tmp_path / "c", steps=3, seed=1)
+    a, b, c = (weights(tmp_path / name / "last") for name in "abc")
+    assert same(a, b)
+    assert not same(a, c)
+
+
+def test_dropout_differs_from_step_to_step(tmp_path: Path) -> None:
+    seen = []
+
+    class Same(Backwards):
+        def plan(self, epoch: int) -> list[np.ndarray]:
+            return [np.arange(7)] * 3
+
+        def loss(self, batch: Batch) -> tuple[Tensor, int]:
+            seen.append(torch.initial_seed())
+            return super().loss(batch)
+
+    train(tmp_path, Same(), steps=5, accumulate=2)
+    assert len(set(seen)) == len(seen) == 10
+
+
+def test_finished_is_finished(tmp_path: Path) -> None:
+    first = train(tmp_path)
+    before = weights(tmp_path / "last"), (tmp_path / "metrics.jsonl").read_bytes()
+    task = Backwards()
+    again = train(tmp_path, task)
+    assert (again.step, again.best, again.best_step) == (23, first.best, first.best_step)
+    assert task.evaluations == 0
+    assert same(weights(tmp_path / "last"), before[0])
+    assert (tmp_path / "metrics.jsonl").read_bytes() == before[1]
+
+
+def test_what_ends_it(tmp_path: Path) -> None:
+    assert train(tmp_path / "epochs", steps=None, epochs=2).reason == "epochs"
+    assert len({line["epoch"] for line in metrics(tmp_path / "epochs") if "loss" in line}) == 2
+    assert json.loads((tmp_path / "epochs/last/training.json").read_text())["step"] == 14
+    late = train(tmp_path / "minutes", steps=None, minutes=1e-6)
+    assert (late.reason, late.step) == ("minutes", 1)
+
+    class Stuck(Backwards):
+        def evaluate(self, model: nn.Module) -> dict[str, float]:
+            return {"accuracy": 0.5}
+
+    stuck = train(tmp_path / "patience", Stuck(), patience=2)
+    assert (stuck.reason, stuck.step, stuck.best_step) == ("patience", 21, 7)
+    assert train(tmp_path / "patience", Stuck(), patience=2).step == 21
+    assert train(tmp_path / "patience", Stuck(), patience=3).step == 23
+    with pytest.raises(ValueError, match="nothing says when to stop; set steps, epochs or minutes"):
+        train(tmp_path / "never", steps=None)
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_lower_precision_learns(tmp_path: Path, precision: str) -> None:
+    train(tmp_path, precision=precision)
+    assert losses(tmp_path)[-1] < losses(tmp_path)[0]
+    assert all(tensor.dtype == torch.float32 for tensor in weights(tmp_path / "last").values())
+
+
+def test_compiled_blocks(tmp_path: Path) -> None:
+    told = Told()
+    fit(Backwards(), settings(compile="yes", steps=1), tmp_path / "no", shown=told)
+    assert "2 blocks compiled" in told.words[0]
+
+
+def test_averages_are_what_is_kept(tmp_path: Path) -> None:
+    train(tmp_path / "raw", steps=14)
+    train(tmp_path / "mean", steps=14, average=2)
+    train(tmp_path / "ema", steps=14, ema=0.9)
+    last = weights(tmp_path / "raw" / "last")
+    assert same(weights(tmp_path / "mean" / "last"), last)
+    assert same(weights(tmp_path / "ema" / "last"), last)
+    stored = [load_file(path) for path in sorted((tmp_path / "mean/snapshots").iterdir())]
+    assert len(stored) == 2
+    best = weights(tmp_path / "mean" / "best")
+    for name in best:
+        torch.testing.assert_close(best[name], (stored[0][name] + stored[1][name]) / 2)
+    assert not same(weights(tmp_path / "ema" / "best"), last)
+
+
+# What goes wrong
+
+
+def test_a_loss_that_is_no_number(tmp_path: Path) -> None:
+    class Bad(Backwards):
+        bad = True
+
+        def loss(self, batch: Batch) -> tuple[Tensor, int]:
+            loss, count = super().loss(batch)
+            self.steps = getattr(self, "steps", 0) + 1
+            return (loss * torch.nan if self.bad and self.steps == 13 else loss), count
+
+    with pytest.raises(
+        ValueError, match=r"the loss at step 13 is not a finite number; .*last holds .*; try a low"
+    ):
+        train(tmp_path, Bad())
+    saved = json.loads((tmp_path / "last" / "training.json").read_text())
+    assert saved["step"] == 10
+    Bad.bad = False
+    train(tmp_path, Bad())
+    train(tmp_path.with_name("whole"))
+    assert same(weights(tmp_path / "last"), weights(tmp_path.with_name("whole") / "last"))
+
+
+@pytest.mark.parametrize("place", ["checkpoint", "state", "metrics"])
+def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
+    train(tmp_path, steps=5)
+    before = weights(tmp_path / "last")
+
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        match place:
+            case "checkpoint":
+                patch.setattr(checkpoint, "save_file", full)
+            case "state":
+                patch.setattr(state, "save_file", full)
+            case "metrics":
+                patch.setattr(report.Metrics, "append", full)
+        with pytest.raises(ValueError, match="No space left on device") as caught:
+            train(tmp_path)
+    assert "\n" not in str(caught.value)
+    assert str(tmp_path / "last") in str(caught.value) or "best was not saved" in str(caught.value)
+    assert same(weights(tmp_path / "last"), before)
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith((".last", ".training"))]
+    assert train(tmp_path).step == 23
+
+
+@pytest.mark.parametrize(
+    ("number", "error"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit)]
+)
+@pytest.mark.parametrize("where", ["step", "evaluation"])
+def test_signals_save(
+    tmp_path: Path, number: signal.Signals, error: type[BaseException], where: str
+) -> None:
+    class Stopped(Backwards):
+        def loss(self, batch: Batch) -> tuple[Tensor, int]:
+            self.steps = getattr(self, "steps", 0) + 1
+            if where == "step" and self.steps == 8:
+                os.kill(os.getpid(), number)
+            return super().loss(batch)
+
+        def evaluate(self, model: nn.Module) -> dict[str, float]:
+            if where == "evaluation" and self.steps == 14:
+                os.kill(os.getpid(), number)
+                time.sleep(60)
+            return super().evaluate(model)
+
+    before = signal.getsignal(number)
+    with pytest.raises(error) as caught:
+        train(tmp_path / "stopped", Stopped())
+    if number == signal.SIGTERM:
+        assert caught.value.args == (143,)
+    assert signal.getsignal(number) == before
+    saved = json.loads((tmp_path / "stopped/last/training.json").read_text())
+    assert saved["step"] == (8 if where == "step" else 14)
+    assert saved["evaluated"] == 7
+    train(tmp_path / "stopped")
+    train(tmp_path / "whole")
+    for name in ("best", "last"):
+        assert same(weights(tmp_path / "stopped" / name), weights(tmp_path / "whole" / name))
+    times = ("speed", "seconds")
+    one, other = (
+        [{k: v for k, v in line.items() if k not in times} for line in metrics(tmp_path / name)]
+        for name in ("stopped", "whole")
+    )
+    assert one == other
+
+
+def test_a_run_begun_otherwise(tmp_path: Path) -> None:
+    train(tmp_path, steps=3)
+    with pytest.raises(
+        ValueError, match=r"begun otherwise: training.lr is 0.1 instead of 0.003; set what was set"
+    ):
+        train(tmp_path, lr=0.1)
+    with pytest.raises(ValueError, match=r"task.size is 5 instead of 7"):
+        train(tmp_path, Backwards(batch=5))
+    assert train(tmp_path, steps=4).step == 4
+    with pytest.raises(ValueError, match="holds something else than a run"):
+        train(tmp_path / "best", steps=3)
+
+
+def test_one_at_a_time(tmp_path: Path) -> None:
+    read, write = os.pipe()
+    tmp_path.joinpath(".lock").touch()
+    if not (child := os.fork()):
+        import fcntl
+
+        lock = os.open(tmp_path / ".lock", os.O_RDWR)
+        fcntl.lockf(lock, fcntl.LOCK_EX)
+        os.write(write, b"!")
+        time.sleep(60)
+        os._exit(0)
+    try:
+        os.read(read, 1)
+        with pytest.raises(ValueError, match="is being trained by another process; wait for it"):
+            train(tmp_path)
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+
+
+def test_a_task_without_its_score(tmp_path: Path) -> None:
+    class Odd(Backwards):
+        score = "BLEU"
+
+    with pytest.raises(ValueError, match='the task gave no score "BLEU", but: accuracy, worse'):
+        train(tmp_path, Odd())
+
+
+def test_what_a_task_raises_comes_out(tmp_path: Path) -> None:
+    class Broken(Backwards):
+        def batch(self, indices: np.ndarray, step: int) -> Batch:
+            if step == 4:
+                raise ValueError("line 4 is broken")
+            return super().batch(indices, step)
+
+    with pytest.raises(ValueError, match="line 4 is broken"):
+        train(tmp_path, Broken())
+
+    class Empty(Backwards):
+        def plan(self, epoch: int) -> list[np.ndarray]:
+            return []
+
+    with pytest.raises(ValueError, match="epoch 0 has no batch; there must be data to train on"):
+        train(tmp_path / "empty", Empty())
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"lr": 0.0}, r"lr \(0.0\) must be above 0"),
+        ({"accumulate": 0}, r"accumulate \(0\) must be at least 1"),
+        ({"warmup": -1}, r"warmup \(-1\) must be at least 0"),
+        ({"patience": 0}, r"patience \(0\) must be at least 1"),
+        ({"betas": (0.9, 1.0)}, r"betas \(\(0.9, 1.0\)\) must be two numbers from 0 to below 1"),
+        ({"smoothing": 1.0}, r"smoothing \(1.0\) must be at least 0 and below 1"),
+        ({"ema": 0.9, "average": 3}, r"ema \(0.9\) and average \(3\) are two means of one thing"),
+    ],
+)
+def test_settings_are_checked(changed: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        settings(**changed)
+
+
+def test_a_device_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r'device \("toaster"\) is not one that torch knows'):
+        train(tmp_path, device="toaster")
+    if not torch.cuda.is_available():
+        with pytest.raises(ValueError, match=r'device \("cuda"\) needs a GPU'):
+            train(tmp_path, device="cuda")

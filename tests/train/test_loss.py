@@ -1,0 +1,93 @@
+"""The loss in pieces equals the loss at once: value, gradients, smoothing, targets left out."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from regard.train import loss
+from regard.train.loss import cross_entropy
+
+T, D, N = 11, 7, 13
+
+
+def problem(dtype: torch.dtype, bias: bool = True) -> tuple[Tensor, nn.Linear, Tensor]:
+    states = torch.randn(3, T, D, dtype=dtype, requires_grad=True)
+    targets = torch.randint(0, N, (3, T))
+    targets[1, 2:5] = -100
+    return states, nn.Linear(D, N, bias=bias, dtype=dtype), targets
+
+
+def at_once(states: Tensor, output: nn.Linear, targets: Tensor, smoothing: float) -> Tensor:
+    logits = output(states).flatten(0, -2)
+    return F.cross_entropy(logits, targets.flatten(), label_smoothing=smoothing, reduction="sum")
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("chunk", [1, 2 * N + 1, 33 * N, 2**26])
+def test_equals_torch(
+    monkeypatch: pytest.MonkeyPatch, smoothing: float, bias: bool, chunk: int
+) -> None:
+    monkeypatch.setattr(loss, "CHUNK", chunk)
+    states, output, targets = problem(torch.float64, bias)
+    inputs = [states, *output.parameters()]
+    have = cross_entropy(states, output, targets, smoothing)
+    want = at_once(states, output, targets, smoothing)
+    torch.testing.assert_close(have, want)
+    # The factor in front reaches the gradients.
+    for a, b in zip(torch.autograd.grad(have / 5, inputs), torch.autograd.grad(want / 5, inputs)):
+        torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_autocast(dtype: torch.dtype) -> None:
+    states, output, targets = problem(torch.float32)
+    want = at_once(states, output, targets, 0.1)
+    wanted = torch.autograd.grad(want, [states, output.weight])
+    with torch.autocast("cpu", dtype):
+        have = cross_entropy(states, output, targets, 0.1)
+    assert have.dtype == torch.float32
+    torch.testing.assert_close(have, want, rtol=2e-2, atol=0)
+    for a, b in zip(torch.autograd.grad(have, [states, output.weight]), wanted):
+        assert a.dtype == torch.float32
+        torch.testing.assert_close(a, b, rtol=5e-2, atol=5e-2)
+
+
+def test_only_what_is_wanted_is_computed() -> None:
+    states, output, targets = problem(torch.float64)
+    output.requires_grad_(False)
+    (slope,) = torch.autograd.grad(cross_entropy(states, output, targets, 0.1), [states])
+    (want,) = torch.autograd.grad(at_once(states, output, targets, 0.1), [states])
+    torch.testing.assert_close(slope, want)
+    with torch.no_grad():
+        have = cross_entropy(states, output, targets, 0.1)
+    assert not have.requires_grad
+
+
+def test_nothing_to_count() -> None:
+    states, output, targets = problem(torch.float64)
+    total = cross_entropy(states, output, torch.full_like(targets, -1), 0.1)
+    assert total == 0
+    assert all(grad.eq(0).all() for grad in torch.autograd.grad(total, [states, output.weight]))
+    empty = cross_entropy(states[:, :0], output, targets[:, :0], 0.1)
+    assert empty == 0
+
+
+def test_tied_weights_receive_both_gradients() -> None:
+    table = nn.Embedding(N, D, dtype=torch.float64)
+    output = nn.Linear(D, N, bias=False, dtype=torch.float64)
+    output.weight = table.weight
+    ids, targets = torch.randint(0, N, (1, T)), torch.randint(0, N, (1, T))
+    (have,) = torch.autograd.grad(cross_entropy(table(ids), output, targets), [table.weight])
+    (want,) = torch.autograd.grad(at_once(table(ids), output, targets, 0.0), [table.weight])
+    torch.testing.assert_close(have, want)
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_errors() -> None:
+    states, output, targets = problem(torch.float32)
+    with pytest.raises(ValueError, match=r"label smoothing \(1.0\) must be at least 0 and below 1"):
+        cross_entropy(states, output, targets, 1.0)
+    with pytest.raises(ValueError, match=r"\(3, 11, 7\) need targets of shape \(3, 11\), got \(3,"):
+        cross_entropy(states, output, targets[:, 1:])

@@ -1,0 +1,101 @@
+"""Adam's groups, and means of weights."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from regard.model.language import LanguageConfig, LanguageModel
+from regard.model.transformer import Transformer, TransformerConfig
+from regard.model.vit import VisionConfig, VisionTransformer
+from regard.train.config import TrainingConfig
+from regard.train.optimizer import MovingAverage, Snapshots, make, split
+
+MODELS = {
+    "translator": lambda: Transformer(replace(TransformerConfig.tiny(13), position="learned")),
+    "separate": lambda: Transformer(replace(TransformerConfig.tiny(13), share="none")),
+    "vision": lambda: VisionTransformer(
+        VisionConfig(5, image=14, patch=7, layers=1, width=12, heads=2, feed_forward=11)
+    ),
+    "language": lambda: LanguageModel(LanguageConfig.tiny(13)),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_decay_pulls_matrices_alone(name: str) -> None:
+    model = MODELS[name]()
+    decayed, spared = split(model)
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    assert len(decayed) + len(spared) == len(names) == len({*decayed, *spared})
+    for parameter in decayed:
+        assert parameter.ndim >= 2
+        assert names[parameter].endswith("weight")
+        assert not any(word in names[parameter] for word in ("table", "norm", "position"))
+    matrices = [module.weight for module in model.modules() if isinstance(module, nn.Linear)]
+    tables = {module.weight for module in model.modules() if isinstance(module, nn.Embedding)}
+    assert set(decayed) == set(matrices) - tables
+
+
+def test_frozen_parameters_are_left_out() -> None:
+    model = LanguageModel(LanguageConfig.tiny(13))
+    model.tokens.requires_grad_(False)
+    decayed, spared = split(model)
+    assert model.tokens.table.weight not in {*decayed, *spared}
+    with pytest.raises(ValueError, match="no parameter of the model may be trained"):
+        make(model.requires_grad_(False), TrainingConfig())
+
+
+@pytest.mark.parametrize("kind", ["adam", "adamw"])
+def test_a_step_is_torchs(kind: str) -> None:
+    model, twin = nn.Linear(5, 3), nn.Linear(5, 3)
+    twin.load_state_dict(model.state_dict())
+    config = TrainingConfig(optimizer=kind, lr=0.1, weight_decay=0.3)
+    ours = make(model, config)
+    theirs = (torch.optim.AdamW if kind == "adamw" else torch.optim.Adam)(
+        [{"params": [twin.weight], "weight_decay": 0.3}, {"params": [twin.bias]}],
+        lr=0.1,
+        betas=(0.9, 0.98),
+        eps=1e-9,
+        weight_decay=0.0,
+        fused=False,
+        foreach=False,
+    )
+    for _ in range(3):
+        x = torch.randn(7, 5)
+        for net, optimizer in ((model, ours), (twin, theirs)):
+            optimizer.zero_grad()
+            net(x).square().sum().backward()
+            optimizer.step()
+    torch.testing.assert_close(model.weight, twin.weight)
+    torch.testing.assert_close(model.bias, twin.bias)
+
+
+def test_moving_average() -> None:
+    weight = nn.Parameter(torch.zeros(3))
+    average = MovingAverage({"weight": weight}, 0.5)
+    weight.data.fill_(1)
+    average.update({"weight": weight}, 1)
+    torch.testing.assert_close(average.means["weight"], torch.full((3,), 9 / 11))  # 2/11 < 0.5
+    average.update({"weight": weight}, 100)
+    torch.testing.assert_close(average.means["weight"], torch.full((3,), 10 / 11))
+
+
+def test_snapshots(tmp_path: Path) -> None:
+    model = nn.Linear(2, 3)
+    snapshots = Snapshots(tmp_path / "snapshots", 3)
+    for step in (2, 4, 6, 8, 10):
+        nn.init.constant_(model.weight, step)
+        nn.init.constant_(model.bias, -step)
+        snapshots.add(step, model)
+    snapshots.average(model)
+    torch.testing.assert_close(model.weight, torch.full((3, 2), 8.0))
+    torch.testing.assert_close(model.bias, torch.full((3,), -8.0))
+    # A run that goes on from step 8 will want 4, 6 and 8.
+    snapshots.forget(8)
+    assert snapshots.steps() == [4, 6, 8, 10]
+    (snapshots.folder / ".12.saving").write_bytes(b"half")
+    snapshots.rewind(8)
+    assert snapshots.steps() == [4, 6, 8]
+    assert len(list(snapshots.folder.iterdir())) == 3
