@@ -357,9 +357,9 @@ def npz(
         "labels": ("labels", "y", "Y", "targets", "y_train", "arr_1"),
     }
     try:
-        with np.load(path, allow_pickle=False) as archive:
+        with open(path, "rb") as file, np.load(file, allow_pickle=False) as archive:
             arrays = {name: archive[name] for name in archive}
-    except (OSError, EOFError, ValueError, zlib.error, zipfile.BadZipFile, AttributeError) as error:
+    except (OSError, EOFError, TypeError, ValueError, zlib.error, zipfile.BadZipFile) as error:
         # A single array has no names; what numpy would unpickle is refused.
         raise ValueError(f"{path} is not a numpy archive that can be read: {error}") from error
     found = {}
