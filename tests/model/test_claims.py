@@ -190,6 +190,7 @@ class Unskipped(PostNorm):
         return self.norm(sublayer(x))
 
 
+@pytest.mark.usefixtures("unchecked")
 def test_item_20_skip_connections_carry_the_position() -> None:
     """A linear probe reads the position from every layer; without skips it is soon lost."""
     width, length, batch = 24, 16, 128
@@ -469,6 +470,7 @@ class Plain(PostNorm):
         return x + sublayer(x)
 
 
+@pytest.mark.usefixtures("unchecked")
 def test_item_65_layer_norm_stabilises_and_speeds_training() -> None:
     """Without it vectors grow from layer to layer, and the same steps end at a higher loss."""
 
@@ -597,6 +599,7 @@ def test_item_75_one_hidden_layer_then_none() -> None:
     assert [type(part) for part in after.head.children()] == [nn.Linear]
 
 
+@pytest.mark.usefixtures("unchecked")
 def test_item_76_a_vision_transformer_learns() -> None:
     torch.manual_seed(0)
     config = VisionConfig(5, 8, 4, channels=1, width=24, heads=3, feed_forward=48, layers=2)

@@ -152,7 +152,7 @@ for line in sys.argv[1:]:
 # What is compiled, and how often: once for the first length, and once for any other. A cache
 # allocates at its first step, and its second is every other.
 QUICK = {
-    "lengths('padded')": 2,
+    "lengths('language')": 2,
     "lengths('language packed')": 2,
     "steps('rotary')": 2,
 }
@@ -164,9 +164,9 @@ SLOW = {
             "bias",
             "learned",
             "concatenated",
+            "padded",
             "packed",
             "packed post",
-            "language",
             "vision",
             "vision mean",
             "audio",

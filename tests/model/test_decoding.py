@@ -25,7 +25,15 @@ LENGTHS = torch.tensor([S, 4, 1])
 SPLITS = {"one by one": [1] * L, "in chunks": [2, 1, 5, 3]}
 
 every_position = pytest.mark.parametrize("position", [*POSITIONS, *OWN])
-both_norms = pytest.mark.parametrize("norm", ["post", "pre"])
+both_norms = pytest.mark.parametrize(
+    ("norm", "capacity"),
+    [
+        ("post", 13),
+        ("pre", None),
+        pytest.param("post", None, marks=pytest.mark.slow),
+        pytest.param("pre", 13, marks=pytest.mark.slow),
+    ],
+)
 with_capacity = pytest.mark.parametrize("capacity", [None, 13])
 # Thousands of calls, whose annotations the other tests check.
 unchecked = pytest.mark.usefixtures("unchecked")
@@ -61,7 +69,6 @@ def continued(
 @unchecked
 @every_position
 @both_norms
-@with_capacity
 @torch.no_grad()
 def test_translation(position: str, norm: str, capacity: int | None) -> None:
     model = transformer(position, norm=norm, key_heads=2)
@@ -74,7 +81,6 @@ def test_translation(position: str, norm: str, capacity: int | None) -> None:
 @unchecked
 @every_position
 @both_norms
-@with_capacity
 @torch.no_grad()
 def test_continuation(position: str, norm: str, capacity: int | None) -> None:
     model, ids = language(position, norm=norm, key_heads=2), tokens(B, L)

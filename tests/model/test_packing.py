@@ -38,6 +38,7 @@ def same(model: nn.Module, have: Tensor, want: Tensor, tolerance: float = 1e-11)
         close(mine, other, tolerance)
 
 
+@pytest.mark.usefixtures("unchecked")
 @every_position
 def test_text(position: str) -> None:
     model = transformer(position, norm="pre", key_heads=3)
