@@ -1,0 +1,421 @@
+"""Images in classes: the Vision Transformer on any labelled images.
+
+    images -> folders, idx or npz -> augment, normalize -> VisionTransformer -> cross-entropy
+
+Without images of one's own it is trained on the 1,797 handwritten digits that come with
+scikit-learn. `start` names a trained model to go on from: its head is exchanged for one of the new
+classes, and the table of its positions is resized where the images have another size.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from regard import checkpoint
+from regard.data import image
+from regard.data.batch import LabelBatch, image_batch, plan
+from regard.data.image import Augmentation, Images
+from regard.data.pixels import Decoding, Fit
+from regard.data.text import OnBad
+from regard.model.embedding import Size, image_size
+from regard.model.vit import VisionConfig, VisionShape, VisionTransformer
+from regard.task.pictures import Picture, Preparation, best, held_out, seeded, told
+from regard.task.text import Progress
+from regard.train.config import TrainingConfig
+
+
+def _tiny() -> VisionShape:
+    return VisionShape(
+        layers=3, width=64, heads=8, feed_forward=256, position="sinusoidal", pool="mean"
+    )
+
+
+def _short() -> TrainingConfig:
+    return TrainingConfig(
+        steps=800,
+        batch=128,
+        lr=4e-3,
+        schedule="cosine",
+        warmup=60,
+        weight_decay=0.05,
+        evaluate_every=100,
+        save_every=200,
+    )
+
+
+@dataclass(frozen=True)
+class Config:
+    """Train a Vision Transformer to tell the classes of images."""
+
+    images: str | None = None
+    """A folder with one folder of images for each class, an idx file, or an npz archive; by default
+    scikit-learn's handwritten digits."""
+    labels: str | None = None
+    """The idx file of labels, where images is one."""
+    validation: str | None = None
+    """Images to measure accuracy on, in the same form; by default some of the images are held
+    out."""
+    validation_labels: str | None = None
+    """The idx file of labels, where validation is one."""
+    held_out: float = 0.2
+    """Share of each class's images that is held out, where there is no validation."""
+    pixels: Size | None = None
+    """Rows and columns that all images are given, one number for a square; by default an archive's
+    own, those of the model named by start, or 32."""
+    channels: Literal[1, 3] | None = None
+    """3 for colour, 1 for grey; by default an archive's own, those of start, or 3."""
+    patch: int | None = None
+    """Pixels along a patch's side; by default so many that 4 to 8 patches make a small image's
+    side, and 16 at most."""
+    fit: Fit = "crop"
+    """Images of another shape: their middle is cut out (crop), or the rest is filled (pad)."""
+    background: int = 255
+    """What fills the rest, and is behind transparent pixels: 0 black to 255 white."""
+    on_bad: OnBad = "skip"
+    """Images that cannot be used are counted and left out (skip), or nothing is done (refuse)."""
+    start: str | None = None
+    """A trained model's folder, or a run's, to go on from; its shape counts instead of model's."""
+    freeze: bool = False
+    """Train the new head alone, and leave the rest of start's model as it is."""
+    augmentation: Augmentation = field(default_factory=lambda: Augmentation(crop=(0.7, 1.0)))
+    """How training images are varied."""
+    model: VisionShape = field(default_factory=_tiny)
+    """The Vision Transformer's shape."""
+    training: TrainingConfig = field(default_factory=_short)
+    """How it is trained; a batch is counted in images."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.held_out < 1:
+            raise ValueError(f"held_out ({self.held_out}) must be above 0 and below 1; try 0.1")
+        if self.freeze and self.start is None:
+            raise ValueError("freeze needs start: there is no trained model to leave as it is")
+        if self.images is None and (self.labels or self.validation):
+            given = "labels" if self.labels else "validation"
+            raise ValueError(f"{given} ({getattr(self, given)}) needs images to go with it")
+
+
+def preset(size: Literal["tiny", "base", "big"]) -> Config:
+    """tiny learns digits in a minute on two cores; base and big are ViT-S and ViT-B with the
+    augmentation of Touvron et al. (2021), for photographs and a GPU."""
+    if size == "tiny":
+        return Config()
+    small = VisionShape(width=384, heads=6, feed_forward=1536)
+    return Config(
+        pixels=224,
+        held_out=0.1,
+        augmentation=Augmentation(
+            flip=True, crop=(0.08, 1.0), policy="rand", erase=0.25, mixup=True, cutmix=True
+        ),
+        model=small if size == "base" else VisionShape(),
+        training=TrainingConfig(
+            epochs=100 if size == "base" else 300,
+            batch=1024,
+            lr=1e-3,
+            schedule="cosine",
+            warmup=1000,
+            betas=(0.9, 0.999),
+            weight_decay=0.05,
+            ema=0.9999,
+        ),
+    )
+
+
+class Classify:
+    """Images, their classes, and a model that learns them, as `fit` wants it."""
+
+    score = "accuracy"
+    unit = "images"
+
+    def __init__(
+        self,
+        model: VisionTransformer,
+        train: Images,
+        validation: Images,
+        preparation: Preparation,
+        config: Config,
+    ):
+        self.model: nn.Module = model
+        self.train, self.validation = train, validation
+        self.preparation, self.config = preparation, config
+        said = [*train.problems.lines(), *validation.problems.lines()]
+        self.notes = list(dict.fromkeys(said))
+        """What was left out of the user's images, one line for each kind of problem."""
+
+    def plan(self, epoch: int) -> list[np.ndarray]:
+        training = self.config.training
+        ones = np.ones(len(self.train), np.int64)
+        return plan(ones, training.batch, training.seed, epoch)
+
+    def batch(self, indices: np.ndarray, step: int) -> LabelBatch:
+        return _batch(self.train, indices)
+
+    def loss(self, batch: LabelBatch) -> tuple[Tensor, int]:
+        images, labels = batch.inputs, batch.labels
+        how, training = self.config.augmentation, self.config.training
+        # The loop has seeded chance for this step, process and part: this number stands for them.
+        key = int(torch.randint(2**31, ()))
+        with torch.no_grad(), torch.autocast(images.device.type, enabled=False):
+            varied = image.augment(images, how, training.seed, key)
+            mixed = image.mix(varied, labels, how, training.seed, key)
+            x = self.preparation.normalized(mixed.images)
+        logits = self.model(x).float()
+        entropy = partial(
+            F.cross_entropy, logits, reduction="none", label_smoothing=training.smoothing
+        )
+        losses = entropy(target=mixed.labels)
+        if how.mixup or how.cutmix:
+            losses = mixed.weight * losses + (1 - mixed.weight) * entropy(target=mixed.others)
+        return losses.sum(), len(labels)
+
+    def evaluate(self, model: nn.Module) -> dict[str, float]:
+        device = next(model.parameters()).device
+        right = torch.zeros((), device=device, dtype=torch.float64)
+        loss = torch.zeros_like(right)
+        for begin in range(0, len(self.validation), 256):
+            some = np.arange(begin, min(begin + 256, len(self.validation)))
+            batch = _batch(self.validation, some).to(device)
+            logits = model(self.preparation.normalized(batch.inputs)).float()
+            right += (logits.argmax(-1) == batch.labels).sum()
+            loss += F.cross_entropy(logits, batch.labels, reduction="sum")
+        count = len(self.validation)
+        return {"accuracy": float(right) / count, "validation_loss": float(loss) / count}
+
+    def files(self) -> dict[str, bytes | Path]:
+        return {}
+
+    def about(self) -> dict[str, Any]:
+        return {
+            "name": "classify",
+            "labels": list(self.train.classes),
+            **self.preparation.section(),
+        }
+
+
+def build(config: Config, run: Path | None = None, progress: Progress | None = None) -> Classify:
+    """Reads the images, and makes the model that is to learn them.
+
+    `progress` is told how many files are decoded; what is left out of them is in the task's
+    `notes`.
+    """
+    begun = None if config.start is None else _begun(config.start)
+    how = _decoding(config, begun)
+    every = _read(config, how, config.images, config.labels, None, progress)
+    size = every.shape[1:]
+    if config.validation is None:
+        train, validation = _split(every, config.held_out)
+    else:
+        train = every
+        given, labels = config.validation, config.validation_labels
+        validation = _read(config, how, given, labels, every, progress)
+    how = Decoding(size, _channels(every.shape[0]), config.fit, config.background)
+    if begun is None:
+        mean, std = train.statistics()
+        model = _new(config, train)
+        return Classify(model, train, validation, Preparation.trained(how, mean, std), config)
+    model, task = begun
+    model = _fitted(model, task, train, config)
+    preparation = Preparation.of({**task, "size": size}, every.shape[0], config.start)
+    return Classify(model, train, validation, preparation, config)
+
+
+def _batch(images: Images, indices: np.ndarray) -> LabelBatch:
+    assert images.labels is not None
+    return image_batch(images.batch(indices), images.labels[indices])
+
+
+# Images
+
+
+def _decoding(config: Config, begun: tuple[VisionTransformer, dict[str, Any]] | None) -> Decoding:
+    """How files become pixels; archives have a say of their own."""
+    size, channels = config.pixels, config.channels
+    if begun is not None:
+        known = begun[0].config
+        size, channels = size or known.image, channels or _channels(known.channels)
+        if channels != known.channels:
+            raise ValueError(
+                f"channels ({channels}) must be {config.start}'s ({known.channels}); leave it out"
+            )
+    return Decoding(image_size(size or 32), channels or 3, config.fit, config.background)
+
+
+def _channels(number: int) -> Literal[1, 3]:
+    if number not in (1, 3):
+        raise ValueError(f"channels ({number}) must be 1 for grey or 3 for colour")
+    return 1 if number == 1 else 3
+
+
+def _read(
+    config: Config,
+    how: Decoding,
+    path: str | None,
+    labels: str | None,
+    known: Images | None,
+    progress: Progress | None,
+) -> Images:
+    """All images of a folder or an archive; `known` are those for training, whose form counts."""
+    classes = None if known is None else known.classes
+    if path is not None and Path(path).is_dir():
+        return image.folders(
+            path, how, classes=classes, on_bad=config.on_bad, progress=told(progress)
+        )
+    if path is None:
+        found = image.digits()
+    elif not Path(path).exists():
+        raise ValueError(f"images ({path}) do not exist; name a folder, an idx file or an archive")
+    elif path.endswith(".npz"):
+        found = image.npz(path, classes=classes)
+    elif labels is None:
+        raise ValueError(
+            f"{path} is no folder and no .npz archive; if it is an idx file, name that of its "
+            "labels too"
+        )
+    else:
+        found = image.idx(path, labels, classes)
+    if known is not None:
+        C, rows, columns = known.shape
+        return _converted(found, C, (rows, columns), config)
+    C, Y, X = found.shape
+    wanted = config.start is not None or config.pixels is not None
+    size = how.size if wanted else _divisible(Y, X, config.patch)
+    wanted = config.start is not None or config.channels is not None
+    return _converted(found, how.channels if wanted else C, size, config)
+
+
+def _divisible(rows: int, columns: int, patch: int | None) -> tuple[int, int]:
+    """The smallest size of at least this one that patches divide."""
+    side = patch or _patch(rows, columns)
+    return -(-rows // side) * side, -(-columns // side) * side
+
+
+def _patch(rows: int, columns: int) -> int:
+    """A patch's side that leaves few enough patches for a quick training, and enough to see."""
+    side = 2
+    while side < 16 and min(rows, columns) > 8 * side:
+        side *= 2
+    return side
+
+
+def _converted(images: Images, channels: int, size: tuple[int, int], config: Config) -> Images:
+    """An archive's images in the form that the model wants."""
+    if images.shape[0] == 1 and channels == 3:
+        images = replace(images, pixels=np.repeat(images.pixels, 3, 1))
+    elif images.shape[0] == 3 and channels == 1:
+        # ITU-R 601, as Pillow turns colours into greys.
+        grey = np.einsum("ncyx,c->nyx", images.pixels, np.array([0.299, 0.587, 0.114], np.float32))
+        images = replace(images, pixels=np.round(grey).astype(np.uint8)[:, None])
+    if images.shape[1:] == size:
+        return images
+    return images.resized(size, config.fit, config.background)
+
+
+def _split(images: Images, share: float) -> tuple[Images, Images]:
+    assert images.labels is not None
+    chosen = held_out(_each(images), images.labels.tolist(), share)
+    if not chosen.any():
+        raise ValueError(
+            f"{len(images)} images in {len(images.classes)} classes leave none to hold out; add "
+            "images, or name others with validation"
+        )
+    return images.part(np.flatnonzero(~chosen)), images.part(np.flatnonzero(chosen))
+
+
+def _each(images: Images) -> Iterable[np.ndarray]:
+    for begin in range(0, len(images), 256):
+        yield from images.batch(np.arange(begin, min(begin + 256, len(images)))).numpy()
+
+
+# Models
+
+
+def _new(config: Config, train: Images) -> VisionTransformer:
+    C, rows, columns = train.shape
+    patch = config.patch or _patch(rows, columns)
+    complete = VisionConfig(
+        len(train.classes), (rows, columns), patch, channels=C, **vars(config.model)
+    )
+    with seeded(config.training.seed):
+        return VisionTransformer(complete)
+
+
+def _begun(folder: str) -> tuple[VisionTransformer, dict[str, Any]]:
+    saved = checkpoint.load(best(folder))
+    if not isinstance(saved.model, VisionTransformer):
+        raise ValueError(
+            f"start ({folder}) holds a {type(saved.model).__name__}; images are classified by a "
+            "VisionTransformer"
+        )
+    return saved.model, dict(saved.task or {})
+
+
+def _fitted(
+    model: VisionTransformer, task: dict[str, Any], train: Images, config: Config
+) -> VisionTransformer:
+    """The trained model for these images: other classes have another head."""
+    if task.get("labels") != list(train.classes):
+        with seeded(config.training.seed):
+            model = model.with_classes(len(train.classes))
+    if (size := train.shape[1:]) != image_size(model.config.image):
+        model = model.at_size(size)
+    if config.patch not in (None, model.config.patch):
+        raise ValueError(
+            f"patch ({config.patch}) must be {config.start}'s ({model.config.patch}); leave it out"
+        )
+    return model.freeze() if config.freeze else model
+
+
+# Use
+
+
+class Classifier:
+    """A trained model with its labels: `Classifier(saved).classify(["photo.jpg"])`."""
+
+    def __init__(self, saved: checkpoint.Saved):
+        task = saved.task or {}
+        if not isinstance(saved.model, VisionTransformer):
+            raise ValueError(
+                f"{saved.folder} holds a {type(saved.model).__name__}; images are classified by a "
+                "VisionTransformer"
+            )
+        self.model = saved.model
+        known: list[str] | None = task.get("labels")
+        if known is None:
+            raise ValueError(
+                f"{saved.folder} has no labels, because its model has no head; train one: "
+                f"regard train classify --start {saved.folder}"
+            )
+        if len(known) != self.model.config.classes:
+            raise ValueError(
+                f"{saved.folder}: labels ({len(known)}) must be as many as the model's classes "
+                f"({self.model.config.classes})"
+            )
+        self.labels = known
+        self.preparation = Preparation.of(
+            {"size": image_size(self.model.config.image), **task},
+            self.model.config.channels,
+            saved.folder,
+        )
+
+    def classify(self, images: Iterable[Picture], *, batch: int = 64) -> list[str]:
+        """The likeliest label of each image."""
+        return [self.labels[n] for n in self.probabilities(images, batch=batch).argmax(-1).tolist()]
+
+    @torch.inference_mode()
+    def probabilities(self, images: Iterable[Picture], *, batch: int = 64) -> Float[Tensor, "B N"]:
+        """How likely each label is for each image, in the order of `labels`."""
+        weight = next(self.model.parameters())
+        found = [
+            self.model(self.preparation.normalized(some.to(weight.device)).to(weight.dtype))
+            for some in self.preparation.batches(images, batch)
+        ]
+        if not found:
+            return torch.empty(0, len(self.labels))
+        return torch.cat(found).float().softmax(-1).cpu()

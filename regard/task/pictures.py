@@ -1,0 +1,261 @@
+"""A user's pictures as a trained model wants them: files, Pillow's images, arrays or tensors.
+
+What is done to them is a part of the model's task, in its folder's config.json, under the words
+that imported models have too:
+
+    size            rows and columns
+    resize          shortest: the picture covers the size, and its middle is cut out;
+                    squash: it is pressed into it; pad: it lies within, and the rest is filled
+    crop            how much of the covering picture is cut out; 1 for all that fits
+    interpolation   bicubic, bilinear, …
+    mean, std       of each channel, with pixels from 0 to 1
+"""
+
+import hashlib
+import io
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import islice
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast, get_args
+
+import numpy as np
+import torch
+from jaxtyping import Float, UInt8
+from torch import Tensor
+
+from regard.data import cache
+from regard.data.image import normalize
+from regard.data.pixels import Decoding, Fit, decode
+from regard.task.text import Progress
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+Picture: TypeAlias = "str | PathLike[str] | bytes | np.ndarray[Any, Any] | Tensor | Image.Image"
+"""A file, its content, or pixels: arrays (Y, X) or (Y, X, C), tensors (C, Y, X)."""
+Resize: TypeAlias = Literal["shortest", "squash", "pad"]
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """From a picture to what the model is given."""
+
+    size: tuple[int, int]
+    channels: int
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    resize: Resize = "shortest"
+    crop: float = 1.0
+    interpolation: str = "bicubic"
+    background: int = 255
+
+    @classmethod
+    def of(cls, task: Mapping[str, Any], channels: int, where: object) -> "Preparation":
+        """As the task's section of a model's folder says."""
+        mean, std = task.get("mean"), task.get("std")
+        if mean is None or std is None:
+            raise ValueError(
+                f"{where} does not say how its pixels are scaled; add mean and std, one number "
+                f"for each of {channels} channels, to the task in its config.json"
+            )
+        way = task.get("resize", "shortest")
+        if way not in get_args(Resize):
+            raise ValueError(
+                f"{where}: resize ({way!r}) is unknown; choose from {', '.join(get_args(Resize))}"
+            )
+        rows, columns = task["size"]
+        return cls(
+            (rows, columns),
+            channels,
+            tuple(mean),
+            tuple(std),
+            way,
+            float(task.get("crop", 1.0)),
+            str(task.get("interpolation", "bicubic")),
+            int(task.get("background", 255)),
+        )
+
+    @classmethod
+    def trained(
+        cls, how: Decoding, mean: tuple[float, ...], std: tuple[float, ...]
+    ) -> "Preparation":
+        """As images of this decoding have been trained on."""
+        way: Resize = "pad" if how.fit == "pad" else "shortest"
+        return cls(how.size, how.channels, mean, std, way, background=how.background)
+
+    def section(self) -> dict[str, Any]:
+        """Its words in config.json."""
+        return {
+            "size": list(self.size),
+            "resize": self.resize,
+            "crop": self.crop,
+            "interpolation": self.interpolation,
+            "background": self.background,
+            "mean": list(self.mean),
+            "std": list(self.std),
+        }
+
+    def normalized(self, pixels: Tensor) -> Float[Tensor, "B C Y X"]:
+        return normalize(pixels, self.mean, self.std)
+
+    def batches(self, pictures: Iterable[Picture], size: int) -> Iterator[UInt8[Tensor, "B C Y X"]]:
+        """All pictures in their order, so many at a time."""
+        if isinstance(pictures, str | bytes | PathLike):
+            raise ValueError(f"pictures ({pictures!r}) must be a list of them; put it into one")
+        waiting = iter(pictures)
+        while some := list(islice(waiting, size)):
+            yield torch.from_numpy(np.stack([self.pixels(picture) for picture in some]))
+
+    def pixels(self, picture: Picture) -> UInt8[np.ndarray, "C Y X"]:
+        """One picture at the model's size; a ValueError says what is wrong with it."""
+        from PIL import Image
+
+        if isinstance(picture, Image.Image):
+            content = io.BytesIO()
+            picture.save(content, "png")
+            picture = content.getvalue()
+        if isinstance(picture, Tensor | np.ndarray):
+            return self._fitted(_shown(picture, self.channels))
+        file = picture if isinstance(picture, bytes) else Path(picture)
+        usual = self.crop == 1.0 and self.interpolation == "bicubic"
+        if usual and self.resize != "squash":
+            return decode(
+                file, self._decoding(self.size, "pad" if self.resize == "pad" else "crop")
+            )
+        natural = decode(file, self._decoding(_size(file), "crop"))
+        return self._fitted(_shown(torch.from_numpy(natural), self.channels))
+
+    def _decoding(self, size: tuple[int, int], fit: Fit) -> Decoding:
+        channels = cast(Literal[1, 3], self.channels)
+        return Decoding(size, channels, fit, self.background)
+
+    def _fitted(self, image: "Image.Image") -> UInt8[np.ndarray, "C Y X"]:
+        from PIL import Image
+
+        if self.interpolation.upper() not in Image.Resampling.__members__:
+            known = ", ".join(name.lower() for name in Image.Resampling.__members__)
+            raise ValueError(
+                f"interpolation ({self.interpolation!r}) is unknown; known are {known}"
+            )
+        how = Image.Resampling[self.interpolation.upper()]
+        rows, columns = self.size
+        if image.size != (columns, rows) or self.crop != 1.0:
+            match self.resize:
+                case "squash":
+                    image = image.resize((columns, rows), how)
+                case "shortest":
+                    image = _covering(image, rows, columns, self.crop, how)
+                case "pad":
+                    image = _within(image, rows, columns, how, self.background)
+        array = np.asarray(image)
+        return np.ascontiguousarray(array[None] if array.ndim == 2 else array.transpose(2, 0, 1))
+
+
+def _covering(
+    image: "Image.Image", rows: int, columns: int, crop: float, how: "Image.Resampling"
+) -> "Image.Image":
+    # A little more than the quotient, which may come out just below a whole number.
+    least = math.floor(rows / crop + 1e-6), math.floor(columns / crop + 1e-6)
+    scale = max(least[0] / image.height, least[1] / image.width)
+    size = max(columns, round(image.width * scale)), max(rows, round(image.height * scale))
+    image = image.resize(size, how)
+    left, top = (size[0] - columns) // 2, (size[1] - rows) // 2
+    return image.crop((left, top, left + columns, top + rows))
+
+
+def _within(
+    image: "Image.Image", rows: int, columns: int, how: "Image.Resampling", background: int
+) -> "Image.Image":
+    from PIL import Image
+
+    scale = min(rows / image.height, columns / image.width)
+    size = max(1, round(image.width * scale)), max(1, round(image.height * scale))
+    whole = Image.new(image.mode, (columns, rows), (background,) * len(image.getbands()))
+    whole.paste(image.resize(size, how), ((columns - size[0]) // 2, (rows - size[1]) // 2))
+    return whole
+
+
+def _size(file: Path | bytes) -> tuple[int, int]:
+    """An image's own rows and columns, when it is upright."""
+    from PIL import Image
+
+    try:
+        with Image.open(io.BytesIO(file) if isinstance(file, bytes) else file) as image:
+            columns, rows = image.size
+            turned = image.getexif().get(0x0112, 1) >= 5  # the camera was held upright
+    except Exception:  # what is wrong is said when it is decoded
+        return 1, 1
+    return (columns, rows) if turned else (rows, columns)
+
+
+def _shown(picture: np.ndarray[Any, Any] | Tensor, channels: int) -> "Image.Image":
+    """Pixels as an image of Pillow's, grey or in colour."""
+    from PIL import Image
+
+    shape, where = tuple(picture.shape), type(picture).__name__.lower()
+    if isinstance(picture, Tensor):
+        picture = picture.detach().cpu()
+        array = np.asarray(picture.permute(1, 2, 0) if picture.ndim == 3 else picture)
+    else:
+        array = picture
+    if array.ndim == 3 and array.shape[2] == 1:
+        array = array[..., 0]
+    if not (array.ndim == 2 or (array.ndim == 3 and array.shape[2] == 3)) or not array.size:
+        wanted = "(channels, rows, columns)" if where == "tensor" else "(rows, columns[, channels])"
+        raise ValueError(f"a picture of shape {shape} must be {wanted}, with 1 or 3 channels")
+    if array.dtype.kind == "f" and array.min() >= 0 and array.max() <= 1:
+        array = np.round(array * 255)
+    elif array.dtype != np.uint8:
+        raise ValueError(
+            f"pixels ({array.dtype}, {array.min()} to {array.max()}) must be bytes, or numbers "
+            "from 0 to 1; convert them"
+        )
+    image = Image.fromarray(np.ascontiguousarray(array, np.uint8))
+    return image.convert("L" if channels == 1 else "RGB")
+
+
+# What tasks with images have in common
+
+
+def held_out(
+    pixels: Iterable[UInt8[np.ndarray, "C Y X"]], groups: Sequence[int], share: float
+) -> np.ndarray[Any, Any]:
+    """Which images are held out: of each group the share with the least hashes, at least one.
+
+    It depends on what the images show, in no other way: equal images are on one side, and another
+    order of the files changes nothing.
+    """
+    marks = [hashlib.blake2b(image.tobytes(), digest_size=8).digest() for image in pixels]
+    own: dict[int, set[bytes]] = {}
+    for mark, group in zip(marks, groups):
+        own.setdefault(group, set()).add(mark)
+    chosen: set[bytes] = set()
+    for found in own.values():
+        if len(found) > 1:
+            chosen.update(sorted(found)[: max(1, round(share * len(found)))])
+    return np.array([mark in chosen for mark in marks], bool)
+
+
+def told(progress: Progress | None) -> cache.Progress | None:
+    """How far the decoding of files is, in the words of tasks."""
+    if progress is None:
+        return None
+    return lambda done, total, kept: progress("decoding images", done / total)
+
+
+def best(folder: str) -> Path:
+    """The model's folder where a run's is given."""
+    inner = Path(folder) / "best"
+    return inner if inner.is_dir() else Path(folder)
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Inside, first weights are drawn from the seed; outside, nothing has happened."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        yield
