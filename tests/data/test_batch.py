@@ -6,7 +6,7 @@ import time
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from regard.attention.packed import Packed
@@ -27,6 +27,7 @@ from regard.model.transformer import Transformer, TransformerConfig
 # Plans
 
 
+@settings(max_examples=40)
 @given(
     st.lists(st.tuples(st.integers(0, 31), st.integers(0, 31)), min_size=1, max_size=97),
     st.integers(1, 101),
@@ -96,6 +97,7 @@ def test_ten_million_would_not_take_long() -> None:
     assert time.process_time() - start < 5
 
 
+@settings(max_examples=40)
 @given(st.integers(0, 41), st.integers(1, 5), st.integers(1, 4))
 def test_shares_are_the_batch(n: int, world: int, accumulate: int) -> None:
     indices = np.arange(n) * 7
@@ -107,6 +109,7 @@ def test_shares_are_the_batch(n: int, world: int, accumulate: int) -> None:
     assert max(sizes) - min(sizes) <= 1
 
 
+@settings(max_examples=40)
 @given(st.lists(st.integers(0, 29), min_size=1, max_size=11), st.integers(1, 13))
 def test_windows_predict_everything_once(lengths: list[int], most: int) -> None:
     documents = [np.arange(10, 10 + n) + 100 * i for i, n in enumerate(lengths)]

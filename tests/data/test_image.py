@@ -412,20 +412,18 @@ def test_normalize() -> None:
 HOW = Augmentation(flip=True, crop=(0.5, 1.0), policy="rand", erase=0.3)
 
 
-@pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize(
-    "how",
+    ("how", "channels"),
     [
-        Augmentation(),
-        Augmentation(flip=True),
-        Augmentation(crop=(0.3, 0.9)),
-        Augmentation(policy="rand"),
-        Augmentation(policy="auto"),
-        Augmentation(policy="trivial"),
-        Augmentation(erase=0.5),
-        HOW,
+        (Augmentation(), 1),
+        (Augmentation(flip=True), 1),
+        (Augmentation(crop=(0.3, 0.9)), 1),
+        (Augmentation(policy="rand"), 3),
+        (Augmentation(policy="auto"), 1),
+        (Augmentation(policy="trivial"), 3),
+        (Augmentation(erase=0.5), 3),
+        (HOW, 1),
     ],
-    ids=str,
 )
 def test_augment(how: Augmentation, channels: int) -> None:
     pytest.importorskip("kornia")
@@ -440,11 +438,11 @@ def test_augment(how: Augmentation, channels: int) -> None:
     torch.rand(7)
     assert torch.equal(augment(images, how, 3, 5), first)
     if how != Augmentation():
-        others = [augment(images, how, 3, step) for step in range(6, 12)]
-        assert not all(torch.equal(other, first) for other in others)
-        assert not all(
-            torch.equal(augment(images, how, 3, 5, rank=rank), first) for rank in range(1, 5)
-        )
+        for others in (
+            [augment(images, how, 3, step) for step in (6, 7)],
+            [augment(images, how, 3, 5, rank=rank) for rank in (1, 2)],
+        ):
+            assert not all(torch.equal(other, first) for other in others)
     else:
         assert torch.equal(first, images / 255)
     assert len(augment(images[:0], how, 0, 0)) == 0
