@@ -1,0 +1,508 @@
+"""Translation of any parallel text: two files, line by line, or a table with two columns.
+
+    files → tokenizer (learned from them) → store of tokens → batches → Transformer → BLEU, chrF
+
+Sentences to validate on are given, or split off by a hash of their source side, so that no source
+is on both sides. `start` names a trained model, of ours or imported, to go on from.
+"""
+
+import hashlib
+import heapq
+import json
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+
+from regard import checkpoint
+from regard.config import from_json, to_json
+from regard.data.files import Reading
+from regard.data.text import OnBad, Pairs, Rules, Store, Table, Text, store
+from regard.data.tokenizer import AnyTokenizer, Tokenizer, read_pair
+from regard.model.transformer import TextSource, Transformer, TransformerShape
+from regard.task.load import model_folder, run_config
+from regard.task.text import (
+    Chosen,
+    Pair,
+    Progress,
+    Search,
+    Transduction,
+    Translator,
+    build_transformer,
+)
+from regard.train.config import TrainingConfig
+
+Words: TypeAlias = Literal["joint", "separate", "characters"]
+Cut: TypeAlias = Literal["13a", "intl", "zh", "char", "none"]
+
+HELD_OUT = "held_out.jsonl"
+"""In a run's folder: the pairs that were split off."""
+
+
+def _tiny() -> TransformerShape:
+    return TransformerShape(
+        width=256,
+        heads=4,
+        feed_forward=512,
+        encoder_layers=3,
+        decoder_layers=3,
+        norm="pre",
+        dropout=0.2,
+    )
+
+
+def _short() -> TrainingConfig:
+    return TrainingConfig(
+        minutes=20,
+        batch=4096,
+        lr=1.5e-3,
+        warmup=400,
+        evaluate_every=250,
+        save_every=250,
+        ema=0.995,
+    )
+
+
+@dataclass(frozen=True)
+class Config:
+    """Translation of any parallel text."""
+
+    source: tuple[str, ...] = ()
+    """Files to translate from, a sentence in each line; plain, or compressed: gz, xz, bz2, zst."""
+    target: tuple[str, ...] = ()
+    """Files to translate into, as many; line n belongs to line n."""
+    pairs: tuple[str, ...] = ()
+    """Instead: files with tabs that hold both."""
+    columns: tuple[int, int] = (0, 1)
+    """Which columns of those files, counted from 0, are source and target."""
+    valid_source: tuple[str, ...] = ()
+    """Files to validate on; without any, sentences are split off."""
+    valid_target: tuple[str, ...] = ()
+    """Their translations."""
+    valid_pairs: tuple[str, ...] = ()
+    """Instead: files with tabs that hold both."""
+    held_out: int = 1000
+    """Sentences that are split off, a tenth of all at most."""
+    judged: int = 500
+    """Sentences to validate on that are translated at each evaluation; at the end, all are."""
+    start: str | None = None
+    """A trained model's folder, or a run's, to go on from, with its tokenizer and its shape."""
+    words: Words = "joint"
+    """How text is cut: byte pairs learned from both languages, or from each; or characters."""
+    vocabulary: int = 8000
+    """Tokens of byte-pair encoding, of each language where they are separate; fewer where the text
+    has no more to learn."""
+    tokenizer: str | None = None
+    """A tokenizer.json to use for both languages instead of learning one."""
+    longest: int = 250
+    """Tokens that a side may have; longer ones are bad lines."""
+    ratio: float | None = 9.0
+    """How many times longer than the other one side may be, in tokens."""
+    on_bad: OnBad = "skip"
+    """Bad lines are counted, shown and left out (skip), or nothing is done (refuse)."""
+    cache: str | None = None
+    """Where tokens are kept for the next time; by default in the user's own cache folder."""
+    beams: int = 4
+    """Hypotheses that stay open when the trained model translates; 1 is greedy."""
+    length_penalty: float = 1.0
+    """A translation's log p is divided by its tokens' number to this power."""
+    bleu: Cut = "13a"
+    """How sacrebleu cuts words: zh for Chinese, char for languages without spaces."""
+    model: TransformerShape = field(default_factory=_tiny)
+    """The model's shape."""
+    training: TrainingConfig = field(default_factory=_short)
+    """The training."""
+
+    def __post_init__(self) -> None:
+        for name in ("held_out", "judged", "longest"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} ({getattr(self, name)}) must be 1 or more")
+        if self.start is not None and self.tokenizer is not None:
+            raise ValueError(
+                f"start ({self.start}) brings a tokenizer of its own; leave out tokenizer "
+                f"({self.tokenizer})"
+            )
+
+
+def preset(size: Literal["tiny", "base", "big"] = "tiny") -> Config:
+    """Tiny is for tens of thousands of sentences and two cores; base and big are the paper's
+    models (Vaswani et al. 2017, table 3), for millions of sentences and a GPU."""
+    if size not in ("tiny", "base", "big"):
+        raise ValueError(f"size ({size!r}) is unknown; choose from tiny, base, big")
+    if size == "tiny":
+        return Config()
+    base = size == "base"
+    return Config(
+        held_out=3000,
+        vocabulary=32_000,
+        model=TransformerShape()
+        if base
+        else TransformerShape(width=1024, heads=16, feed_forward=4096, dropout=0.3),
+        training=TrainingConfig(
+            steps=100_000 if base else 300_000,
+            batch=50_000,
+            lr=2.0,
+            schedule="noam",
+            warmup=4000,
+            weight_decay=0.0,
+            evaluate_every=2500,
+            save_every=1000,
+            average=5,
+        ),
+    )
+
+
+# The task
+
+
+def build(
+    config: Config, run: Path | None = None, progress: Progress | None = None
+) -> "Translation":
+    """Reads and tokenizes the files, splits some off, and makes the model.
+
+    A run that was begun has kept its tokenizer and what it split off.
+    """
+    config = _absolute(config)
+    text = _text("source", config.source, config.target, config.pairs, config.columns)
+    begun = run is not None and (run / "last").is_dir()
+    saved = None if config.start is None else checkpoint.load(model_folder(config.start))
+    if begun:
+        assert run is not None
+        tokenizers: tuple[AnyTokenizer, AnyTokenizer] | None = read_pair(run / "last")
+    elif saved is not None:
+        tokenizers = read_pair(saved.folder)
+    elif config.tokenizer is not None:
+        joint = Tokenizer.read(config.tokenizer)
+        tokenizers = joint, joint
+    else:
+        tokenizers = None
+
+    given = _valid(config)
+    kept = None if run is None else run / HELD_OUT
+    held: list[Pair] | None = None
+    if given is None and begun and kept is not None and kept.is_file():
+        held = _read_pairs(kept)
+    reader = _Reader(text, progress)
+    if tokenizers is None:
+        # The one pass that a tokenizer is learned from splits off as well.
+        split = _Split(config.held_out) if given is None else None
+        tokenizers = _learned(config, reader, split)
+        held = None if split is None else split.pairs()
+    elif given is None and held is None:
+        split = _Split(config.held_out)
+        for _ in reader.pairs("sentences to hold out", split):
+            pass
+        held = split.pairs()
+
+    examples = store(
+        text,
+        tokenizers,
+        rules=Rules(longest=config.longest, ratio=config.ratio),
+        on_bad=config.on_bad,
+        cache=config.cache,
+        progress=None if progress is None else _shares(progress, "tokens"),
+    )
+    notes = examples.problems.lines()
+    indices = np.arange(len(examples))
+    if given is not None:
+        held = [(source, target) for source, target in given]
+        notes += given.problems.lines()
+    else:
+        assert held is not None
+        indices = _others(examples, held, tokenizers[0])
+        if kept is not None and not begun:
+            _write_pairs(kept, held)
+    if not len(indices) or not held:
+        raise ValueError(
+            f"{', '.join(map(str, text.paths))}: {len(examples)} usable pairs are too few to train "
+            "and to validate on; add some, or name files to validate on: valid_source, valid_target"
+        )
+    return Translation(config, saved, tokenizers, Chosen(examples, indices), held, notes)
+
+
+class Translation(Transduction):
+    """Parallel text as `train.fit` wants it."""
+
+    def __init__(
+        self,
+        config: Config,
+        saved: checkpoint.Saved | None,
+        tokenizers: tuple[AnyTokenizer, AnyTokenizer],
+        examples: Chosen,
+        held: Sequence[Pair],
+        notes: Sequence[str],
+    ):
+        how = _search(config, saved, tokenizers)
+        settings = to_json(config)
+        del settings["training"]  # which the run keeps by itself
+        about: dict[str, Any] = {
+            "name": "translate",
+            "config": settings,
+            "examples": len(examples),
+            "held_out": len(held),
+        }
+        super().__init__(
+            _model(config, saved, tokenizers),
+            tokenizers,
+            examples,
+            held[: config.judged],
+            score="bleu",
+            judge=Quality(config.bleu),
+            how=how,
+            training=config.training,
+            about=about,
+            notes=notes,
+        )
+
+
+def _model(
+    config: Config, saved: checkpoint.Saved | None, tokenizers: tuple[AnyTokenizer, AnyTokenizer]
+) -> Transformer:
+    if saved is None:
+        shape = config.model
+        if shape.position == "learned" and shape.length <= config.longest:
+            raise ValueError(
+                f"learned positions ({shape.length}) must be more than longest ({config.longest}); "
+                "raise the model's length"
+            )
+        return build_transformer(shape, tokenizers, config.training.seed)
+    model = saved.model
+    if not isinstance(model, Transformer) or not isinstance(model.config.source, TextSource):
+        raise ValueError(
+            f"start ({config.start}) holds a {type(model).__name__} that does not read text; "
+            "name a translator's folder"
+        )
+    return model
+
+
+def _search(
+    config: Config, saved: checkpoint.Saved | None, tokenizers: tuple[AnyTokenizer, AnyTokenizer]
+) -> Search:
+    mine = {"beams": config.beams, "length_penalty": config.length_penalty}
+    if saved is None or not saved.task:
+        return Search.of(tokenizers[1], length=config.longest, **mine)
+    how = Search.read(saved.task, str(saved.folder / checkpoint.CONFIG))
+    return replace(how, beams=config.beams, length_penalty=config.length_penalty)
+
+
+# Files
+
+
+def _text(
+    name: str,
+    source: Sequence[str],
+    target: Sequence[str],
+    pairs: Sequence[str],
+    columns: tuple[int, int],
+) -> Text:
+    other = name.replace("source", "target")
+    if pairs and (source or target):
+        raise ValueError(
+            f"{name} and {name.replace('source', 'pairs')} both name files; name one kind"
+        )
+    if pairs:
+        return Table(*pairs, columns=columns)
+    if not source or not target:
+        absent = [label for label, files in ((name, source), (other, target)) if not files]
+        raise ValueError(
+            f"there is no {' and no '.join(absent)}: name two files, line by line, or one with "
+            f"tabs as {name.replace('source', 'pairs')}"
+        )
+    return Pairs(source, target)
+
+
+def _valid(config: Config) -> Text | None:
+    """The files to validate on, if there are any."""
+    files = config.valid_source, config.valid_target, config.valid_pairs
+    return _text("valid_source", *files, config.columns) if any(files) else None
+
+
+def _absolute(config: Config) -> Config:
+    """Paths that hold from wherever the run is repeated."""
+    paths: dict[str, Any] = {}
+    for name in ("source", "target", "pairs", "valid_source", "valid_target", "valid_pairs"):
+        paths[name] = tuple(map(os.path.abspath, getattr(config, name)))
+    for name in ("start", "tokenizer", "cache"):
+        if (path := getattr(config, name)) is not None:
+            paths[name] = os.path.abspath(path)
+    return replace(config, **paths)
+
+
+def _shares(progress: Progress, what: str) -> Any:
+    return lambda done, total, kept: progress(what, done / max(1, total))
+
+
+class _Reader:
+    """A text's pairs, told of as they are read."""
+
+    def __init__(self, text: Text, progress: Progress | None):
+        self.text, self.progress = text, progress
+
+    def pairs(self, what: str, split: "_Split | None" = None) -> Iterator[Pair]:
+        reading, total = Reading(), sum(path.stat().st_size for path in self.text.paths)
+        for chunk in self.text.chunks(reading):
+            for source, target in self.text.examples(chunk)[0]:
+                if split is not None:
+                    split.add(source, target)
+                yield source, target
+            if self.progress:
+                self.progress(what, reading.bytes / max(1, total))
+
+
+class _Split:
+    """The pairs whose sources have the least hashes, in one pass and little memory."""
+
+    def __init__(self, most: int):
+        self.most, self.count = most, 0
+        self._heap: list[int] = []  # negated, so that the largest hash is on top
+        self._kept: dict[int, list[Pair]] = {}
+
+    def add(self, source: str, target: str) -> None:
+        self.count += 1
+        digest = hashlib.blake2b(source.encode(), digest_size=8).digest()
+        mark = int.from_bytes(digest, "big")
+        if mark in self._kept:
+            self._kept[mark].append((source, target))
+        elif len(self._heap) < self.most or mark < -self._heap[0]:
+            heapq.heappush(self._heap, -mark)
+            self._kept[mark] = [(source, target)]
+            if len(self._heap) > self.most:
+                del self._kept[-heapq.heappop(self._heap)]
+
+    def pairs(self) -> list[Pair]:
+        """One for each source, a tenth of all pairs at most; the others are not trained on."""
+        marks = sorted(self._kept)[: max(1, self.count // 10)]
+        return [self._kept[mark][0] for mark in marks]
+
+
+def _learned(
+    config: Config, reader: _Reader, split: _Split | None
+) -> tuple[AnyTokenizer, AnyTokenizer]:
+    def both() -> Iterator[str]:
+        for pair in reader.pairs("tokenizer", split):
+            yield from pair
+
+    def side(n: int, split: _Split | None) -> Iterator[str]:
+        return (pair[n] for pair in reader.pairs("tokenizer", split))
+
+    match config.words:
+        case "joint":
+            joint = Tokenizer.bpe(both(), config.vocabulary)
+        case "characters":
+            joint = Tokenizer.characters(both())
+        case "separate":
+            source = Tokenizer.bpe(side(0, split), config.vocabulary)
+            return source, Tokenizer.bpe(side(1, None), config.vocabulary)
+    return joint, joint
+
+
+def _others(examples: Store, held: Sequence[Pair], tokenizer: AnyTokenizer) -> np.ndarray:
+    """The examples whose sources are not held out."""
+    kind = examples.tokens(0).dtype
+    ids = tokenizer.encode_batch([source for source, _ in held])
+    marks = {np.array(one, kind).tobytes() for one in ids}
+    lengths = np.isin(examples.lengths[:, 0], [len(one) for one in ids])
+    out = [i for i in np.flatnonzero(lengths).tolist() if examples.tokens(i).tobytes() in marks]
+    return np.delete(np.arange(len(examples)), out)
+
+
+def _write_pairs(path: Path, pairs: Sequence[Pair]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    lines = (json.dumps(pair, ensure_ascii=False) + "\n" for pair in pairs)
+    draft.write_text("".join(lines), encoding="utf-8")
+    draft.replace(path)
+
+
+def _read_pairs(path: Path) -> list[Pair]:
+    with path.open(encoding="utf-8") as lines:
+        return [(source, target) for source, target in map(json.loads, lines)]
+
+
+# Quality
+
+
+class Quality:
+    """BLEU (Papineni et al. 2002) and chrF (Popović 2015), as sacrebleu computes them (Post 2018).
+
+    `signatures` say how, which is what makes a score comparable; they are known after the first.
+    """
+
+    def __init__(self, cut: Cut = "13a"):
+        from sacrebleu.metrics.bleu import BLEU
+        from sacrebleu.metrics.chrf import CHRF
+
+        # sacrebleu's warning of text that looks tokenized would come with every evaluation.
+        self._metrics = {"bleu": BLEU(tokenize=cut, force=True), "chrf": CHRF()}
+        self.signatures: dict[str, str] = {}
+
+    def __call__(self, written: Sequence[str], wanted: Sequence[str]) -> dict[str, float]:
+        scores = {}
+        for name, metric in self._metrics.items():
+            scores[name] = float(metric.corpus_score(list(written), [list(wanted)]).score)
+            self.signatures[name] = str(metric.get_signature())
+        return scores
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """How good translations are, and how that was measured."""
+
+    scores: dict[str, float]
+    signatures: dict[str, str]
+    sentences: int
+    translations: list[str]
+
+
+def evaluate(
+    folder: str | Path,
+    *,
+    source: Sequence[str] = (),
+    target: Sequence[str] = (),
+    pairs: Sequence[str] = (),
+    columns: tuple[int, int] = (0, 1),
+    beams: int | None = None,
+    bleu: Cut | None = None,
+    device: str = "cpu",
+    progress: Progress | None = None,
+) -> Evaluation:
+    """Scores of a model's, or a run's, translations of these files, by beam search.
+
+    Without files a run is evaluated on what it was validated on, all of it.
+    """
+    saved = checkpoint.load(model_folder(folder), device=device)
+    translator = Translator.of(saved)
+    said = translator.about.get("config")
+    config = None if said is None else from_json(Config, said, str(folder), "task.config")
+    if source or target or pairs:
+        text: Sequence[Pair] = [(s, t) for s, t in _text("source", source, target, pairs, columns)]
+    else:
+        text = _validated(Path(folder), config)
+    written = []
+    for line in translator.stream((source for source, _ in text), beams=beams):
+        written.append(line)
+        if progress:
+            progress("translations", len(written) / len(text))
+    quality = Quality(bleu or (config.bleu if config is not None else "13a"))
+    scores = quality(written, [target for _, target in text])
+    return Evaluation(scores, quality.signatures, len(text), written)
+
+
+def _validated(folder: Path, config: Config | None) -> list[Pair]:
+    given = None if config is None else _valid(config)
+    if given is not None:
+        return [(source, target) for source, target in given]
+    kept = folder / HELD_OUT
+    if run_config(folder) is None or not kept.is_file():
+        raise ValueError(
+            f"{folder} does not say what to translate; name a source and a target file"
+        )
+    return _read_pairs(kept)
+
+
+def use(saved: checkpoint.Saved) -> Translator:
+    """A trained model, ready to translate."""
+    return Translator.of(saved)
