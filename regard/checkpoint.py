@@ -40,7 +40,7 @@ FORMAT = 1
 
 CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "README.md"
 
-Kind = Literal["Transformer", "VisionTransformer", "LanguageModel"]
+Kind = Literal["Transformer", "VisionTransformer", "LanguageModel", "TextClassifier"]
 
 
 @dataclass(frozen=True)
@@ -239,6 +239,10 @@ def _classes(kind: str, where: str) -> tuple[type[Any], type[Any]]:
             from regard.model.language import LanguageConfig, LanguageModel
 
             return LanguageModel, LanguageConfig
+        case "TextClassifier":
+            from regard.model.classifier import ClassifierConfig, TextClassifier
+
+            return TextClassifier, ClassifierConfig
     close = get_close_matches(kind, get_args(Kind), n=1)
     guess = f"did you mean {close[0]}? or " if close else ""
     raise ValueError(

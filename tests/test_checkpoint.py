@@ -392,7 +392,10 @@ def test_a_config_that_is_none(text: str, said: str, folder: Path) -> None:
         (lambda data: data.update(format=0), "format (0) must be 1 or more"),
         (lambda data: data.update(format="1"), 'config.json: format ("1") must be an int'),
         (lambda data: data.update(kind="Trasformer"), "did you mean Transformer?"),
-        (lambda data: data.update(kind="BERT"), "Transformer, VisionTransformer or LanguageModel"),
+        (
+            lambda data: data.update(kind="BERT"),
+            "Transformer, VisionTransformer, LanguageModel or TextClassifier",
+        ),
         (lambda data: data.update(exec=1), 'config.json has the unknown key "exec"'),
         (lambda data: data.pop("files"), 'config.json lacks "files"'),
         (lambda data: data["model"].update(with_=4), 'model has the unknown key "with_"; did'),

@@ -1,0 +1,207 @@
+"""A class for a text: an encoder reads it, and a linear head reads the mean of what it made of it.
+
+    memory = encoder(embed(tokens))         the Transformer's own encoder, block by block
+    logits = head(mean_n memory_n)          or of the last token's vector alone
+
+`TextClassifier.of(transformer, classes)` takes the encoder of a trained Transformer: what it has
+learned about a language transfers, be it frozen or trained on.
+"""
+
+import copy
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from functools import partial
+from typing import Literal, TypeAlias, get_args
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from regard.attention.host import integers, whole
+from regard.attention.mask import Packed
+from regard.model import build, init
+from regard.model.build import (
+    BlockConfig,
+    MakeAttention,
+    MakeFeedForward,
+    MakePosition,
+    Position,
+)
+from regard.model.embedding import Tokens
+from regard.model.lengths import Lengths, own_mask, places
+from regard.model.transformer import TextSource, Transformer
+
+TextPool: TypeAlias = Literal["mean", "last"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncoderShape(BlockConfig):
+    """What can be chosen before anything is known of the texts."""
+
+    layers: int = 6
+    """Blocks."""
+    position: Position = "sinusoidal"
+    """How order is told."""
+    length: int = 1024
+    """Longest sequence for which there are learned positions; the others have no end."""
+    scale: bool = True
+    """Multiply token vectors by √width."""
+    pool: TextPool = "mean"
+    """What stands for the text: the mean over its tokens, or the last one's vector."""
+
+
+@dataclass(frozen=True)
+class ClassifierConfig(EncoderShape):
+    """All that it takes to build a text classifier."""
+
+    classes: int
+    """Labels."""
+    vocabulary: int
+    """Tokens."""
+
+    @classmethod
+    def tiny(cls, classes: int, vocabulary: int) -> "ClassifierConfig":
+        """Two blocks of width 128, to try things out."""
+        return cls(classes, vocabulary, width=128, heads=4, feed_forward=256, layers=2)
+
+
+class TextClassifier(nn.Module):
+    """Texts to logits; parts of one's own are given as functions, as to Transformer."""
+
+    def __init__(
+        self,
+        config: ClassifierConfig,
+        *,
+        position: MakePosition | None = None,
+        attention: MakeAttention | None = None,
+        feed_forward: MakeFeedForward | None = None,
+    ):
+        super().__init__()
+        build.check(
+            config,
+            ClassifierConfig,
+            position=position,
+            attention=attention,
+            feed_forward=feed_forward,
+        )
+        whole("classes", config.classes)
+        if config.pool not in get_args(TextPool):
+            known = ", ".join(get_args(TextPool))
+            raise ValueError(f"pool ({config.pool!r}) is unknown; choose from {known}")
+        self.config = config
+        position = position or partial(build.position, config.position, config, config.length)
+        self.tokens = Tokens(
+            config.vocabulary,
+            config.width,
+            position=build.added(position),
+            scale=config.scale,
+            dropout=config.dropout,
+        )
+        self.encoder = build.stack(
+            config,
+            config.layers,
+            position=position,
+            attention=attention,
+            feed_forward=feed_forward,
+        )
+        self.head = nn.Linear(config.width, config.classes)
+        init.transformer(self)
+        init.classifier(self.head)
+
+    @classmethod
+    def tiny(cls, classes: int, vocabulary: int) -> "TextClassifier":
+        return cls(ClassifierConfig.tiny(classes, vocabulary))
+
+    @classmethod
+    def of(cls, transformer: Transformer, classes: int) -> "TextClassifier":
+        """With the embedding and the encoder of a Transformer that reads text, copied."""
+        said = transformer.config
+        if not isinstance(said.source, TextSource):
+            raise ValueError(
+                f"the Transformer's source is {said.source.kind}; texts want an encoder of text"
+            )
+        same = {field.name for field in fields(BlockConfig)} | {"position", "length", "scale"}
+        shape = {name: value for name, value in asdict(said).items() if name in same}
+        config = ClassifierConfig(
+            classes,
+            said.source.vocabulary or said.vocabulary,
+            layers=said.encoder_layers,
+            **shape,
+        )
+        with torch.device("meta"):
+            model = cls(config)
+        tokens, encoder = copy.deepcopy((transformer.source, transformer.encoder))
+        assert isinstance(tokens, Tokens)
+        model.tokens, model.encoder = tokens, encoder
+        table = tokens.table.weight
+        model.head = nn.Linear(said.width, classes, device=table.device, dtype=table.dtype)
+        init.classifier(model.head)
+        return model
+
+    def forward(
+        self, tokens: Int[Tensor, "B S"], *, lengths: Lengths = None
+    ) -> Float[Tensor, "T N"]:
+        """One row for each text, of which a packed batch holds as many as it has lengths."""
+        return self.head(self.represent(tokens, lengths=lengths))
+
+    def represent(
+        self, tokens: Int[Tensor, "B S"], *, lengths: Lengths = None
+    ) -> Float[Tensor, "T D"]:
+        """One vector for each text: what the head reads."""
+        memory = self.features(tokens, lengths=lengths)
+        if self.config.pool == "mean":
+            return _mean(memory, lengths)
+        return _last(memory, lengths)
+
+    def features(
+        self, tokens: Int[Tensor, "B S"], *, lengths: Lengths = None
+    ) -> Float[Tensor, "B S D"]:
+        """The last vectors of all tokens."""
+        return self.encoder(self.tokens(tokens, places(lengths, tokens)), mask=own_mask(lengths))
+
+    def with_classes(self, classes: int) -> "TextClassifier":
+        """A copy with a new head, for other labels."""
+        whole("classes", classes)
+        model = copy.deepcopy(self)
+        model.config = replace(self.config, classes=classes)
+        old = self.head.weight
+        model.head = nn.Linear(self.config.width, classes, device=old.device, dtype=old.dtype)
+        init.classifier(model.head)
+        return model
+
+    def freeze(self) -> "TextClassifier":
+        """Train the head alone: the rest becomes a fixed extractor of features."""
+        for parameter in self.parameters():
+            parameter.requires_grad_(False)
+        for parameter in self.head.parameters():
+            parameter.requires_grad_(True)
+        return self
+
+
+def _mean(memory: Float[Tensor, "B S D"], lengths: Lengths) -> Float[Tensor, "T D"]:
+    """The mean over each text's own tokens; of an empty text it is zero."""
+    if lengths is None:
+        return memory.mean(1)
+    if isinstance(lengths, Packed):
+        packed = lengths.to(memory.device)
+        sums = memory.new_zeros(len(packed), memory.shape[-1])
+        sums = sums.index_add(0, packed.sequence(), memory[0])
+        return sums / packed.offsets.diff().clamp(min=1)[:, None].to(sums.dtype)
+    counts = _counts(lengths, memory)
+    real = torch.arange(memory.shape[1], device=memory.device) < counts[:, None]
+    sums = memory.masked_fill(~real[:, :, None], 0.0).sum(1)
+    return sums / counts.clamp(min=1)[:, None].to(sums.dtype)
+
+
+def _last(memory: Float[Tensor, "B S D"], lengths: Lengths) -> Float[Tensor, "T D"]:
+    """The vector of each text's last token."""
+    if lengths is None:
+        return memory[:, -1]
+    if isinstance(lengths, Packed):
+        return memory[0, lengths.to(memory.device).offsets[1:].long() - 1]
+    rows = torch.arange(len(memory), device=memory.device)
+    return memory[rows, _counts(lengths, memory) - 1]
+
+
+def _counts(lengths: Tensor | Sequence[int], memory: Tensor) -> Tensor:
+    return integers(lengths, "lengths").to(memory.device).long()
