@@ -116,18 +116,19 @@ def translation(
     """
     _check_eval(model)
     memory = model.encode(source, source_lengths)
+    device = memory.device
     lengths: Tensor | None
     if isinstance(source_lengths, Packed):
         memory, lengths = _unpacked(memory, source_lengths), source_lengths.lengths
     else:
         lengths = None if source_lengths is None else integers(source_lengths, "source_lengths")
     if lengths is not None:
-        lengths = lengths.to(memory.device)
+        lengths = lengths.to(device)
 
     def step(tokens: Tensor, state: Reading) -> tuple[Tensor, Reading]:
         with _watching(model, state) if isinstance(state, AttentiveReading) else nullcontext():
             states = model.states(
-                tokens.to(memory.device),
+                tokens.to(device),
                 state.memory,
                 source_lengths=state.lengths,
                 cache=state.cache,

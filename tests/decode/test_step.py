@@ -216,6 +216,29 @@ def test_rows_may_be_chosen_in_any_way(attention: bool) -> None:
 
 
 @torch.no_grad()
+def test_rows_on_a_device_are_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There, beams are taken to stay with their sentence, and checked without waiting."""
+    model, source, target = transformer(), tokens(2, S), torch.full((2, 1), START)
+    step, state = translation(model, source)
+    step(target, state)
+    state.select(torch.tensor([0, 0, 0, 1, 1, 1]))
+    monkeypatch.setattr("regard.decode.step.on_host", lambda rows: False)
+    calls = counted(model)
+    new = tokens(6, 1)
+    step(new, state)
+    state.select(torch.tensor([2, 2, 0, 4, 3, 3]))
+    have, _ = step(new, state)
+    whole = torch.cat((target[[0, 0, 0, 1, 1, 1]], new[[2, 2, 0, 4, 3, 3]], new), 1)
+    close(have, model(source[[0, 0, 0, 1, 1, 1]], whole)[:, -1])
+    with pytest.raises(RuntimeError):
+        state.select(torch.tensor([3, 1, 2, 0, 4, 5]))
+    state.select(torch.tensor([4, 0]))  # in another number, each has a source of its own
+    have, _ = step(new[:2], state)
+    close(have, model(source[[1, 0]], torch.cat((whole[[4, 0]], new[:2]), 1))[:, -1])
+    assert calls[:2] == [(2, 3), (2, 3)]
+
+
+@torch.no_grad()
 def test_a_cache_that_is_shared_can_be_parted() -> None:
     model, source, rows = transformer(), tokens(2, S), [5, 0, 2]
     cache, target = model.cache(), tokens(2, 3)
