@@ -16,9 +16,11 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 from regard.checkpoint import Saved
-from regard.config import to_json
+from regard.checkpoint import load as load_model
+from regard.config import from_json, to_json
 from regard.data.tokenizer import Tokenizer
 from regard.model.transformer import TransformerShape
+from regard.task.load import model_folder
 from regard.task.text import (
     Listed,
     Pair,
@@ -45,6 +47,9 @@ LANGUAGES = (
 HELD_OUT = 0.1
 """The share of days that no training sees."""
 
+LONGEST = 64
+"""Characters of a date, in any language, and some more."""
+
 LOWER = 0.1
 """The share of dates that are written in small letters, as people in a hurry do."""
 
@@ -59,7 +64,7 @@ class Config:
     """The first year."""
     last: int = 2099
     """The last year."""
-    examples: int = 80_000
+    examples: int = 50_000
     """Dates that are written for training."""
     judged: int = 1000
     """Held-out dates that are translated at each evaluation."""
@@ -71,17 +76,18 @@ class Config:
             encoder_layers=2,
             decoder_layers=2,
             norm="pre",
+            position="rotary",
             dropout=0.0,
         )
     )
     """The model."""
     training: TrainingConfig = field(
         default_factory=lambda: TrainingConfig(
-            steps=500,
-            batch=3800,
+            steps=700,
+            batch=2000,
             lr=2e-3,
             schedule="cosine",
-            warmup=100,
+            warmup=150,
             evaluate_every=100,
             save_every=100,
         )
@@ -228,7 +234,7 @@ class Dates(Transduction):
             _pairs(judged),
             score="exact_match",
             judge=exact,
-            how=Search.of(tokenizer, beams=1, length=len("2024-03-05")),
+            how=Search.of(tokenizer, beams=1, length=LONGEST),
             training=config.training,
             about={"name": "dates", "config": settings},
         )
@@ -236,6 +242,20 @@ class Dates(Transduction):
 
 def _pairs(dates: Sequence[Date]) -> list[Pair]:
     return [(date.text, date.iso) for date in dates]
+
+
+def evaluate(
+    folder: str | Path, *, count: int | None = None, device: str = "cpu"
+) -> dict[str, float]:
+    """How many held-out dates a model, or a run's, translates rightly; by default those judged."""
+    saved = load_model(model_folder(folder), device=device)
+    translator = Translator.of(saved)
+    said = translator.about.get("config")
+    config = Config() if said is None else from_json(Config, said, str(folder), "task.config")
+    _, held = days(config.first, config.last)
+    dates = write(held, config.languages, count or config.judged, config.training.seed)
+    written = translator.translate([date.text for date in dates], batch=256)
+    return exact(written, [date.iso for date in dates])
 
 
 def use(saved: Saved) -> Translator:

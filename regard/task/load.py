@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from regard.task.text import Translator
 
     Loaded: TypeAlias = Translator | Classifier | Reader | Generator | Labeler
+else:
+    Loaded = object  # none is imported that is not asked for
 
 TASKS = ("translate", "dates", "classify", "read", "language", "label")
 
@@ -39,7 +41,7 @@ def load(
     device: str | torch.device = "cpu",
     dtype: torch.dtype | None = None,
     verify: bool = True,
-) -> "Loaded":
+) -> Loaded:
     """What a folder's model was trained for, ready for use; see `checkpoint.load` for the rest.
 
     `model` is a model with parts of one's own, which is filled with the folder's weights.

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 import torch
@@ -49,6 +49,7 @@ Judge: TypeAlias = Callable[[Sequence[str], Sequence[str]], dict[str, float]]
 # Examples
 
 
+@runtime_checkable
 class Examples(Protocol):
     """Pairs of token ids, by number; a `data.text.Store` is one."""
 

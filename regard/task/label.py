@@ -1,0 +1,417 @@
+"""Texts in classes: an encoder under a linear head, from scratch or from a trained Transformer.
+
+    text → tokens → encoder → mean → head → label
+
+`start` names a trained translator, whose encoder has learned about its source language; frozen,
+only the head is trained on what it makes of the texts (transfer learning).
+"""
+
+import hashlib
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from regard import checkpoint
+from regard.config import from_json, to_json
+from regard.data.batch import LabelBatch, label_batch, plan
+from regard.data.problems import Problems
+from regard.data.text import OnBad, Table
+from regard.data.tokenizer import AnyTokenizer, Tokenizer, files, read_pair
+from regard.model.classifier import ClassifierConfig, EncoderShape, TextClassifier
+from regard.model.transformer import Transformer
+from regard.task.load import model_folder
+from regard.task.text import About, Progress
+from regard.train.config import TrainingConfig
+
+Words: TypeAlias = Literal["pairs", "characters"]
+Labelled: TypeAlias = tuple[str, str]
+"""A label and a text."""
+
+REMEDY = "mend the files, or use on_bad=skip to go on without these"
+
+
+def _tiny() -> EncoderShape:
+    return EncoderShape(width=128, heads=4, feed_forward=256, layers=2, norm="pre", dropout=0.2)
+
+
+def _short() -> TrainingConfig:
+    return TrainingConfig(
+        epochs=10,
+        minutes=10,
+        batch=4096,
+        lr=1e-3,
+        warmup=100,
+        weight_decay=0.05,
+        evaluate_every=100,
+        save_every=100,
+        patience=10,
+    )
+
+
+@dataclass(frozen=True)
+class Config:
+    """Texts in one class each."""
+
+    texts: tuple[str, ...] = ()
+    """Files with tabs: a label and a text in each line; or one folder with a folder of text files
+    for each class."""
+    columns: tuple[int, int] = (0, 1)
+    """Which columns, counted from 0, are the label and the text."""
+    valid: tuple[str, ...] = ()
+    """The same to validate on; without any, some of the texts are held out."""
+    held_out: float = 0.1
+    """Share of the texts that is held out, by a hash of the text."""
+    start: str | None = None
+    """A trained Transformer's folder, or a run's, whose encoder to begin with, and its tokenizer;
+    or a text classifier's."""
+    freeze: bool = False
+    """Train the head alone, and leave start's encoder as it is."""
+    words: Words = "pairs"
+    """How text is cut: byte pairs learned from it, or characters."""
+    vocabulary: int = 8000
+    """Tokens of byte-pair encoding; fewer where the texts have no more to learn."""
+    tokenizer: str | None = None
+    """A tokenizer.json to use instead of learning one."""
+    longest: int = 500
+    """Tokens of a text that are read; the rest is cut off."""
+    on_bad: OnBad = "skip"
+    """Bad lines are counted, shown and left out (skip), or nothing is done (refuse)."""
+    model: EncoderShape = field(default_factory=_tiny)
+    """The encoder's shape; start has one of its own."""
+    training: TrainingConfig = field(default_factory=_short)
+    """The training."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.held_out < 1:
+            raise ValueError(f"held_out ({self.held_out}) must be above 0 and below 1; try 0.1")
+        if self.longest < 1:
+            raise ValueError(f"longest ({self.longest}) must be 1 or more")
+        if self.freeze and self.start is None:
+            raise ValueError("freeze needs start: there is no trained model to leave as it is")
+        if self.start is not None and self.tokenizer is not None:
+            raise ValueError(
+                f"start ({self.start}) brings a tokenizer of its own; leave out tokenizer "
+                f"({self.tokenizer})"
+            )
+
+
+def preset(size: Literal["tiny", "base", "big"] = "tiny") -> Config:
+    """Tiny is for two cores; base and big have the encoders of the paper's models."""
+    if size not in ("tiny", "base", "big"):
+        raise ValueError(f"size ({size!r}) is unknown; choose from tiny, base, big")
+    if size == "tiny":
+        return Config()
+    shape = EncoderShape(norm="pre")
+    if size == "big":
+        shape = replace(shape, width=1024, heads=16, feed_forward=4096, dropout=0.3)
+    training = replace(_short(), batch=25_000, lr=3e-4, warmup=1000, minutes=None, epochs=20)
+    return Config(vocabulary=32_000, model=shape, training=training)
+
+
+# Texts
+
+
+def read(
+    paths: Sequence[str], columns: tuple[int, int] = (0, 1)
+) -> tuple[list[Labelled], Problems]:
+    """All labels and texts of files with tabs, or of a folder of classes; and what was wrong."""
+    if not paths:
+        raise ValueError("there are no texts to learn from; name a file with tabs, or a folder")
+    if any(Path(path).is_dir() for path in paths):
+        problems = Problems()
+        found = [one for path in paths for one in _folder(Path(path), problems)]
+        return found, problems
+    table = Table(*paths, columns=columns)
+    rows = [(label, text) for label, text in table]
+    return rows, table.problems
+
+
+def _folder(folder: Path, problems: Problems) -> Iterator[Labelled]:
+    """One text for each file, one class for each folder."""
+    if not folder.is_dir():
+        raise ValueError(f"{folder} is a file beside folders; name files with tabs, or folders")
+    classes = sorted(path for path in folder.iterdir() if path.is_dir())
+    if not classes:
+        raise ValueError(f"{folder} has no folders; put the texts of each class into one")
+    for place in classes:
+        for path in sorted(path for path in place.rglob("*") if path.is_file()):
+            if path.name.startswith("."):
+                continue
+            named = f"{path.parent.name}/{path.name}"
+            try:
+                text = " ".join(path.read_bytes().decode("utf-8-sig").split())
+            except UnicodeDecodeError as error:
+                problems.add("undecodable", f"{named}, byte {error.start:,}")
+                continue
+            if text:
+                yield place.name, text
+            else:
+                problems.add("empty", named)
+
+
+def _split(rows: Sequence[Labelled], share: float) -> tuple[list[Labelled], list[Labelled]]:
+    """Those to train on and those held out, by a hash of the text."""
+    train: list[Labelled] = []
+    held: list[Labelled] = []
+    for row in rows:
+        digest = hashlib.blake2b(row[1].encode(), digest_size=8).digest()
+        (held if int.from_bytes(digest, "big") / 2**64 < share else train).append(row)
+    return train, held
+
+
+class Texts:
+    """Labelled texts in memory, as tokens."""
+
+    def __init__(
+        self,
+        rows: Sequence[Labelled],
+        labels: Sequence[str],
+        tokenizer: AnyTokenizer,
+        longest: int,
+    ):
+        number = {label: n for n, label in enumerate(labels)}
+        if unknown := sorted({label for label, _ in rows} - number.keys()):
+            raise ValueError(
+                f"validation has the labels {', '.join(unknown[:5])}, which training has not; "
+                f"known are {', '.join(labels[:20])}"
+            )
+        self.labels = np.array([number[label] for label, _ in rows], np.int64)
+        self.ids = encoded(tokenizer, [text for _, text in rows], longest)
+        self.lengths = np.array([len(one) for one in self.ids], np.int64)
+
+    def batch(self, indices: np.ndarray) -> LabelBatch:
+        return label_batch([self.ids[i] for i in indices.tolist()], self.labels[indices])
+
+
+def encoded(tokenizer: AnyTokenizer, texts: Sequence[str], longest: int) -> list[list[int]]:
+    """The first tokens of each text, and the end sign, as translators read their sources."""
+    return [[*ids[:longest], tokenizer.end] for ids in tokenizer.encode_batch(texts)]
+
+
+# The task
+
+
+def build(config: Config, run: Path | None = None, progress: Progress | None = None) -> "Labels":
+    """Reads the texts, holds some out, and makes the model."""
+    config = _absolute(config)
+    rows, problems = read(config.texts, config.columns)
+    train, held = (rows, []) if config.valid else _split(rows, config.held_out)
+    notes = problems.lines()
+    if config.valid:
+        held, others = read(config.valid, config.columns)
+        notes += others.lines()
+        problems.merge(others)
+    if problems and config.on_bad == "refuse":
+        raise problems.refuse(REMEDY)
+    labels = sorted({label for label, _ in rows})
+    if len(labels) < 2 or not held or not train:
+        raise ValueError(
+            f"{', '.join(config.texts)}: {len(rows)} usable texts in {len(labels)} classes are too "
+            "few to train and to validate on; there must be two classes, and texts of each"
+        )
+    saved = None if config.start is None else checkpoint.load(model_folder(config.start))
+    if run is not None and (run / "last").is_dir():
+        tokenizer, _ = read_pair(run / "last")
+    elif saved is not None:
+        tokenizer, _ = read_pair(saved.folder)
+    elif config.tokenizer is not None:
+        tokenizer = Tokenizer.read(config.tokenizer)
+    elif config.words == "characters":
+        tokenizer = Tokenizer.characters(text for _, text in train)
+    else:
+        tokenizer = Tokenizer.bpe((text for _, text in train), config.vocabulary)
+    if progress:
+        progress("tokens", 1.0)
+    return Labels(
+        config,
+        saved,
+        tokenizer,
+        labels,
+        Texts(train, labels, tokenizer, config.longest),
+        Texts(held, labels, tokenizer, config.longest),
+        notes,
+    )
+
+
+def _absolute(config: Config) -> Config:
+    """Paths that hold from wherever the run is repeated."""
+    paths: dict[str, Any] = {
+        name: tuple(map(os.path.abspath, getattr(config, name))) for name in ("texts", "valid")
+    }
+    for name in ("start", "tokenizer"):
+        if (path := getattr(config, name)) is not None:
+            paths[name] = os.path.abspath(path)
+    return replace(config, **paths)
+
+
+class Labels:
+    """Labelled texts as `train.fit` wants them."""
+
+    score = "accuracy"
+    unit = "texts"
+
+    def __init__(
+        self,
+        config: Config,
+        saved: checkpoint.Saved | None,
+        tokenizer: AnyTokenizer,
+        labels: Sequence[str],
+        train: Texts,
+        held: Texts,
+        notes: Sequence[str],
+    ):
+        self.config, self.tokenizer, self.labels = config, tokenizer, list(labels)
+        self.train, self.held = train, held
+        self.model = _model(config, saved, tokenizer, self.labels)
+        self.notes = list(notes)
+        """What the user should know of the data, one line each."""
+
+    def plan(self, epoch: int) -> list[np.ndarray]:
+        training = self.config.training
+        return list(plan(self.train.lengths, training.batch, training.seed, epoch))
+
+    def batch(self, indices: np.ndarray, step: int) -> LabelBatch:
+        return self.train.batch(indices)
+
+    def loss(self, batch: LabelBatch) -> tuple[Tensor, int]:
+        logits = self.model(batch.inputs, lengths=batch.lengths).float()
+        smoothing = self.config.training.smoothing
+        loss = F.cross_entropy(logits, batch.labels, reduction="sum", label_smoothing=smoothing)
+        return loss, batch.tokens
+
+    def evaluate(self, model: nn.Module) -> dict[str, float]:
+        assert isinstance(model, TextClassifier)
+        return measure(model, self.held, self.config.training.batch)
+
+    def files(self) -> dict[str, bytes | Path]:
+        return dict(files(self.tokenizer, self.tokenizer))
+
+    def about(self) -> About:
+        settings = to_json(self.config)
+        del settings["training"]  # which the run keeps by itself
+        return {
+            "name": "label",
+            "config": settings,
+            "labels": self.labels,
+            "length": self.config.longest,
+        }
+
+
+def _model(
+    config: Config,
+    saved: checkpoint.Saved | None,
+    tokenizer: AnyTokenizer,
+    labels: Sequence[str],
+) -> TextClassifier:
+    shape = config.model
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(config.training.seed)
+        if saved is None:
+            if shape.position == "learned" and shape.length <= config.longest:
+                raise ValueError(
+                    f"learned positions ({shape.length}) must be more than longest "
+                    f"({config.longest}); raise the model's length"
+                )
+            return TextClassifier(ClassifierConfig(len(labels), tokenizer.size, **asdict(shape)))
+        match saved.model:
+            case Transformer() as transformer:
+                model = TextClassifier.of(transformer, len(labels))
+            case TextClassifier() as trained:
+                same = (saved.task or {}).get("labels") == list(labels)
+                model = trained if same else trained.with_classes(len(labels))
+            case other:
+                raise ValueError(
+                    f"start ({config.start}) holds a {type(other).__name__}; name a translator's "
+                    "folder, or a text classifier's"
+                )
+    return model.freeze() if config.freeze else model
+
+
+def measure(model: TextClassifier, held: Texts, budget: int) -> dict[str, float]:
+    """The share of texts whose likeliest label is theirs, and the mean loss."""
+    device, right, loss = model.head.weight.device, 0, 0.0
+    for indices in plan(held.lengths, budget, 0, 0):
+        batch = held.batch(indices).to(device)
+        logits = model(batch.inputs, lengths=batch.lengths).float()
+        right += int((logits.argmax(-1) == batch.labels).sum())
+        loss += float(F.cross_entropy(logits, batch.labels, reduction="sum"))
+    count = len(held.labels)
+    return {"accuracy": right / count, "validation_loss": loss / count}
+
+
+def evaluate(
+    folder: str | Path,
+    *,
+    texts: Sequence[str] = (),
+    columns: tuple[int, int] | None = None,
+    device: str = "cpu",
+) -> dict[str, float]:
+    """How many of these texts a model, or a run's, labels rightly; by default all held out."""
+    saved = checkpoint.load(model_folder(folder), device=device)
+    labeler = Labeler(saved)
+    said = (saved.task or {}).get("config")
+    config = Config() if said is None else from_json(Config, said, str(folder), "task.config")
+    named = tuple(texts) or config.valid
+    rows, _ = read(named or config.texts, columns or config.columns)
+    held = rows if named else _split(rows, config.held_out)[1]
+    read_as = Texts(held, labeler.labels, labeler.tokenizer, labeler.longest)
+    with torch.inference_mode():
+        return measure(labeler.model, read_as, config.training.batch)
+
+
+# Use
+
+
+class Labeler:
+    """A trained classifier with its tokenizer and labels: `Labeler(saved).label(["Fine."])`."""
+
+    def __init__(self, saved: checkpoint.Saved):
+        if not isinstance(saved.model, TextClassifier):
+            raise ValueError(
+                f"{saved.folder} holds a {type(saved.model).__name__}; texts are labelled by a "
+                "TextClassifier"
+            )
+        self.model = saved.model
+        self.tokenizer, _ = read_pair(saved.folder)
+        task = saved.task or {}
+        self.labels: list[str] = list(task.get("labels", ()))
+        if len(self.labels) != self.model.config.classes:
+            raise ValueError(
+                f"{saved.folder}: labels ({len(self.labels)}) must be as many as the model's "
+                f"classes ({self.model.config.classes})"
+            )
+        self.longest = int(task.get("length", 500))
+
+    def label(self, texts: Sequence[str]) -> list[str]:
+        """The likeliest label of each text."""
+        best = self.probabilities(texts).argmax(-1)
+        return [self.labels[n] for n in best.tolist()]
+
+    @torch.inference_mode()
+    def probabilities(self, texts: Sequence[str], *, batch: int = 4096) -> Float[Tensor, "B N"]:
+        """How likely each label is, for each text; `batch` is in tokens."""
+        if isinstance(texts, str):
+            raise ValueError("texts must be several strings, not one; pass [text]")
+        ids = encoded(self.tokenizer, texts, self.longest)
+        found = torch.zeros(len(ids), len(self.labels))
+        if not ids:
+            return found
+        device = self.model.head.weight.device
+        for indices in plan(np.array([len(one) for one in ids]), batch, 0, 0):
+            some = label_batch([ids[i] for i in indices.tolist()], [0] * len(indices)).to(device)
+            logits = self.model(some.inputs, lengths=some.lengths)
+            found[torch.from_numpy(indices)] = logits.float().softmax(-1).cpu()
+        return found
+
+
+def use(saved: checkpoint.Saved) -> Labeler:
+    """A trained model, ready to label texts."""
+    return Labeler(saved)

@@ -1,0 +1,505 @@
+"""A language model of any text: each token from those before it.
+
+    text → documents → windows of tokens → LanguageModel → the next token
+    bits per byte = Σ -log₂ p(token) / bytes of text          the same for every tokenizer
+
+A model that predicts well could store the text in few bits: `compression` is how many times fewer
+than the text has itself, and the score by which the best model is kept.
+"""
+
+import hashlib
+import math
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from regard import checkpoint
+from regard.config import from_json, to_json
+from regard.data.batch import Ids, LanguageBatch, language_batch, plan, windows
+from regard.data.files import Reading
+from regard.data.text import Documents, Lines, OnBad, Rules, Store, Text, store
+from regard.data.tokenizer import AnyTokenizer, Tokenizer, files, read_pair
+from regard.decode.corpus import in_order
+from regard.decode.greedy import greedy
+from regard.decode.sample import sample
+from regard.decode.step import language as language_step
+from regard.model.language import LanguageConfig, LanguageModel, LanguageShape
+from regard.task.load import model_folder
+from regard.task.text import About, Progress, Search
+from regard.train.config import TrainingConfig
+from regard.train.loss import cross_entropy
+
+Words: TypeAlias = Literal["pairs", "characters", "bytes"]
+Examples: TypeAlias = Literal["joined", "documents", "lines"]
+
+_JOINED = 2**14  # tokens of documents that are read at once where windows run on over their ends
+_FEW = 20  # documents of which none is held out whole
+
+
+def _tiny() -> LanguageShape:
+    return LanguageShape(width=128, heads=4, feed_forward=344, layers=4, dropout=0.1)
+
+
+def _short() -> TrainingConfig:
+    return TrainingConfig(
+        minutes=20,
+        batch=4096,
+        lr=2e-3,
+        warmup=200,
+        weight_decay=0.1,
+        smoothing=0.0,
+        evaluate_every=250,
+        save_every=250,
+    )
+
+
+@dataclass(frozen=True)
+class Config:
+    """A language model of any text."""
+
+    text: tuple[str, ...] = ()
+    """Files of text; plain, or compressed: gz, xz, bz2, zst."""
+    valid: tuple[str, ...] = ()
+    """Files to validate on; without any, some of the text is held out."""
+    held_out: float = 0.05
+    """Share of the text that is held out."""
+    judged: int = 50_000
+    """Tokens to validate on that are read at each evaluation; at the end, all are."""
+    examples: Examples = "joined"
+    """What a model may look back on: whatever came before, in windows that run on over the ends of
+    documents (joined); its own document alone, which blank lines part (documents); or its own
+    line (lines)."""
+    context: int = 256
+    """Tokens that it looks back on at most, and the length of a window."""
+    start: str | None = None
+    """A trained language model's folder, or a run's, to go on from."""
+    words: Words = "pairs"
+    """How text is cut: byte pairs learned from it, characters, or bytes."""
+    vocabulary: int = 4000
+    """Tokens of byte-pair encoding; fewer where the text has no more to learn."""
+    tokenizer: str | None = None
+    """A tokenizer.json to use instead of learning one."""
+    on_bad: OnBad = "skip"
+    """Bad lines are counted, shown and left out (skip), or nothing is done (refuse)."""
+    cache: str | None = None
+    """Where tokens are kept for the next time; by default in the user's own cache folder."""
+    model: LanguageShape = field(default_factory=_tiny)
+    """The model's shape."""
+    training: TrainingConfig = field(default_factory=_short)
+    """The training."""
+
+    def __post_init__(self) -> None:
+        for name in ("judged", "context"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} ({getattr(self, name)}) must be 1 or more")
+        if not 0 < self.held_out < 1:
+            raise ValueError(f"held_out ({self.held_out}) must be above 0 and below 1; try 0.05")
+        if self.start is not None and self.tokenizer is not None:
+            raise ValueError(
+                f"start ({self.start}) brings a tokenizer of its own; leave out tokenizer "
+                f"({self.tokenizer})"
+            )
+
+
+def preset(size: Literal["tiny", "base", "big"] = "tiny") -> Config:
+    """Tiny is for two cores; base and big are as large as GPT-2's first two (Radford et al. 2019),
+    for a GPU."""
+    if size not in ("tiny", "base", "big"):
+        raise ValueError(f"size ({size!r}) is unknown; choose from tiny, base, big")
+    if size == "tiny":
+        return Config()
+    shape = LanguageShape(width=768, heads=12, feed_forward=2048, layers=12, dropout=0.0)
+    if size == "big":
+        shape = replace(shape, width=1024, heads=16, feed_forward=2736, layers=24)
+    return Config(
+        context=1024,
+        vocabulary=32_000,
+        judged=1_000_000,
+        model=shape,
+        training=TrainingConfig(
+            steps=100_000,
+            batch=500_000,
+            lr=6e-4 if size == "base" else 3e-4,
+            schedule="cosine",
+            warmup=2000,
+            betas=(0.9, 0.95),
+            weight_decay=0.1,
+            smoothing=0.0,
+            evaluate_every=1000,
+            save_every=1000,
+        ),
+    )
+
+
+# Text
+
+
+class Joined:
+    """Documents end to end, with end signs between them, some thousands of tokens at a time."""
+
+    def __init__(self, documents: Store, indices: np.ndarray, end: int):
+        self.documents, self.end = documents, np.array([end], np.int64)
+        sizes = documents.lengths[indices, 0].astype(np.int64) + 1
+        # Those that begin in the same stretch belong together.
+        stretch = (np.cumsum(sizes) - sizes) // _JOINED
+        cuts = np.flatnonzero(np.diff(stretch)) + 1
+        self.parts = np.split(indices, cuts)
+        self.lengths = np.add.reduceat(sizes, np.concatenate([[0], cuts])) - 1
+
+    def tokens(self, i: int) -> Ids:
+        parts: list[np.ndarray] = []
+        for document in self.parts[i].tolist():
+            parts += [self.end, np.asarray(self.documents.tokens(document), np.int64)]
+        return np.concatenate(parts[1:])
+
+
+class Apart:
+    """Documents, each by itself."""
+
+    def __init__(self, documents: Store, indices: np.ndarray):
+        self.documents, self.indices = documents, indices
+        self.lengths = documents.lengths[indices, 0].astype(np.int64)
+
+    def tokens(self, i: int) -> Ids:
+        return self.documents.tokens(int(self.indices[i]))
+
+
+@dataclass(frozen=True)
+class Windows:
+    """Windows of text, by number: what is trained on, or what is held out."""
+
+    text: Joined | Apart
+    places: np.ndarray
+    """(document, first prediction, how many) of each."""
+
+    def batch(self, indices: np.ndarray, start: int, end: int) -> LanguageBatch:
+        return language_batch(self.text.tokens, self.places[indices], start, end)
+
+    def bytes(self, tokenizer: AnyTokenizer) -> int:
+        """How long the text is that the windows predict; an end counts as a line's."""
+        total = 0
+        begin = 0
+        documents = self.places[:, 0]
+        for stop in [*(np.flatnonzero(np.diff(documents)) + 1), len(documents)]:
+            first, last = int(self.places[begin, 1]), int(self.places[stop - 1, 1:].sum())
+            tokens = np.asarray(self.text.tokens(int(documents[begin])))
+            part = tokens[first:last]
+            ends = last - first - len(part) + int((part == tokenizer.end).sum())
+            total += len(tokenizer.decode(part.tolist()).encode()) + ends
+            begin = int(stop)
+        return total
+
+    def first(self, tokens: int) -> "Windows":
+        """So many as hold about this many tokens."""
+        enough = int(np.searchsorted(np.cumsum(self.places[:, 2]), tokens)) + 1
+        return replace(self, places=self.places[:enough])
+
+
+def _windows(config: Config, documents: Store, indices: np.ndarray, end: int) -> Windows:
+    text: Joined | Apart
+    if config.examples == "joined":
+        text = Joined(documents, indices, end)
+    else:
+        text = Apart(documents, indices)
+    return Windows(text, windows(text.lengths, config.context))
+
+
+def _split(config: Config, documents: Store, end: int) -> tuple[Windows, Windows]:
+    """What is trained on, and what is held out: documents by their hash, or the end of a few."""
+    every = np.arange(len(documents))
+    if len(documents) < _FEW:
+        whole = _windows(config, documents, every, end)
+        held = max(1, round(config.held_out * len(whole.places)))
+        return (
+            replace(whole, places=whole.places[:-held]),
+            replace(whole, places=whole.places[-held:]),
+        )
+    marks = [
+        hashlib.blake2b(documents.tokens(i).tobytes(), digest_size=8).digest()
+        for i in range(len(documents))
+    ]
+    share = np.array([int.from_bytes(mark, "big") / 2**64 for mark in marks])
+    # The least hashes, equal documents on one side, and at least one of them.
+    out = share <= max(config.held_out, float(share.min()))
+    return (
+        _windows(config, documents, every[~out], end),
+        _windows(config, documents, every[out], end),
+    )
+
+
+def _text(paths: Sequence[str], examples: Examples) -> Text:
+    if not paths:
+        raise ValueError("there is no text to learn from; name at least one file")
+    return Lines(*paths) if examples == "lines" else Documents(*paths)
+
+
+def _absolute(config: Config) -> Config:
+    """Paths that hold from wherever the run is repeated."""
+    paths: dict[str, Any] = {
+        name: tuple(map(os.path.abspath, getattr(config, name))) for name in ("text", "valid")
+    }
+    for name in ("start", "tokenizer", "cache"):
+        if (path := getattr(config, name)) is not None:
+            paths[name] = os.path.abspath(path)
+    return replace(config, **paths)
+
+
+# The task
+
+
+def build(
+    config: Config, run: Path | None = None, progress: Progress | None = None
+) -> "LanguageTask":
+    """Reads and tokenizes the text, holds some out, and makes the model."""
+    config = _absolute(config)
+    text = _text(config.text, config.examples)
+    saved = None if config.start is None else checkpoint.load(model_folder(config.start))
+    if run is not None and (run / "last").is_dir():
+        tokenizer, _ = read_pair(run / "last")
+    elif saved is not None:
+        tokenizer, _ = read_pair(saved.folder)
+    elif config.tokenizer is not None:
+        tokenizer = Tokenizer.read(config.tokenizer)
+    else:
+        tokenizer = _learned(config, text, progress)
+    documents = _stored(config, text, tokenizer, progress)
+    notes = documents.problems.lines()
+    if config.valid:
+        valid = _stored(config, _text(config.valid, config.examples), tokenizer, progress)
+        notes += valid.problems.lines()
+        train = _windows(config, documents, np.arange(len(documents)), tokenizer.end)
+        held = _windows(config, valid, np.arange(len(valid)), tokenizer.end)
+    else:
+        train, held = _split(config, documents, tokenizer.end)
+    if not len(train.places) or not len(held.places):
+        raise ValueError(
+            f"{', '.join(config.text)}: {len(documents)} documents are too few to train and to "
+            "validate on; add text, or name files with valid"
+        )
+    return LanguageTask(config, saved, tokenizer, train, held, notes)
+
+
+def _learned(config: Config, text: Text, progress: Progress | None) -> Tokenizer:
+    def texts() -> Iterator[str]:
+        reading, total = Reading(), sum(path.stat().st_size for path in text.paths)
+        for chunk in text.chunks(reading):
+            for (document,) in text.examples(chunk)[0]:
+                yield document
+            if progress:
+                progress("tokenizer", reading.bytes / max(1, total))
+
+    match config.words:
+        case "pairs":
+            return Tokenizer.bpe(texts(), config.vocabulary)
+        case "characters":
+            return Tokenizer.characters(texts())
+        case "bytes":
+            return Tokenizer.bpe([""], 260)
+
+
+def _stored(
+    config: Config, text: Text, tokenizer: AnyTokenizer, progress: Progress | None
+) -> Store:
+    told = None
+    if progress is not None:
+        told = lambda done, total, kept: progress("tokens", done / max(1, total))  # noqa: E731
+    return store(
+        text,
+        tokenizer,
+        rules=Rules(longest=None),
+        on_bad=config.on_bad,
+        cache=config.cache,
+        progress=told,
+    )
+
+
+class LanguageTask:
+    """Text for a language model, as `train.fit` wants it."""
+
+    score = "compression"
+    unit = "tokens"
+
+    def __init__(
+        self,
+        config: Config,
+        saved: checkpoint.Saved | None,
+        tokenizer: AnyTokenizer,
+        train: Windows,
+        held: Windows,
+        notes: Sequence[str],
+    ):
+        self.config, self.tokenizer, self.train, self.held = config, tokenizer, train, held
+        self.model = _model(config, saved, tokenizer)
+        self.notes = list(notes)
+        """What the user should know of the data, one line each."""
+        self.how = Search.of(tokenizer, beams=1, length=config.context)
+        self._judged = held.first(config.judged)
+        self._bytes = self._judged.bytes(tokenizer)
+
+    def plan(self, epoch: int) -> list[np.ndarray]:
+        training = self.config.training
+        return list(plan(self.train.places[:, 2], training.batch, training.seed, epoch))
+
+    def batch(self, indices: np.ndarray, step: int) -> LanguageBatch:
+        return self.train.batch(indices, self.how.start, self.how.end)
+
+    def loss(self, batch: LanguageBatch) -> tuple[Tensor, int]:
+        return _loss(self.model, batch, self.config.training.smoothing)
+
+    def evaluate(self, model: nn.Module) -> dict[str, float]:
+        assert isinstance(model, LanguageModel)
+        return measure(model, self._judged, self.how, self._bytes, self.config.training.batch)
+
+    def files(self) -> dict[str, bytes | Path]:
+        return dict(files(self.tokenizer, self.tokenizer))
+
+    def about(self) -> About:
+        settings = to_json(self.config)
+        del settings["training"]  # which the run keeps by itself
+        counts = {"tokens": int(self.train.places[:, 2].sum())}
+        return {"name": "language", "config": settings, **counts, **to_json(self.how)}
+
+
+def _model(
+    config: Config, saved: checkpoint.Saved | None, tokenizer: AnyTokenizer
+) -> LanguageModel:
+    if saved is not None:
+        if not isinstance(saved.model, LanguageModel):
+            raise ValueError(
+                f"start ({config.start}) holds a {type(saved.model).__name__}; name a language "
+                "model's folder"
+            )
+        return saved.model
+    if config.model.position == "learned" and config.model.length < config.context:
+        raise ValueError(
+            f"learned positions ({config.model.length}) must be at least context "
+            f"({config.context}); raise the model's length"
+        )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(config.training.seed)
+        return LanguageModel(LanguageConfig(tokenizer.size, **asdict(config.model)))
+
+
+def _loss(model: LanguageModel, batch: LanguageBatch, smoothing: float) -> tuple[Tensor, int]:
+    states = model.states(batch.inputs, lengths=batch.lengths)
+    return cross_entropy(states, model.output, batch.labels, smoothing), batch.tokens
+
+
+def measure(
+    model: LanguageModel, held: Windows, how: Search, size: int, budget: int
+) -> dict[str, float]:
+    """How well a model predicts windows of text that have so many bytes."""
+    device, total, count = model.output.weight.device, 0.0, 0
+    for indices in plan(held.places[:, 2], budget, 0, 0):
+        loss, tokens = _loss(model, held.batch(indices, how.start, how.end).to(device), 0.0)
+        total, count = total + float(loss), count + tokens
+    bits = total / math.log(2) / max(1, size)
+    return {
+        "compression": 8 / max(bits, 1e-9),
+        "bits_per_byte": bits,
+        "perplexity": math.exp(min(total / count, 700.0)),
+    }
+
+
+def evaluate(
+    folder: str | Path,
+    *,
+    text: Sequence[str] = (),
+    device: str = "cpu",
+    progress: Progress | None = None,
+) -> dict[str, float]:
+    """How well a model, or a run's, predicts these files; by default all that it held out."""
+    saved = checkpoint.load(model_folder(folder), device=device)
+    generator = Generator(saved)
+    said = generator.about.get("config")
+    if said is None:
+        raise ValueError(f"{folder} does not say how its text is read; train it with regard")
+    config = from_json(Config, said, str(folder), "task.config")
+    tokenizer = generator.tokenizer
+    named = tuple(text) or config.valid
+    read = _stored(config, _text(named or config.text, config.examples), tokenizer, progress)
+    if named:
+        held = _windows(config, read, np.arange(len(read)), tokenizer.end)
+    else:
+        _, held = _split(config, read, tokenizer.end)
+    with torch.inference_mode():
+        size = held.bytes(tokenizer)
+        return measure(generator.model, held, generator.how, size, config.training.batch)
+
+
+# Use
+
+
+class Generator:
+    """A trained language model with its tokenizer: `Generator(saved).generate(["Once"])`."""
+
+    def __init__(self, saved: checkpoint.Saved):
+        if not isinstance(saved.model, LanguageModel):
+            raise ValueError(
+                f"{saved.folder} holds a {type(saved.model).__name__}; text is generated by a "
+                "LanguageModel"
+            )
+        self.model = saved.model
+        self.tokenizer, _ = read_pair(saved.folder)
+        self.about = dict(saved.task or {})
+        self.how = Search.read(self.about, str(saved.folder / checkpoint.CONFIG))
+
+    def generate(
+        self,
+        prompts: Sequence[str],
+        *,
+        length: int = 200,
+        temperature: float = 0.8,
+        top_k: int | None = None,
+        top_p: float | None = 0.95,
+        seed: int = 0,
+        batch: int = 64,
+    ) -> list[str]:
+        """Each prompt, gone on with by up to `length` tokens; prompt n draws from (seed, n).
+
+        A temperature of 0 takes the likeliest token each time. Of a long prompt only the end is
+        read, as much as the model has ever looked back on.
+        """
+        if isinstance(prompts, str):
+            raise ValueError("prompts must be several strings, not one; pass [prompt]")
+        how = self.how
+        before = [self.tokenizer.encode(prompt) for prompt in prompts]
+
+        def go_on(rows: list[tuple[int, list[int]]]) -> list[str]:
+            begins = [[how.start, *ids][-how.length :] for _, ids in rows]
+            step, state = language_step(self.model, capacity=max(map(len, begins)) + length)
+            if temperature == 0:
+                found = greedy(
+                    step, state, begins, end=how.end, max_length=length, banned=how.banned
+                )
+            else:
+                found = sample(
+                    step,
+                    state,
+                    begins,
+                    end=how.end,
+                    max_length=length,
+                    banned=how.banned,
+                    temperature=temperature,
+                    top_k=top_k,
+                    top_p=top_p,
+                    seed=seed,
+                    indices=[n for n, _ in rows],
+                )
+            return [
+                self.tokenizer.decode([*ids, *one.tokens]) for (_, ids), one in zip(rows, found)
+            ]
+
+        items = list(enumerate(before))
+        return list(in_order(items, go_on, length=lambda item: len(item[1]) + 1, sentences=batch))
+
+
+def use(saved: checkpoint.Saved) -> Generator:
+    """A trained model, ready to generate text."""
+    return Generator(saved)

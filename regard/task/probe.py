@@ -1,0 +1,164 @@
+"""Small questions put to small models, to see what a part is good for.
+
+    order      does A come before B?            the same tokens, another order, another answer
+    bag        are there more A than B?         the order does not matter
+    distance   what was the first token?        asked at the end, so far away
+
+Each is a function that makes a batch from (seed, step): the same pair gives the same batch. A model
+is whatever takes tokens (B, L) and gives logits (B, N): a `TextClassifier`, with or without
+positions, with few heads or many, with another layer in the place of attention.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from jaxtyping import Int
+from torch import Tensor, nn
+
+FIRST, SECOND = 0, 1
+"""The tokens A and B."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Sequences, and the answer to each."""
+
+    tokens: Int[Tensor, "B L"]
+    labels: Int[Tensor, "B"]
+
+
+Task: TypeAlias = Callable[[int, int], Asked]
+"""From (seed, step) to a batch: `lambda seed, step: order(seed, step, length=20)`."""
+
+
+def order(
+    seed: int,
+    step: int,
+    *,
+    batch: int = 64,
+    length: int = 11,
+    vocabulary: int = 13,
+    noise: float = 0.0,
+) -> Asked:
+    """Among other tokens one A and one B: 1 where A comes first, else 0."""
+    _check(length, vocabulary, least=2)
+    chance = _chance(seed, step)
+    tokens = chance.integers(2, vocabulary, (batch, length))
+    places = np.argsort(chance.random((batch, length)), 1)[:, :2]
+    rows = np.arange(batch)
+    tokens[rows, places[:, 0]], tokens[rows, places[:, 1]] = FIRST, SECOND
+    labels = (places[:, 0] < places[:, 1]).astype(np.int64)
+    return _asked(_noisy(tokens, noise, vocabulary, chance), labels)
+
+
+def bag(
+    seed: int,
+    step: int,
+    *,
+    batch: int = 64,
+    length: int = 11,
+    vocabulary: int = 13,
+    noise: float = 0.0,
+) -> Asked:
+    """1 where there are more A than B, else 0; never as many of both."""
+    _check(length, vocabulary, least=1)
+    chance = _chance(seed, step)
+    tokens = chance.integers(2, vocabulary, (batch, length))
+    # How many of both, how many of them A, and where: ties are broken by one more.
+    both = chance.integers(1, length + 1, batch)
+    ones = np.floor(chance.random(batch) * (both + 1)).astype(np.int64)
+    ones = np.where(2 * ones == both, ones + chance.choice([-1, 1], batch), ones)
+    order = np.argsort(chance.random((batch, length)), 1)
+    tokens[order < both[:, None]] = SECOND
+    tokens[order < ones[:, None]] = FIRST
+    return _asked(_noisy(tokens, noise, vocabulary, chance), (2 * ones > both).astype(np.int64))
+
+
+def distance(
+    seed: int, step: int, *, batch: int = 64, gap: int = 20, classes: int = 5, vocabulary: int = 13
+) -> Asked:
+    """One of the first tokens begins, others follow, and the answer is which one it was.
+
+    Between them and the end, where a model with `pool="last"` answers, lie `gap` tokens that mean
+    nothing, drawn from the rest of the vocabulary.
+    """
+    if gap < 0:
+        raise ValueError(f"gap ({gap}) must be 0 or more")
+    if not 2 <= classes < vocabulary:
+        raise ValueError(
+            f"classes ({classes}) must be 2 or more, and below vocabulary ({vocabulary})"
+        )
+    chance = _chance(seed, step)
+    labels = chance.integers(0, classes, batch)
+    tokens = chance.integers(classes, vocabulary, (batch, 1 + gap + 1))
+    tokens[:, 0] = labels
+    return _asked(tokens, labels)
+
+
+def train(
+    model: nn.Module,
+    task: Task,
+    steps: int,
+    *,
+    lr: float = 3e-3,
+    warmup: int = 20,
+    seed: int = 0,
+    judged: int = 20,
+) -> float:
+    """Trains a model with Adam on batches 1, 2, …, and gives its accuracy on fresh ones."""
+    device = next(model.parameters()).device
+    optimizer = torch.optim.Adam(model.parameters(), lr=lr, betas=(0.9, 0.98))
+    model.train()
+    with torch.random.fork_rng(devices=[]):
+        for step in range(1, steps + 1):
+            torch.manual_seed(seed * 1_000_003 + step)  # dropout's
+            asked = task(seed, step)
+            loss = F.cross_entropy(model(asked.tokens.to(device)), asked.labels.to(device))
+            optimizer.zero_grad()
+            loss.backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            for group in optimizer.param_groups:
+                group["lr"] = lr * min(1.0, step / max(1, warmup), 2 * (1 - (step - 1) / steps))
+            optimizer.step()
+    return accuracy(model, task, range(steps + 1, steps + 1 + judged), seed)
+
+
+@torch.no_grad()
+def accuracy(model: nn.Module, task: Task, steps: range, seed: int = 0) -> float:
+    """The share of right answers in these batches."""
+    device, right, count = next(model.parameters()).device, 0, 0
+    model.eval()
+    for step in steps:
+        asked = task(seed, step)
+        found = model(asked.tokens.to(device)).argmax(-1).cpu()
+        right, count = right + int((found == asked.labels).sum()), count + len(asked.labels)
+    return right / max(1, count)
+
+
+def _chance(seed: int, step: int) -> np.random.Generator:
+    return np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed, step])))
+
+
+def _asked(tokens: np.ndarray, labels: np.ndarray) -> Asked:
+    return Asked(torch.from_numpy(tokens.astype(np.int64)), torch.from_numpy(labels))
+
+
+def _noisy(
+    tokens: np.ndarray, noise: float, vocabulary: int, chance: np.random.Generator
+) -> np.ndarray:
+    """With this probability a token is another, which means nothing."""
+    if not 0 <= noise <= 1:
+        raise ValueError(f"noise ({noise}) must be a probability, from 0 to 1")
+    spoilt = chance.random(tokens.shape) < noise
+    return np.where(spoilt, chance.integers(2, vocabulary, tokens.shape), tokens)
+
+
+def _check(length: int, vocabulary: int, least: int) -> None:
+    if length < least:
+        raise ValueError(f"length ({length}) must be {least} or more")
+    if vocabulary < 3:
+        raise ValueError(f"vocabulary ({vocabulary}) must be 3 or more: A, B and another")
