@@ -19,9 +19,28 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _demo(options: argparse.Namespace) -> None:
-    from regard.lab.byhand import demo
+    if options.name == "byhand":
+        from regard.lab.byhand import demo as by_hand
 
-    demo()
+        by_hand()
+        return
+    from pathlib import Path
+
+    from regard.task.demo import demo
+
+    demo(options.name, Path(options.run_folder or f"runs/demo-{options.name}"))
+
+
+def _train(options: argparse.Namespace) -> None:
+    from regard.task.command import train
+
+    train(options.words)
+
+
+def _evaluate(options: argparse.Namespace) -> None:
+    from regard.task.command import evaluate
+
+    evaluate(options.words)
 
 
 def _import(options: argparse.Namespace) -> None:
@@ -60,10 +79,24 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     demo = commands.add_parser(
         "demo",
-        help="step through attention by hand and draw the masks",
-        description="Steps through attention by hand, table by table, and draws the masks.",
+        help="watch a small model learn, and see what it has learned",
+        description="Trains a small model in a minute or two, and shows what it has learned: "
+        "dates in many languages, handwritten digits, or strips of digits to read. byhand steps "
+        "through attention itself, table by table, and draws the masks.",
     )
+    demo.add_argument(
+        "name", nargs="?", default="dates", choices=["dates", "digits", "read", "byhand"]
+    )
+    demo.add_argument("--run", dest="run_folder", help="where to keep it: runs/demo-NAME")
     demo.set_defaults(run=_demo)
+
+    for name, run, about in (
+        ("train", _train, "train a model on data of one's own; see regard train --help"),
+        ("evaluate", _evaluate, "score a trained model; see regard evaluate --help"),
+    ):
+        command = commands.add_parser(name, help=about, add_help=False, prefix_chars="\0")
+        command.add_argument("words", nargs=argparse.REMAINDER)
+        command.set_defaults(run=run)
 
     import_ = commands.add_parser(
         "import",

@@ -1,0 +1,165 @@
+"""The demonstrations: a small model learns before one's eyes, and shows what it has learned.
+
+dates    dates in many languages to ISO 8601, with the attention that finds each digit
+digits   handwritten digits, by a Vision Transformer
+read     strips of handwritten digits read as text, image in, text out
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+from jaxtyping import Float, UInt8
+from torch import Tensor
+
+from regard.look.plot import grid
+from regard.task.command import carry_out
+from regard.task.load import model_folder, run_config
+
+SHOWN = ("en", "de", "fr", "es", "ru", "el", "tr", "ja", "ko", "hi", "th", "vi")
+"""Languages of which a date is shown; two of them with their attention."""
+
+
+def demo(name: str, run: Path) -> None:
+    """Trains in `run`, or, where that was done, goes straight to what was learned."""
+    shows: dict[str, Callable[[Path], None]] = {"dates": dates, "digits": digits, "read": read}
+    if name not in shows:
+        raise ValueError(f"demo ({name!r}) is unknown; choose from {', '.join(shows)}")
+    if finished(run):
+        print(f"{run} was trained before; remove it to see it learn again.\n")
+    shows[name](run)
+
+
+def finished(run: Path) -> bool:
+    """Whether a run came to its end, of which its report tells."""
+    return run_config(run) is not None and (run / "report.md").is_file()
+
+
+# Dates
+
+
+def dates(run: Path) -> None:
+    import regard.task.dates as task
+    from regard.task.load import load
+    from regard.task.text import Translator
+
+    config = task.preset("tiny")
+    print(
+        f"A Transformer learns to read dates in {len(config.languages)} languages and to write "
+        "them as ISO 8601,\ncharacter by character. One day in ten is held out: it is never seen "
+        "in any language.\n"
+    )
+    if not finished(run):
+        carry_out("dates", config, run)
+    translator = load(run)
+    assert isinstance(translator, Translator)
+    _, held = task.days(config.first, config.last)
+    judged = task.write(held, config.languages, config.judged, config.training.seed + 1)
+    written = translator.translate([date.text for date in judged])
+    right = sum(text == date.iso for text, date in zip(written, judged))
+    print(f"\nExact match on {len(judged):,} other held-out dates: {right / len(judged):.1%}\n")
+    for language in SHOWN:
+        date, text = next(
+            (date, text) for date, text in zip(judged, written) if date.language == language
+        )
+        print(f"  {'✓' if text == date.iso else '✗'} {language:<3} {date.text} → {text}")
+    for language in ("de", "ja"):
+        date = next(date for date in judged if date.language == language)
+        (text,) = translator.translate([date.text])
+        found = translator.attention(date.text, text)
+        layer, head = copying(found.weights, found.source, found.target)
+        print(
+            f"\nWhere head {head + 1} of layer {layer + 1} looks while {text} is written:\n"
+            + grid(found.weights[layer, head], found.target, found.source, indent=2)
+        )
+    print(
+        f"\nSaved in {run}: the model in {model_folder(run)}, curves.svg, report.md."
+        "\nWhat to try next:"
+        f'\n  echo "3. Oktober 1990" | regard translate {run}'
+        "\n  regard demo digits"
+        "\n  regard train translate RUN --source train.en --target train.de"
+    )
+
+
+def copying(
+    weights: Float[Tensor, "layers H L S"], source: list[str], target: list[str]
+) -> tuple[int, int]:
+    """The layer and the head that look most at the characters that are being written."""
+    same = torch.tensor([[s == t for s in source] for t in target], dtype=weights.dtype)
+    best = (weights * same).sum((-1, -2)).flatten().argmax()
+    layer, head = divmod(int(best), weights.shape[1])
+    return layer, head
+
+
+# Images
+
+
+def digits(run: Path) -> None:
+    import regard.task.classify as task
+    from regard.task.classify import Classifier
+    from regard.task.load import load
+
+    config = task.preset("tiny")
+    print("A Vision Transformer learns to tell handwritten digits apart, 8 × 8 pixels each.\n")
+    if not finished(run):
+        carry_out("classify", config, run)
+    classifier = load(run)
+    assert isinstance(classifier, Classifier)
+    held = task.build(config, run).validation
+    assert held.labels is not None
+    pixels = held.batch(np.arange(len(held)))
+    names = [classifier.labels[n] for n in held.labels.tolist()]
+    said = classifier.classify(list(pixels))
+    right = sum(one == other for one, other in zip(said, names))
+    print(f"\nRight on {len(names)} held-out digits: {right / len(names):.1%}\n")
+    wrong = [n for n, (one, other) in enumerate(zip(said, names)) if one != other]
+    some = [*range(5), *wrong[:1]]
+    blocks = [_drawn(pixels[n, 0]) for n in some]
+    for lines in zip(*blocks):
+        print("  " + "  ".join(lines))
+    labels = [
+        f"{said[n]} ✓" if said[n] == names[n] else f"{said[n]} ✗, it is {names[n]}" for n in some
+    ]
+    print("  " + "  ".join(f"{label:<16}" for label in labels).rstrip())
+    print(
+        f"\nSaved in {run}. What to try next:"
+        "\n  regard demo read"
+        "\n  regard train classify RUN --images FOLDER     (one folder of images for each class)"
+    )
+
+
+def read(run: Path) -> None:
+    import regard.task.read as task
+    from regard.task.load import load
+    from regard.task.read import Reader
+
+    config = task.preset("tiny")
+    print(
+        "A Transformer whose encoder sees an image and whose decoder writes text learns to read\n"
+        "strips of handwritten digits. The digits of the strips below were never trained on.\n"
+    )
+    if not finished(run):
+        carry_out("read", config, run)
+    reader = load(run)
+    assert isinstance(reader, Reader)
+    held = task.build(config, run).validation
+    numbers = held.number(np.arange(held.count), 0)
+    images, texts = torch.from_numpy(held.images(numbers)), held.texts(numbers)
+    said = reader.read(list(images))
+    right = sum(one == other for one, other in zip(said, texts))
+    print(f"\nRead without a mistake: {right / len(texts):.1%} of {len(texts)} strips\n")
+    for n in range(3):
+        print("\n".join("  " + line for line in _drawn(images[n, 0], wide=1)))
+        print(f"  {'✓' if said[n] == texts[n] else '✗'} {said[n]}\n")
+    print(
+        f"Saved in {run}. What to try next:"
+        "\n  regard train read RUN --images FOLDER --captions captions.txt"
+    )
+
+
+def _drawn(pixels: UInt8[Tensor, "Y X"], wide: int = 2) -> list[str]:
+    """An image in shades; a pixel is `wide` characters, since those are taller than wide."""
+    shades = " ░▒▓█"
+    levels = (pixels.float() / 255 * (len(shades) - 1)).round().long().tolist()
+    return ["".join(shades[level] * wide for level in row) for row in levels]
