@@ -37,7 +37,7 @@ class Metrics:
     def sync(self) -> None:
         """Brings all lines to the disk: a checkpoint must not be ahead of them."""
         if self.path.exists():
-            with self.path.open("rb") as file:
+            with self.path.open("ab") as file:
                 os.fsync(file.fileno())
 
     def rewind(self, step: int) -> None:

@@ -1,6 +1,10 @@
 """Two processes compute what one computes, and a run goes on with more or fewer of them."""
 
 import json
+import os
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -75,22 +79,47 @@ def test_two_are_as_one(tmp_path: Path, alone: Path, parallel: str) -> None:
         pytest.param([(2, "sharded"), (2, "data")], id="shards-data", marks=pytest.mark.slow),
     ],
 )
-@pytest.mark.parametrize("ema", [0.9])
-def test_goes_on_with_another_number(
-    tmp_path: Path, stages: list[tuple[int, str]], ema: float
-) -> None:
+def test_goes_on_with_another_number(tmp_path: Path, stages: list[tuple[int, str]]) -> None:
     """Also from a whole state to a sharded one, and back."""
+    kept = {"ema": 0.9, "evaluate_every": 6}
     for n, (processes, parallel) in enumerate(stages, 1):
         steps = 6 * n // len(stages)
-        changed = SHORT | {"parallel": parallel, "steps": steps, "ema": ema, "evaluate_every": 6}
+        changed = SHORT | {"parallel": parallel, "steps": steps} | kept
         _with(processes, tmp_path / "parts", changed)
-    _with(1, tmp_path / "whole", SHORT | {"ema": ema, "evaluate_every": 6})
+    _with(1, tmp_path / "whole", SHORT | kept)
     one, other = (_losses(tmp_path / name) for name in ("whole", "parts"))
     np.testing.assert_allclose(one, other, rtol=2e-4)
     a, b = (load_file(tmp_path / name / "best/model.safetensors") for name in ("whole", "parts"))
     for key in a:
         if not key.endswith("key.bias"):
             torch.testing.assert_close(a[key], b[key], rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.slow
+def test_torchrun_and_its_end(tmp_path: Path) -> None:
+    """Started by torchrun itself; when that is told to stop, all processes save and stop."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        f"from pathlib import Path\nfrom tests.train.starts import train\n"
+        f"train(Path({str(tmp_path / 'run')!r}), {{}}, {{'steps': 10**6, 'parallel': 'sharded'}})\n"
+    )
+    root = Path(__file__).parents[2]
+    words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    process = subprocess.Popen(
+        [*words, str(script)], env=os.environ | {"PYTHONPATH": str(root)}, cwd=root
+    )
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    deadline = time.monotonic() + 120
+    while process.poll() is None and time.monotonic() < deadline:
+        if metrics.exists() and metrics.read_bytes().count(b"lr") > 3:
+            break
+        time.sleep(0.1)
+    process.terminate()
+    assert process.wait(60) != 0
+    steps = [json.loads(line)["step"] for line in metrics.read_text().splitlines()]
+    saved = json.loads((tmp_path / "run" / "last" / "training.json").read_text())
+    assert saved["step"] >= steps[-1] > 0
+    assert saved["shards"] == f"shards/{saved['step']}"
 
 
 def _losses(run: Path) -> list[float]:

@@ -16,7 +16,8 @@ from torch import Tensor, nn
 
 from regard import checkpoint
 from regard.config import from_json
-from regard.train import report, state
+from regard.model.block import Block
+from regard.train import engine, report, state
 from regard.train.config import TrainingConfig
 from regard.train.display import Display, Moment
 from regard.train.fit import Result, fit
@@ -227,11 +228,17 @@ def test_lower_precision_learns(tmp_path: Path, precision: str) -> None:
     assert all(tensor.dtype == torch.float32 for tensor in weights(tmp_path / "last").values())
 
 
-@pytest.mark.slow
-def test_compiled_blocks(tmp_path: Path) -> None:
-    told = Told()
-    fit(Backwards(), settings(compile="yes", steps=1), tmp_path / "no", shown=told)
-    assert "2 blocks compiled" in told.words[0]
+def test_blocks_are_compiled_where_it_pays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled = []
+    monkeypatch.setattr(Block, "compile", lambda block, **how: compiled.append(how))
+    for choice, blocks in (("no", 0), ("auto", 0), ("yes", 2)):
+        fit(Backwards(), settings(compile=choice, steps=1), tmp_path / choice, shown=Display())
+        assert compiled == [{"dynamic": True}] * blocks
+    cuda = torch.device("cuda")
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
+    assert engine.compiled(Backwards().model, TrainingConfig(), cuda) == "2 blocks compiled"
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert "for want of Triton" in engine.compiled(Backwards().model, TrainingConfig(), cuda)
 
 
 def test_averages_are_what_is_kept(tmp_path: Path) -> None:
