@@ -265,4 +265,6 @@ class _Beams:
 
 
 def _pad(values: Tensor, least: int) -> Tensor:
-    return F.pad(values, (0, max(0, least - values.shape[1])), value=-math.inf)
+    """With columns of -∞ where there are too few."""
+    missing = least - values.shape[1]
+    return values if missing <= 0 else F.pad(values, (0, missing), value=-math.inf)
