@@ -5,7 +5,9 @@ entropy, and the groups of DEPTH keys with the largest scores. The k largest wei
 best groups, so `_top` looks only into those. `_columns` goes over the queries once and adds up what
 each key receives. That is two score products in all, as many products as attention itself.
 
-Scores are kept in units of log 2, because the hardware's exponential is 2^x.
+Scores are kept in units of log 2, because the hardware's exponential is 2^x. The running maximum of
+a softmax moves once in a stretch of tiles, not in each: exponentials are taken from the highest
+score before the stretch, and the stretch is done again where that was too far from its own.
 """
 
 import math
@@ -16,56 +18,47 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-LOG2E = math.log2(math.e)
+LOG2E = tl.constexpr(math.log2(math.e))
+NOTHING = tl.constexpr(-1e30)
+"""The score of what may not be seen: finite, because 0 times it must be 0."""
+FAR = tl.constexpr(60.0)
+"""How far scores may lie from the level of their exponentials: float32 holds 2^±126."""
 
 
 @triton.jit
-def _scores(q, k_ptr, k_stride, bias_ptr, bias_row, bias_column, rows, columns, width, scale,
-            L, S, WIDTH: tl.constexpr, BIAS: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
-    """Scores of a tile: q·k as it is, to be scaled later, or with a bias in units of log 2."""
+def _stretch(q, k_ptr, k_row, bias_ptr, bias_row, bias_column, rows, left, right, first, last,
+             inner, outer, width, scale, L, S, level,
+             WIDTH: tl.constexpr, COLUMNS: tl.constexpr, EVEN: tl.constexpr, BIAS: tl.constexpr,
+             PRECISION: tl.constexpr):  # fmt: skip
+    """Σ p, Σ p log2 p and each lane's best score, for keys from left to right; p = 2^(s - level).
+
+    The sums keep eight columns: so much is added up within a thread, the rest after the stretch.
+    """
+    ROWS: tl.constexpr = rows.shape[0]
     across = tl.arange(0, WIDTH)
-    k = tl.load(
-        k_ptr + columns[None, :] * k_stride + across[:, None],
-        mask=(columns[None, :] < S) & (across[:, None] < width),
-        other=0.0,
-    )
-    scores = tl.dot(q, k, input_precision=PRECISION)
-    if BIAS:
-        inside = (rows[:, None] < L) & (columns[None, :] < S)
-        place = bias_ptr + rows[:, None] * bias_row + columns[None, :] * bias_column
-        added = tl.load(place, mask=inside, other=0.0).to(tl.float32)
-        scores = scores * scale + added * 1.4426950408889634
-    return scores
-
-
-@triton.jit
-def _pass(q, k_ptr, k_stride, bias_ptr, bias_row, bias_column, rows, start, stop, first, last,
-          width, scale, L, S, peak, total, spread, peaks,
-          WIDTH: tl.constexpr, COLUMNS: tl.constexpr, MASKED: tl.constexpr, BIAS: tl.constexpr,
-          PRECISION: tl.constexpr):  # fmt: skip
-    """Go over the keys from `start` to `stop`, keeping the running softmax and each lane's best."""
-    unit = 1.0 if BIAS else scale
-    for begin in tl.range(start, stop, COLUMNS):
+    total = tl.zeros((ROWS, 8), tl.float32)
+    spread = tl.zeros((ROWS, 8), tl.float32)
+    peaks = tl.full((ROWS, COLUMNS), NOTHING, tl.float32)
+    for begin in tl.range(left, right, COLUMNS):
         columns = begin + tl.arange(0, COLUMNS)
-        scores = _scores(q, k_ptr, k_stride, bias_ptr, bias_row, bias_column, rows, columns, width,
-                         scale, L, S, WIDTH, BIAS, PRECISION)  # fmt: skip
-        if MASKED:
+        real = tl.minimum(columns, S - 1)  # cheaper than to load under a mask
+        place = k_ptr + real[None, :] * k_row + across[:, None]
+        k = tl.load(place) if EVEN else tl.load(place, mask=across[:, None] < width, other=0.0)
+        scores = tl.dot(q, k, input_precision=PRECISION)
+        if BIAS:
+            place = bias_ptr + rows[:, None] * bias_row + real[None, :] * bias_column
+            bias = tl.load(place, mask=rows[:, None] < L, other=0.0).to(tl.float32)
+            scores = tl.maximum(scores * scale + bias * LOG2E, NOTHING)
+        # From `inner` to `outer` every row of the tile sees every key.
+        if (begin < inner) | (begin + COLUMNS > outer):
             seen = (columns[None, :] >= first[:, None]) & (columns[None, :] < last[:, None])
-            scores = tl.where(seen, scores, float("-inf"))
+            scores = tl.where(seen, scores, NOTHING)
         peaks = tl.maximum(peaks, scores)
-        higher = tl.maximum(peak, tl.max(scores, 1))
-        level = tl.where(higher == float("-inf"), 0.0, higher)
-        shrink = tl.exp2((peak - level) * unit)
-        below = scores * unit - (level * unit)[:, None]
-        p = tl.exp2(below)
-        if MASKED:
-            below = tl.where(seen, below, 0.0)
-        # Σ p·(score - peak) moves with the peak: all earlier scores lie lower by the difference.
-        sunk = tl.where(peak == float("-inf"), 0.0, (peak - level) * unit)
-        spread = shrink * (spread + total * sunk) + tl.sum(p * below, 1)
-        total = shrink * total + tl.sum(p, 1)
-        peak = higher
-    return peak, total, spread, peaks
+        power = scores * (1.0 if BIAS else scale) - level[:, None]
+        p = tl.exp2(power)
+        total += tl.sum(tl.reshape(p, (ROWS, COLUMNS // 8, 8)), 1)
+        spread += tl.sum(tl.reshape(p * power, (ROWS, COLUMNS // 8, 8)), 1)
+    return total, spread, peaks
 
 
 @triton.jit
@@ -74,8 +67,8 @@ def _rows(q_ptr, k_ptr, bias_ptr, first_ptr, last_ptr, sums_ptr, entropy_ptr, wh
           bias_batch, bias_head, bias_row, bias_column, edge_batch,
           H, group, L, S, width, scale,
           WIDTH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
-          TOP: tl.constexpr, KEPT: tl.constexpr, SPAN: tl.constexpr, BIAS: tl.constexpr,
-          PRECISION: tl.constexpr):  # fmt: skip
+          TOP: tl.constexpr, KEPT: tl.constexpr, EVEN: tl.constexpr, SPAN: tl.constexpr,
+          BIAS: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
     b = (tl.program_id(1) // H).to(tl.int64)
     h = (tl.program_id(1) % H).to(tl.int64)
     # Under a causal mask the last rows have most to do: they go first.
@@ -95,64 +88,77 @@ def _rows(q_ptr, k_ptr, bias_ptr, first_ptr, last_ptr, sums_ptr, entropy_ptr, wh
         last = tl.load(last_ptr + b * edge_batch + rows, mask=real, other=S)
         start = tl.min(tl.where(real, first, S)) // COLUMNS * COLUMNS
         stop = tl.max(tl.where(real, last, 0))
-        inner = tl.cdiv(tl.max(first), COLUMNS) * COLUMNS
-        outer = tl.min(last) // COLUMNS * COLUMNS
+        inner, outer = tl.max(first), tl.min(last)
     else:
         first = tl.zeros_like(rows)
         last = tl.zeros_like(rows) + S
-        start, stop, inner = 0, S, 0
-        outer = S // COLUMNS * COLUMNS
-    # Between `inner` and `outer` every row of the tile sees every key.
-    inner = tl.maximum(tl.minimum(inner, stop), start)
-    outer = tl.maximum(outer, inner)
+        start, stop, inner, outer = 0, S, 0, S
 
-    peak = tl.full((ROWS,), float("-inf"), tl.float32)
+    unit = 1.0 if BIAS else scale
+    peak = tl.full((ROWS,), NOTHING, tl.float32)
+    level = tl.zeros((ROWS,), tl.float32)
     total = tl.zeros((ROWS,), tl.float32)
     spread = tl.zeros((ROWS,), tl.float32)
     slots = tl.arange(0, TOP)[None, :]
-    best = tl.where(slots < KEPT, tl.full((ROWS, TOP), float("-inf"), tl.float32), float("inf"))
+    best = tl.where(slots < KEPT, tl.full((ROWS, TOP), NOTHING, tl.float32), float("inf"))
     where = tl.full((ROWS, TOP), -1, tl.int32)
     lanes = tl.arange(0, COLUMNS)[None, :]
     # A stretch of DEPTH tiles at a time: a lane, every COLUMNS-th key, is a group of DEPTH keys.
     for stretch in range(start // (COLUMNS * DEPTH), tl.cdiv(stop, COLUMNS * DEPTH)):
         left = tl.maximum(start, stretch * COLUMNS * DEPTH)
         right = tl.minimum(stop, (stretch + 1) * COLUMNS * DEPTH)
-        peaks = tl.full((ROWS, COLUMNS), float("-inf"), tl.float32)
-        if SPAN:
-            peak, total, spread, peaks = _pass(
-                q, k_ptr, k_row, bias_ptr, bias_row, bias_column, rows, left,
-                tl.minimum(inner, right), first, last, width, scale, L, S,
-                peak, total, spread, peaks, WIDTH, COLUMNS, True, BIAS, PRECISION)  # fmt: skip
-        peak, total, spread, peaks = _pass(
-            q, k_ptr, k_row, bias_ptr, bias_row, bias_column, rows, tl.maximum(left, inner),
-            tl.minimum(outer, right), first, last, width, scale, L, S,
-            peak, total, spread, peaks, WIDTH, COLUMNS, False, BIAS, PRECISION)  # fmt: skip
-        peak, total, spread, peaks = _pass(
-            q, k_ptr, k_row, bias_ptr, bias_row, bias_column, rows, tl.maximum(left, outer),
-            right, first, last, width, scale, L, S,
-            peak, total, spread, peaks, WIDTH, COLUMNS, True, BIAS, PRECISION)  # fmt: skip
-        # The best groups of this stretch displace the weakest of those kept.
-        for _ in tl.static_range(KEPT):
-            highest, lane = tl.max(peaks, 1, return_indices=True)
-            peaks = tl.where(lanes == lane[:, None], float("-inf"), peaks)
-            weakest, slot = tl.min(best, 1, return_indices=True)
-            replace = (highest > weakest)[:, None] & (slots == slot[:, None])
-            best = tl.where(replace, highest[:, None], best)
-            where = tl.where(replace, stretch * COLUMNS + lane[:, None], where)
+        added = tl.zeros((ROWS, 8), tl.float32)
+        spreading = tl.zeros((ROWS, 8), tl.float32)
+        peaks = tl.full((ROWS, COLUMNS), NOTHING, tl.float32)
+        highest, rise = peak, level
+        again = True
+        while again:
+            added, spreading, peaks = _stretch(
+                q, k_ptr, k_row, bias_ptr, bias_row, bias_column, rows, left, right, first, last,
+                inner, outer, width, scale, L, S, level,
+                WIDTH, COLUMNS, EVEN, BIAS, PRECISION)  # fmt: skip
+            highest = tl.max(peaks, 1)
+            higher = tl.maximum(peak, highest)
+            rise = tl.where(higher == NOTHING, 0.0, higher * unit - level)
+            far = tl.abs(rise) > FAR
+            again = tl.max(far.to(tl.int32), 0) > 0
+            # A level can only fall before anything was added up.
+            total, spread, level = _lift(total, spread, level, tl.where(far, rise, 0.0), 0.0)
+        total += tl.sum(added, 1)
+        spread += tl.sum(spreading, 1)
+        total, spread, level = _lift(total, spread, level, rise, FAR)
+        peak = tl.maximum(peak, highest)
+        # While some row's best group is better than the weakest it has kept, it takes that place.
+        weakest = tl.min(best, 1)
+        while tl.max((highest > weakest).to(tl.int32), 0) > 0:
+            lane = tl.min(tl.where(peaks == highest[:, None], lanes, COLUMNS), 1)
+            place = (highest > weakest)[:, None] & (slots == tl.argmin(best, 1)[:, None])
+            best = tl.where(place, highest[:, None], best)
+            where = tl.where(place, stretch * COLUMNS + lane[:, None], where)
+            peaks = tl.where(lanes == lane[:, None], NOTHING, peaks)
+            highest = tl.max(peaks, 1)
+            weakest = tl.min(best, 1)
 
     some = total > 0
     safe = tl.where(some, total, 1.0)
     out = tl.program_id(1).to(tl.int64) * L + rows
     # For a row that sees nothing, an infinite sum makes every weight 0 later on.
-    unit = 1.0 if BIAS else scale
-    tl.store(sums_ptr + out, tl.where(some, peak * unit + tl.log2(safe), float("inf")), mask=real)
-    nats = (tl.log2(safe) - spread / safe) * 0.6931471805599453
+    tl.store(sums_ptr + out, tl.where(some, level + tl.log2(safe), float("inf")), mask=real)
+    nats = (tl.log2(safe) - spread / safe) / LOG2E
     tl.store(entropy_ptr + out, tl.where(some, nats, 0.0), mask=real)
-    place = out[:, None] * TOP + slots
-    tl.store(where_ptr + place, where, mask=real[:, None])
-    tile = tl.program_id(1).to(tl.int64) * tl.num_programs(0) + block
-    tl.store(reach_ptr + tile * 2, start)
-    tl.store(reach_ptr + tile * 2 + 1, stop)
+    tl.store(where_ptr + out[:, None] * TOP + slots, where, mask=real[:, None])
+    reach_ptr += (tl.program_id(1).to(tl.int64) * tl.num_programs(0) + block) * 4
+    tl.store(reach_ptr, start)
+    tl.store(reach_ptr + 1, stop)
+    tl.store(reach_ptr + 2, inner)
+    tl.store(reach_ptr + 3, outer)
+
+
+@triton.jit
+def _lift(total, spread, level, rise, fall):
+    """Sums of p and p log2 p as of a level that is higher by `rise`, or lower by `fall` at most."""
+    shrink = tl.exp2(tl.minimum(-rise, fall))
+    return shrink * total, shrink * (spread - total * rise), level + rise
 
 
 @triton.jit
@@ -190,18 +196,19 @@ def _top(q_ptr, k_ptr, bias_ptr, first_ptr, last_ptr, sums_ptr, where_ptr,
     if BIAS:
         place = bias_ptr + b * bias_batch + h * bias_head
         place += rows[:, None] * bias_row + columns * bias_column
-        scores += tl.load(place, mask=valid, other=0.0).to(tl.float32) * 1.4426950408889634
+        scores += tl.load(place, mask=valid, other=0.0).to(tl.float32) * LOG2E
     scores = tl.where(valid, scores, float("-inf"))
     sums = tl.load(sums_ptr + out, mask=real, other=float("inf"))
     index = tl.arange(0, TOP * DEPTH)[None, :]
     for r in tl.static_range(KEPT):
-        peak, at = tl.max(scores, 1, return_indices=True)
-        hit = index == at[:, None]
+        peak = tl.max(scores, 1)
+        at = tl.min(tl.where(scores == peak[:, None], index, TOP * DEPTH - 1), 1)
+        scores = tl.where(index == at[:, None], float("-inf"), scores)
         weight = tl.exp2(peak - sums)
-        column = tl.sum(tl.where(hit, columns, 0), 1)
+        lane = tl.sum(tl.where(slots == (at // DEPTH)[:, None], base, 0), 1)
+        column = lane + at % DEPTH * COLUMNS
         tl.store(weight_ptr + out * KEPT + r, weight, mask=real)
         tl.store(position_ptr + out * KEPT + r, tl.where(weight > 0, column, -1), mask=real)
-        scores = tl.where(hit, float("-inf"), scores)
 
 
 @triton.jit
@@ -228,13 +235,14 @@ def _columns(q_ptr, k_ptr, bias_ptr, first_ptr, last_ptr, sums_ptr, reach_ptr, r
     if SPAN:
         # From the first to the last tile of rows that reaches these columns.
         tiles = tl.arange(0, TILES)
-        reach_ptr += tl.program_id(1).to(tl.int64) * high * 2 + tiles * 2
-        start = tl.load(reach_ptr, mask=tiles < high, other=S)
-        stop = tl.load(reach_ptr + 1, mask=tiles < high, other=0)
+        reach_ptr += tl.program_id(1).to(tl.int64) * high * 4
+        start = tl.load(reach_ptr + tiles * 4, mask=tiles < high, other=S)
+        stop = tl.load(reach_ptr + tiles * 4 + 1, mask=tiles < high, other=0)
         met = (start < begin + COLUMNS) & (stop > begin)
         low = tl.min(tl.where(met, tiles, TILES))
         high = tl.max(tl.where(met, tiles + 1, 0))
-    received = tl.zeros((ROWS, COLUMNS), tl.float32)
+    # A thread holds rows i and i + 8: added up at once, they take half the registers.
+    received = tl.zeros((ROWS // 16, 8, COLUMNS), tl.float32)
     for tile in tl.range(low, high):
         rows = tile * ROWS + tl.arange(0, ROWS)
         q = tl.load(
@@ -246,17 +254,20 @@ def _columns(q_ptr, k_ptr, bias_ptr, first_ptr, last_ptr, sums_ptr, reach_ptr, r
         if BIAS:
             inside = (rows[:, None] < L) & (columns[None, :] < S)
             place = bias_ptr + rows[:, None] * bias_row + columns[None, :] * bias_column
-            scores += tl.load(place, mask=inside, other=0.0).to(tl.float32) * 1.4426950408889634
+            scores += tl.load(place, mask=inside, other=0.0).to(tl.float32) * LOG2E
         sums = tl.load(sums_ptr + rows, mask=rows < L, other=float("inf"))
         p = tl.exp2(scores - sums[:, None])
         if SPAN:
-            first = tl.load(first_ptr + b * edge_batch + rows, mask=rows < L, other=0)
-            last = tl.load(last_ptr + b * edge_batch + rows, mask=rows < L, other=0)
-            seen = (columns[None, :] >= first[:, None]) & (columns[None, :] < last[:, None])
-            p = tl.where(seen, p, 0.0)
-        received += p
+            inner, outer = tl.load(reach_ptr + tile * 4 + 2), tl.load(reach_ptr + tile * 4 + 3)
+            some_hidden = (begin < inner) | (begin + COLUMNS > outer)
+            if some_hidden:
+                first = tl.load(first_ptr + b * edge_batch + rows, mask=rows < L, other=0)
+                last = tl.load(last_ptr + b * edge_batch + rows, mask=rows < L, other=0)
+                seen = (columns[None, :] >= first[:, None]) & (columns[None, :] < last[:, None])
+                p = tl.where(seen, p, 0.0)
+        received += tl.sum(tl.reshape(p, (ROWS // 16, 2, 8, COLUMNS)), 1)
     out = received_ptr + tl.program_id(1).to(tl.int64) * S + columns
-    tl.store(out, tl.sum(received, 0), mask=columns < S)
+    tl.store(out, tl.sum(tl.sum(received, 0), 0), mask=columns < S)
 
 
 def statistics(
@@ -266,23 +277,21 @@ def statistics(
     beta: float,
     bias: Tensor | None,
     topk: int,
-    tile: tuple[int, int, int, int] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """(entropy, received, top weights, top positions) for query (B, H, L, K), key (B, G, S, K).
 
-    `edges` gives each row's first and past-the-last key, (B or 1, L); `tile` the rows and columns
-    of a tile, its warps and pipeline stages.
+    `edges` gives each row's first and past-the-last key, (B or 1, L).
     """
     B, H, L, K = query.shape
     G, S = key.shape[1], key.shape[2]
     query, key = (t if t.stride(-1) == 1 else t.contiguous() for t in (query, key))
     width = max(16, triton.next_power_of_2(K))
-    if tile is None:
-        tile = (64, 64, 4, 3) if width <= 64 else (64, 128, 4, 3)
-    if query.dtype == torch.float32 or width > 128:
-        tile = (64, 64, 4, 2)
-    rows, columns, warps, stages = tile
-    depth = 16 if width <= 64 else 8  # keys in a group: more make `_rows` cheaper, fewer `_top`
+    # Tiles, stages and depths are the fastest of those tried on an H200. Keys in a group: more
+    # make `_rows` cheaper, fewer `_top`.
+    small = query.dtype == torch.float32 or width > 128
+    rows, columns = 64, 64 if small else 128
+    stages = 2 if small or width > 64 else 3
+    depth = 16 if width <= 64 else 8
     top = triton.next_power_of_2(topk)
     if edges is None:
         first = last = torch.empty(1, 1, device=query.device, dtype=torch.int32)
@@ -297,7 +306,7 @@ def statistics(
     new = query.new_empty
     sums, entropy = new(B, H, L, dtype=torch.float32), new(B, H, L, dtype=torch.float32)
     where = new(B, H, L, top, dtype=torch.int32)
-    reach = new(B, H, triton.cdiv(L, rows), 2, dtype=torch.int32)
+    reach = new(B, H, triton.cdiv(L, rows), 4, dtype=torch.int32)
     received = new(B, H, S, dtype=torch.float32)
     top_weights = new(B, H, L, topk, dtype=torch.float32)
     top_positions = new(B, H, L, topk, dtype=torch.int64)
@@ -307,25 +316,26 @@ def statistics(
         *bias_strides,
         first.stride(0) if first.shape[0] > 1 else 0,
     )
-    sizes = (H, H // G, L, S, K, beta * LOG2E)
+    sizes = (H, H // G, L, S, K, beta * LOG2E.value)
     kinds: dict[str, Any] = {"SPAN": edges is not None, "BIAS": bias is not None, "WIDTH": width}
     precision = "ieee" if query.dtype == torch.float32 else "tf32"
     common = (query, key, bias_ptr, first, last)
     _rows[(triton.cdiv(L, rows), B * H)](
         *common, sums, entropy, where, reach, *strides, *sizes,
-        ROWS=rows, COLUMNS=columns, DEPTH=depth, TOP=top, KEPT=topk, PRECISION=precision,
-        num_warps=warps, num_stages=stages, **kinds,
+        ROWS=rows, COLUMNS=columns, DEPTH=depth, TOP=top, KEPT=topk, EVEN=width == K,
+        PRECISION=precision, num_warps=4, num_stages=stages, **kinds,
     )  # fmt: skip
-    few = max(1, 512 // (top * depth))
+    # As many numbers as a warp holds well.
+    few = max(1, 8192 // (top * depth * width))
     _top[(triton.cdiv(L, few), B * H)](
         *common, sums, where, top_weights, top_positions, *strides, *sizes,
         ROWS=few, COLUMNS=columns, DEPTH=depth, TOP=top, KEPT=topk,
-        num_warps=4, **kinds,
+        num_warps=max(1, top * depth * width // 8192), **kinds,
     )  # fmt: skip
-    _columns[(triton.cdiv(S, columns), B * H)](
+    _columns[(triton.cdiv(S, 64), B * H)](
         *common, sums, reach, received, *strides, *sizes,
-        ROWS=rows, COLUMNS=columns, PRECISION=precision,
+        ROWS=rows, COLUMNS=64, PRECISION=precision,
         TILES=triton.next_power_of_2(triton.cdiv(L, rows)),
-        num_warps=warps, num_stages=stages, **kinds,
+        num_warps=4, num_stages=2 if small else 3, **kinds,
     )  # fmt: skip
     return entropy, received, top_weights, top_positions

@@ -126,6 +126,39 @@ def test_statistics_stream_and_take_a_bias() -> None:
     assert torch.cuda.max_memory_allocated() - before < 64e6  # the matrix would be 2.1 GB
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("mask", [None, causal(), window(300)], ids=["none", "causal", "window"])
+def test_statistics_of_scores_that_leave_the_level(mask: Mask | None, dtype: torch.dtype) -> None:
+    """Exponentials are taken from the best of earlier keys, wherever the later ones lie."""
+    S = 3001
+    way = torch.linspace(0, 1e4, S)
+    noise = 1000 * torch.randn(S)
+    for scores in (way, -way, way - 1e4, way * torch.sin(way), noise, torch.full((S,), -1e4)):
+        q = torch.zeros(1, 1, S, 64, device="cuda", dtype=dtype)
+        k = torch.zeros_like(q)
+        q[..., 0], k[..., 0] = 1, scores.to("cuda", dtype)
+        have = statistics(q, k, mask, beta=1.0)
+        wide = (t.double() for t in (q, k, k))
+        want = _chunked(arguments(*wide, mask, 1.0, None), 4)
+        # In units of log 2, float32 holds scores of 1e4 to 2^-10.
+        for mine, right in zip(have[:3], want[:3]):
+            torch.testing.assert_close(mine.double(), right, atol=5e-3, rtol=5e-3)
+
+
+def test_statistics_keep_ties_and_what_a_bias_hides() -> None:
+    q, k = torch.ones(1, 2, 67, 32, device="cuda"), torch.ones(1, 2, 3001, 32, device="cuda")
+    found = statistics(q, k, topk=16).top_positions
+    assert bool((found.sort(-1).values.diff(dim=-1) > 0).all())
+    assert bool(((found >= 0) & (found < 3001)).all())
+    bias = torch.zeros(1, 1, 67, 3001, device="cuda")
+    bias[..., 100:2900], bias[:, :, 7] = -torch.inf, -torch.inf
+    have = statistics(q, k, bias=bias, topk=3)
+    want = _chunked(arguments(q, k, k, None, None, bias), 3)
+    for mine, right in zip(have[:3], want[:3]):
+        torch.testing.assert_close(mine, right, atol=1e-4, rtol=1e-4)
+    assert bool((have.top_positions[:, :, 7] == -1).all())
+
+
 def test_large_scores_do_not_overflow() -> None:
     def compare(dtype: torch.dtype) -> None:
         signs = torch.tensor([1.0, -1, 1, -1, 1, -1, -1, -1], device="cuda")
