@@ -106,14 +106,15 @@ def _on_cuda(given: Arguments, dropout: float, flag: Plan | None) -> Plan:
     B, H, L, K = query.shape
     S, V = key.shape[2], value.shape[3]
     short = max(L, S) <= 64 and max(K, V) <= 128
+    narrow = max(K, V) <= 64
     if flag is not None:
-        return _SHORT if short and max(K, V) <= 64 and L > 1 else flag
+        return _SHORT if short and narrow and L > 1 else flag
     assert mask is not None
     training = _trains(query, key, value)
     # Calling FlexAttention takes the host longer than any other way, more so if its rule looks
     # things up; it must have enough to do meanwhile.
     looks_up = any(isinstance(part, Documents) for part in mask.parts)
-    enough = 6e10 if looks_up else 1.5e10
+    enough = 3e10 if looks_up else 1.5e10
     flexible = (
         dropout == 0
         and min(K, V) >= 16
@@ -128,17 +129,19 @@ def _on_cuda(given: Arguments, dropout: float, flag: Plan | None) -> Plan:
     fits = max(K, V) <= 256
     match others:
         case []:
-            if short:
+            if short and narrow:
                 return _SHORT_TENSOR
-            wins = (256 if K <= 64 else 4096) <= L and not training
+            wins = (256 if narrow else 4096) <= L and not training
             if banded and fits and not (flexible and wins):
                 return _BAND
         case [Packing()] if banded and fits:
             return _LENGTHS
         case [Documents(edges=found)] if found is not None and L == S and banded and fits:
-            if not short and 64 * _count(found) <= B * L:
+            mean = B * L // _count(found)
+            wins = mean >= 2048 and not narrow and not training
+            if not short and mean >= 64 and not (flexible and wins):
                 return _LENGTHS
-        case [Padding()] if not bands and fits and not short:
+        case [Padding()] if not bands and fits and not (short and narrow):
             if not (flexible and (2048 if training else 1024) <= L):
                 return _PADDING
     if short:
