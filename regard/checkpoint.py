@@ -91,6 +91,7 @@ def save(
         with exchange.draft(target) as draft:
             # One key: with more, their order would change from save to save.
             save_file(tensors, draft / WEIGHTS, {"regard": json.dumps(about)})
+            (draft / WEIGHTS).chmod(0o666 & draft.stat().st_mode)  # readable as the folder is
             for name, content in extras.items():
                 if isinstance(content, bytes):
                     (draft / name).write_bytes(content)
