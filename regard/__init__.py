@@ -36,6 +36,7 @@ __all__ = [
     "causal",
     "documents",
     "explain",
+    "load",
     "packed",
     "padding",
     "prefix",
@@ -77,6 +78,7 @@ if TYPE_CHECKING:
         TransformerConfig,
     )
     from regard.model.vit import VisionConfig, VisionTransformer
+    from regard.task.load import load
 else:
     # Out of a type checker's sight, which would otherwise believe in any name at all.
     import sys
@@ -94,6 +96,7 @@ else:
         "regard.model.transformer": "AudioSource ImageSource TextSource Transformer "
         "TransformerConfig",
         "regard.model.vit": "VisionConfig VisionTransformer",
+        "regard.task.load": "load",
     }
 
     def __getattr__(name):

@@ -45,7 +45,7 @@ def _tiny() -> EncoderShape:
 def _short() -> TrainingConfig:
     return TrainingConfig(
         epochs=10,
-        minutes=10,
+        minutes=10.0,
         batch=4096,
         lr=1e-3,
         warmup=100,
@@ -335,6 +335,7 @@ def _model(
     return model.freeze() if config.freeze else model
 
 
+@torch.no_grad()
 def measure(model: TextClassifier, held: Texts, budget: int) -> dict[str, float]:
     """The share of texts whose likeliest label is theirs, and the mean loss."""
     device, right, loss = model.head.weight.device, 0, 0.0
@@ -363,8 +364,7 @@ def evaluate(
     rows, _ = read(named or config.texts, columns or config.columns)
     held = rows if named else _split(rows, config.held_out)[1]
     read_as = Texts(held, labeler.labels, labeler.tokenizer, labeler.longest)
-    with torch.inference_mode():
-        return measure(labeler.model, read_as, config.training.batch)
+    return measure(labeler.model, read_as, config.training.batch)
 
 
 # Use

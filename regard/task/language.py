@@ -48,7 +48,7 @@ def _tiny() -> LanguageShape:
 
 def _short() -> TrainingConfig:
     return TrainingConfig(
-        minutes=20,
+        minutes=20.0,
         batch=4096,
         lr=2e-3,
         warmup=200,
@@ -391,6 +391,7 @@ def _loss(model: LanguageModel, batch: LanguageBatch, smoothing: float) -> tuple
     return cross_entropy(states, model.output, batch.labels, smoothing), batch.tokens
 
 
+@torch.no_grad()
 def measure(
     model: LanguageModel, held: Windows, how: Search, size: int, budget: int
 ) -> dict[str, float]:
@@ -428,9 +429,8 @@ def evaluate(
         held = _windows(config, read, np.arange(len(read)), tokenizer.end)
     else:
         _, held = _split(config, read, tokenizer.end)
-    with torch.inference_mode():
-        size = held.bytes(tokenizer)
-        return measure(generator.model, held, generator.how, size, config.training.batch)
+    size = held.bytes(tokenizer)
+    return measure(generator.model, held, generator.how, size, config.training.batch)
 
 
 # Use
@@ -455,9 +455,9 @@ class Generator:
         prompts: Sequence[str],
         *,
         length: int = 200,
-        temperature: float = 0.8,
+        temperature: float | int = 0.8,
         top_k: int | None = None,
-        top_p: float | None = 0.95,
+        top_p: float | int | None = 0.95,
         seed: int = 0,
         batch: int = 64,
     ) -> list[str]:

@@ -228,12 +228,13 @@ class Translator:
     def __init__(
         self,
         model: Transformer,
-        tokenizers: tuple[AnyTokenizer, AnyTokenizer],
+        tokenizers: tuple[AnyTokenizer, AnyTokenizer] | str,
         how: Search,
         about: Mapping[str, Any] | None = None,
     ):
+        """Where there are no tokenizers, a sentence that says so."""
         self.model = model
-        self.source_tokenizer, self.tokenizer = tokenizers
+        self._tokenizers = tokenizers
         self.how = how
         self.about = dict(about or {})
 
@@ -244,7 +245,27 @@ class Translator:
             raise ValueError(f"{saved.folder} holds a {type(saved.model).__name__}, no Transformer")
         about = saved.task or {}
         how = Search.read(about, str(saved.folder / CONFIG))
-        return cls(saved.model, read_pair(saved.folder), how, about)
+        tokenizers: tuple[AnyTokenizer, AnyTokenizer] | str
+        try:
+            tokenizers = read_pair(saved.folder)
+        except ValueError as error:  # the model is of use without one
+            tokenizers = str(error)
+        return cls(saved.model, tokenizers, how, about)
+
+    @property
+    def source_tokenizer(self) -> AnyTokenizer:
+        """That of the texts that are read."""
+        return self._tokenizer(0)
+
+    @property
+    def tokenizer(self) -> AnyTokenizer:
+        """That of the texts that are written; often the same."""
+        return self._tokenizer(1)
+
+    def _tokenizer(self, side: int) -> AnyTokenizer:
+        if isinstance(self._tokenizers, str):
+            raise ValueError(self._tokenizers)
+        return self._tokenizers[side]
 
     def translate(
         self, texts: Sequence[str], *, beams: int | None = None, batch: int = 64
@@ -267,7 +288,7 @@ class Translator:
 
         def parts() -> Iterator[list[int]]:
             for text in texts:
-                cut = self._parts(self.source_tokenizer.encode(text))
+                cut = self._parts(self._encode(text))
                 counts.append(len(cut))
                 yield from cut
 
@@ -287,12 +308,12 @@ class Translator:
     ) -> list[list[Written]]:
         """The best few for each text, best first, with their scores; too long a text is cut."""
         how = self.how if beams is None else replace(self.how, beams=beams)
-        sources = [self.source_tokenizer.encode(text)[: how.length] for text in texts]
+        sources = [self._encode(text)[: how.length] for text in texts]
         return list(in_order(sources, lambda some: self._search(some, how, n_best)))
 
     def attention(self, text: str, written: str | Sequence[int]) -> Attended:
         """The cross-attention of every layer and head while this was, or is, written."""
-        source = [*self.source_tokenizer.encode(text), self.how.end]
+        source = [*self._encode(text), self.how.end]
         tokens = self.tokenizer.encode(written) if isinstance(written, str) else list(written)
         device = self.model.output.weight.device
         target = torch.tensor([[self.how.start, *tokens]], device=device)
@@ -306,6 +327,9 @@ class Translator:
             self.tokenizer.pieces([*tokens, self.how.end]),
             torch.stack([asked.weights()[0] for asked in seen.values()]).float().cpu(),
         )
+
+    def _encode(self, text: str) -> list[int]:
+        return self.source_tokenizer.encode(text.strip())  # as the texts it was trained on
 
     def _search(self, sources: list[list[int]], how: Search, n_best: int) -> list[list[Written]]:
         real = [source for source in sources if source]
@@ -396,6 +420,7 @@ class Transduction:
         scores = self.judge(written, [target for _, target in self.held_out])
         return {**scores, "perplexity": self._perplexity(model)}
 
+    @torch.no_grad()
     def _perplexity(self, model: Transformer) -> float:
         """e to the mean loss of a token, without smoothing."""
         pairs = Listed(self.held_out, *self.tokenizers)

@@ -56,7 +56,7 @@ def _tiny() -> TransformerShape:
 
 def _short() -> TrainingConfig:
     return TrainingConfig(
-        minutes=20,
+        minutes=20.0,
         batch=4096,
         lr=1.5e-3,
         warmup=400,
@@ -235,6 +235,7 @@ class Translation(Transduction):
         held: Sequence[Pair],
         notes: Sequence[str],
     ):
+        model = _model(config, saved, tokenizers)
         how = _search(config, saved, tokenizers)
         settings = to_json(config)
         del settings["training"]  # which the run keeps by itself
@@ -245,7 +246,7 @@ class Translation(Transduction):
             "held_out": len(held),
         }
         super().__init__(
-            _model(config, saved, tokenizers),
+            model,
             tokenizers,
             examples,
             held[: config.judged],

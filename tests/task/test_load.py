@@ -1,0 +1,97 @@
+"""From a folder to something that works, whatever the folder."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+import regard
+from regard import checkpoint
+from regard.data.tokenizer import Tokenizer
+from regard.model.language import LanguageConfig, LanguageModel
+from regard.model.transformer import Transformer
+from regard.task.load import load, model_folder, run_config
+from regard.task.text import Search, Translator, build_transformer
+from tests.task.samples import SHAPE
+
+TOKENIZER = Tokenizer.characters(["abc "])
+ABOUT = {"name": "translate", "start": 1, "end": 2, "pad": 0, "banned": [0, 1], "beams": 1}
+
+
+def model() -> Transformer:
+    return build_transformer(SHAPE, (TOKENIZER, TOKENIZER), seed=3)
+
+
+def save(folder: Path, about: dict[str, object] | None, tokenizer: bool = True) -> Path:
+    files = {"tokenizer.json": TOKENIZER.to_bytes()} if tokenizer else {}
+    checkpoint.save(folder, model(), files=files, task=about)
+    return folder
+
+
+def test_it_is_a_part_of_the_public_face(tmp_path: Path) -> None:
+    translator = regard.load(save(tmp_path / "model", ABOUT))
+    assert isinstance(translator, Translator)
+    assert isinstance(translator.model, Transformer)
+    assert translator.tokenizer.size == TOKENIZER.size
+    assert len(translator.translate(["abc", ""])) == 2
+
+
+def test_what_was_saved_says_the_same(tmp_path: Path) -> None:
+    how = Search.read(ABOUT, "here")
+    fresh = Translator(model().eval(), (TOKENIZER, TOKENIZER), how)
+    texts = ["abc", "c a", "bb"]
+    assert load(save(tmp_path / "model", ABOUT)).translate(texts) == fresh.translate(texts)
+
+
+def test_a_runs_best_model_counts(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "config.json").write_text(json.dumps({"format": 1, "kind": "run"}), encoding="utf-8")
+    with pytest.raises(ValueError, match="saved no model yet"):
+        load(run)
+    save(run / "last", ABOUT)
+    assert model_folder(run) == run / "last"
+    save(run / "best", ABOUT)
+    assert model_folder(run) == run / "best"
+    assert run_config(run) == {"format": 1, "kind": "run"}
+    assert run_config(run / "best") is None
+    assert isinstance(load(run), Translator)
+
+
+def test_dtype_and_parts_of_ones_own(tmp_path: Path) -> None:
+    folder = save(tmp_path / "model", ABOUT)
+    assert load(folder, dtype=torch.float64).model.output.weight.dtype == torch.float64
+    own = model()
+    assert load(folder, model=own).model is own
+
+
+def test_without_a_tokenizer_only_translating_is_refused(tmp_path: Path) -> None:
+    folder = save(tmp_path / "model", ABOUT, tokenizer=False)
+    translator = load(folder)
+    assert isinstance(translator.model, Transformer)
+    with pytest.raises(ValueError, match="has no tokenizer"):
+        translator.translate(["abc"])
+
+
+@pytest.mark.parametrize("about", [None, {"name": "juggle"}])
+def test_an_unknown_task_is_named(tmp_path: Path, about: dict[str, object] | None) -> None:
+    said = "does not say what" if about is None else "is for 'juggle'"
+    with pytest.raises(ValueError, match=f"{said}.*known are translate, dates, classify"):
+        load(save(tmp_path / "model", about))
+
+
+def test_a_model_that_is_not_the_tasks_is_refused(tmp_path: Path) -> None:
+    other = LanguageModel(LanguageConfig(7, width=8, heads=2, feed_forward=8, layers=1))
+    files = {"tokenizer.json": TOKENIZER.to_bytes()}
+    checkpoint.save(tmp_path / "model", other, files=files, task=ABOUT)
+    with pytest.raises(ValueError, match="holds a LanguageModel"):
+        load(tmp_path / "model")
+    for name in ("label", "language"):
+        with pytest.raises(ValueError, match="holds a Transformer"):
+            load(save(tmp_path / name, {**ABOUT, "name": name}))
+
+
+def test_no_folder_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="nowhere"):
+        load(tmp_path / "nowhere")

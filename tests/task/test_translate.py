@@ -1,0 +1,292 @@
+"""Translation of the user's files: what is trained on, held out, searched, scored and refused."""
+
+import gzip
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from regard import checkpoint
+from regard.config import from_json, to_json
+from regard.data.tokenizer import Tokenizer
+from regard.model.transformer import Transformer
+from regard.task import translate
+from regard.task.load import load
+from regard.task.text import Search, Translator, build_transformer, search
+from regard.task.translate import Config, build
+from tests.task.samples import SHAPE, TRAINING, backwards, lines, sentences, trained
+
+SOURCES = sentences(211)
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Config:
+    source = lines(tmp_path / "train.a", SOURCES)
+    target = lines(tmp_path / "train.b", [backwards(text) for text in SOURCES])
+    return Config(
+        source=(source,),
+        target=(target,),
+        held_out=17,
+        vocabulary=290,
+        longest=30,
+        cache=str(tmp_path / "cache"),
+        beams=2,
+        model=SHAPE,
+        training=TRAINING,
+    )
+
+
+def trained_on(task: translate.Translation) -> set[str]:
+    tokenizer = task.tokenizers[0]
+    return {tokenizer.decode(task.examples.pair(i)[0]) for i in range(len(task.examples))}
+
+
+def test_what_is_held_out_is_never_trained_on(config: Config) -> None:
+    task = build(config)
+    held = {source for source, _ in task.held_out}
+    assert len(held) == 17
+    assert trained_on(task) == set(SOURCES) - held
+    assert all(target == backwards(source) for source, target in task.held_out)
+
+
+def test_all_translations_of_a_held_out_source_are(tmp_path: Path, config: Config) -> None:
+    """By the source's hash, not by line: else a model would have seen what it is asked."""
+    again = lines(tmp_path / "again.a", SOURCES * 2)
+    other = lines(tmp_path / "again.b", [*map(backwards, SOURCES), *SOURCES])
+    task = build(replace(config, source=(again,), target=(other,)))
+    held = {source for source, _ in task.held_out}
+    assert len(task.held_out) == len(held) == 17
+    assert not trained_on(task) & held
+    assert len(task.examples) == 2 * (len(SOURCES) - 17)
+
+
+def test_another_order_of_lines_holds_out_the_same(tmp_path: Path, config: Config) -> None:
+    turned = lines(tmp_path / "turned.a", SOURCES[::-1])
+    other = lines(tmp_path / "turned.b", [backwards(text) for text in SOURCES[::-1]])
+    task = build(replace(config, source=(turned,), target=(other,)))
+    assert task.held_out == build(config).held_out
+
+
+def test_a_tenth_at_most_is_held_out(config: Config) -> None:
+    assert len(build(replace(config, held_out=1000, judged=1000)).held_out) == 21
+
+
+def test_a_table_and_a_compressed_one_are_the_same(tmp_path: Path, config: Config) -> None:
+    text = "".join(f"{n}\t{backwards(s)}\t{s}\n" for n, s in enumerate(SOURCES))
+    (tmp_path / "pairs.tsv").write_text(text, encoding="utf-8")
+    (tmp_path / "pairs.tsv.gz").write_bytes(gzip.compress(text.encode()))
+    both = [
+        build(replace(config, source=(), target=(), pairs=(str(tmp_path / name),), columns=(2, 1)))
+        for name in ("pairs.tsv", "pairs.tsv.gz")
+    ]
+    for task in both:
+        assert task.held_out == build(config).held_out
+        assert trained_on(task) == trained_on(build(config))
+
+
+def test_files_to_validate_on_leave_all_others_to_train_on(tmp_path: Path, config: Config) -> None:
+    source = lines(tmp_path / "valid.a", ["ab cd", "tu"])
+    target = lines(tmp_path / "valid.b", ["cd ab", "tu"])
+    task = build(replace(config, valid_source=(source,), valid_target=(target,)))
+    assert task.held_out == [("ab cd", "cd ab"), ("tu", "tu")]
+    assert len(task.examples) == len(SOURCES)
+
+
+def test_bad_lines_are_reported_or_refused(tmp_path: Path, config: Config) -> None:
+    source = lines(tmp_path / "bad.a", [*SOURCES, "", "ab " * 70])
+    target = lines(tmp_path / "bad.b", [*map(backwards, SOURCES), "cd", "ab"])
+    bad = replace(config, source=(source,), target=(target,), longest=30)
+    notes = build(bad).notes
+    assert any("an empty side" in note and "line 212" in note for note in notes)
+    assert any("too long" in note and "line 213" in note for note in notes)
+    with pytest.raises(ValueError, match="an empty side"):
+        build(replace(bad, on_bad="refuse"))
+
+
+@pytest.mark.parametrize("words", ["joint", "separate", "characters"])
+def test_every_way_of_cutting_words(config: Config, words: translate.Words) -> None:
+    task = build(replace(config, words=words))
+    source, target = task.tokenizers
+    assert (source is target) == (words != "separate")
+    text = SOURCES[0]
+    assert source.decode(source.encode(text)) == text
+    batch = task.batch(np.arange(3), 1)
+    loss, count = task.loss(batch)
+    assert loss.isfinite()
+    assert count == batch.labels.numel()
+    names = {"tokenizer.json"} if source is target else set(task.files())
+    assert set(task.files()) == names
+    if words == "separate":
+        assert task.model.config.share == "target"
+
+
+def test_an_existing_tokenizer_is_used(tmp_path: Path, config: Config) -> None:
+    path = tmp_path / "own.json"
+    path.write_bytes(Tokenizer.characters(SOURCES).to_bytes())
+    task = build(replace(config, tokenizer=str(path)))
+    assert task.files() == {"tokenizer.json": path.read_bytes()}
+    assert len(task.held_out) == 17
+
+
+def test_a_run_goes_on_repeats_itself_and_translates(tmp_path: Path, config: Config) -> None:
+    run = tmp_path / "run"
+    task = build(config, run)
+    trained(task, TRAINING, run)
+    kept = (run / translate.HELD_OUT).read_text(encoding="utf-8").splitlines()
+    assert [tuple(json.loads(line)) for line in kept] == task.held_out
+    # It goes on with the tokenizer and the sentences that it has.
+    again = build(config, run)
+    assert again.held_out == task.held_out
+    assert trained(again, TRAINING, run, steps=4).step == 4
+    translator = load(run)
+    assert isinstance(translator, Translator)
+    texts = ["ab cd", "", "   ", "tu " * 70, "Ω \u200b", "ab cd"]
+    written = translator.translate(texts)
+    assert len(written) == len(texts)
+    assert written[0] == written[5]
+    assert written[1] == written[2] == ""
+    assert all(len(line.splitlines()) <= 1 for line in written)
+    assert list(translator.stream(iter(texts), batch=2)) == written
+    # The whole of the config is in the run.
+    said = translator.about["config"]
+    assert from_json(Config, {**said, "training": to_json(TRAINING)}) == config
+    # By itself the run is scored on what it held out.
+    found = translate.evaluate(run)
+    assert found.sentences == 17
+    assert set(found.scores) == {"bleu", "chrf"}
+    assert "tok:13a" in found.signatures["bleu"]
+    pairs = lines(tmp_path / "test.tsv", ["ab\tab", "cd ef\tef cd"])
+    assert translate.evaluate(run, pairs=(pairs,), beams=1).sentences == 2
+
+
+def test_going_on_from_another_model(tmp_path: Path, config: Config) -> None:
+    run = tmp_path / "first"
+    trained(build(config, run), TRAINING, run)
+    first = load(run)
+    task = build(replace(config, start=str(run), beams=3))
+    assert task.files() == {"tokenizer.json": first.tokenizer.to_bytes()}
+    for mine, its in zip(task.model.parameters(), first.model.parameters()):
+        assert torch.equal(mine, its)
+    assert task.how == replace(first.how, beams=3)
+
+
+def test_hypotheses_are_ranked_and_attention_is_theirs(tmp_path: Path, config: Config) -> None:
+    task = build(config)
+    translator = Translator(task.model.eval(), task.tokenizers, task.how)
+    (found,) = translator.hypotheses(["ab cd efg"], n_best=2)
+    assert found[0].score >= found[1].score
+    assert translator.translate(["ab cd efg"]) == [found[0].text]
+    seen = translator.attention("ab cd", found[0].tokens)
+    source = task.tokenizers[0].encode("ab cd")
+    assert seen.source[-1] == "</s>"
+    assert seen.weights.shape == (1, 2, len(found[0].tokens) + 1, len(source) + 1)
+    assert torch.allclose(seen.weights.sum(-1), torch.ones(()))
+
+
+def test_a_long_text_is_cut_between_words(config: Config) -> None:
+    task = build(config)
+    translator = Translator(task.model, task.tokenizers, replace(task.how, length=7))
+    tokenizer = task.tokenizers[0]
+    text = " ".join(SOURCES[:5])
+    parts = translator._parts(tokenizer.encode(text))
+    assert all(len(part) <= 7 for part in parts)
+    assert " ".join(tokenizer.decode(part) for part in parts) == text
+    assert translator._parts([3] * 16) == [[3] * 7, [3] * 7, [3] * 2]
+
+
+def test_renormalized_search_knows_no_banned_tokens() -> None:
+    tokenizer = Tokenizer.characters(["abc"])
+    model = build_transformer(SHAPE, (tokenizer, tokenizer), seed=1).eval()
+    how = Search.of(tokenizer, beams=1, length=5)
+    source = torch.tensor([[4, 5, how.end]])
+    ((plain,),) = search(model, source, None, how)
+    ((shared,),) = search(model, source, None, replace(how, renormalize=True))
+    assert plain.tokens == shared.tokens
+    assert shared.score > plain.score
+    assert not set(plain.tokens) & set(how.banned)
+
+
+def test_a_search_is_read_from_marians_words() -> None:
+    said = {
+        "name": "translate",
+        "start": 9,
+        "end": 0,
+        "pad": 9,
+        "banned": [9],
+        "beams": 4,
+        "length": 512,
+        "length_penalty": 1.0,
+        "renormalize": True,
+    }
+    how = Search.read(said, "config.json")
+    assert (how.start, how.end, how.banned, how.renormalize) == (9, 0, (9,), True)
+    with pytest.raises(ValueError, match=r'lacks "end"'):
+        Search.read({"start": 1, "pad": 0}, "config.json")
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"source": ()}, "there is no source"),
+        ({"pairs": ("x",)}, "name one kind"),
+        ({"source": ("nowhere",)}, "nowhere does not exist"),
+        ({"valid_source": ("x",)}, "there is no valid_target"),
+    ],
+)
+def test_one_line_says_which_files_are_missing(
+    config: Config, changed: dict[str, tuple[str, ...]], words: str
+) -> None:
+    with pytest.raises(ValueError, match=words):
+        build(replace(config, **changed))  # type: ignore[arg-type]
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_one_line_says_what_is_wrong(tmp_path: Path, config: Config) -> None:
+    with pytest.raises(ValueError, match=r"held_out \(0\) must be 1 or more"):
+        replace(config, held_out=0)
+    with pytest.raises(ValueError, match="brings a tokenizer of its own"):
+        replace(config, start="a", tokenizer="b")
+    with pytest.raises(ValueError, match="choose from tiny, base, big"):
+        translate.preset("huge")  # type: ignore[arg-type]
+    learned = replace(SHAPE, position="learned", length=30)
+    with pytest.raises(ValueError, match=r"learned positions \(30\) must be more than longest"):
+        build(replace(config, model=learned))
+    one = lines(tmp_path / "one", ["ab"])
+    with pytest.raises(ValueError, match="too few to train"):
+        build(replace(config, source=(one,), target=(one,)))
+    with pytest.raises(ValueError, match="must be several strings"):
+        Translator(Transformer.tiny(5), build(config).tokenizers, build(config).how).translate("a")
+
+
+def test_a_model_of_images_is_no_start(tmp_path: Path, config: Config) -> None:
+    from regard.model.vit import VisionConfig, VisionTransformer
+
+    vit = VisionTransformer(VisionConfig(3, 4, 2, width=8, heads=2, feed_forward=8, layers=1))
+    tokenizer = Tokenizer.characters(["ab"])
+    files = {"tokenizer.json": tokenizer.to_bytes()}
+    checkpoint.save(tmp_path / "vit", vit, files=files, task={"name": "classify"})
+    with pytest.raises(ValueError, match="holds a VisionTransformer that does not read text"):
+        build(replace(config, start=str(tmp_path / "vit")))
+
+
+@pytest.mark.parametrize("size", ["tiny", "base", "big"])
+def test_presets_are_whole(size: str) -> None:
+    assert translate.preset(size).model.heads  # type: ignore[arg-type]
+    assert from_json(Config, to_json(translate.preset(size))) == translate.preset(size)  # type: ignore[arg-type]
+
+
+@pytest.mark.slow
+def test_it_learns_to_say_sentences_backwards(tmp_path: Path, config: Config) -> None:
+    many = sentences(3000, seed=1)
+    source = lines(tmp_path / "many.a", many)
+    target = lines(tmp_path / "many.b", [backwards(text) for text in many])
+    shape = replace(SHAPE, width=64, heads=4, feed_forward=128, position="rotary")
+    training = replace(TRAINING, steps=500, batch=1000, lr=3e-3, warmup=50, evaluate_every=250)
+    config = replace(
+        config, source=(source,), target=(target,), held_out=100, model=shape, training=training
+    )
+    run = tmp_path / "run"
+    assert (trained(build(config, run), training, run).best or 0) > 90
