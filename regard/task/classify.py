@@ -20,6 +20,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from regard import checkpoint
+from regard.config import to_json
 from regard.data import image
 from regard.data.batch import LabelBatch, image_batch, plan
 from regard.data.image import Augmentation, Images
@@ -27,22 +28,23 @@ from regard.data.pixels import Decoding, Fit
 from regard.data.text import OnBad
 from regard.model.embedding import Size, image_size
 from regard.model.vit import VisionConfig, VisionShape, VisionTransformer
-from regard.task.pictures import Picture, Preparation, best, held_out, seeded, told
+from regard.task.load import model_folder
+from regard.task.pictures import Picture, Preparation, absolute, seeded, split, told
 from regard.task.text import Progress
 from regard.train.config import TrainingConfig
 
 
 def _tiny() -> VisionShape:
     return VisionShape(
-        layers=3, width=64, heads=8, feed_forward=256, position="sinusoidal", pool="mean"
+        layers=3, width=96, heads=6, feed_forward=384, position="sinusoidal", pool="mean"
     )
 
 
 def _short() -> TrainingConfig:
     return TrainingConfig(
-        steps=800,
+        steps=600,
         batch=128,
-        lr=4e-3,
+        lr=3e-3,
         schedule="cosine",
         warmup=60,
         weight_decay=0.05,
@@ -73,19 +75,23 @@ class Config:
     channels: Literal[1, 3] | None = None
     """3 for colour, 1 for grey; by default an archive's own, those of start, or 3."""
     patch: int | None = None
-    """Pixels along a patch's side; by default so many that 4 to 8 patches make a small image's
-    side, and 16 at most."""
+    """Pixels along a patch's side; by default 4 for small images, and up to 16 for large
+    ones."""
     fit: Fit = "crop"
     """Images of another shape: their middle is cut out (crop), or the rest is filled (pad)."""
     background: int = 255
     """What fills the rest, and is behind transparent pixels: 0 black to 255 white."""
     on_bad: OnBad = "skip"
     """Images that cannot be used are counted and left out (skip), or nothing is done (refuse)."""
+    cache: str | None = None
+    """Where decoded images are kept for the next time; by default in the user's cache folder."""
     start: str | None = None
     """A trained model's folder, or a run's, to go on from; its shape counts instead of model's."""
     freeze: bool = False
     """Train the new head alone, and leave the rest of start's model as it is."""
-    augmentation: Augmentation = field(default_factory=lambda: Augmentation(crop=(0.7, 1.0)))
+    augmentation: Augmentation = field(
+        default_factory=lambda: Augmentation(crop=(0.75, 1.0), mixup=True)
+    )
     """How training images are varied."""
     model: VisionShape = field(default_factory=_tiny)
     """The Vision Transformer's shape."""
@@ -175,6 +181,7 @@ class Classify:
             losses = mixed.weight * losses + (1 - mixed.weight) * entropy(target=mixed.others)
         return losses.sum(), len(labels)
 
+    @torch.no_grad()
     def evaluate(self, model: nn.Module) -> dict[str, float]:
         device = next(model.parameters()).device
         right = torch.zeros((), device=device, dtype=torch.float64)
@@ -192,8 +199,11 @@ class Classify:
         return {}
 
     def about(self) -> dict[str, Any]:
+        settings = to_json(self.config)
+        del settings["training"]  # which the run keeps by itself
         return {
             "name": "classify",
+            "config": settings,
             "labels": list(self.train.classes),
             **self.preparation.section(),
         }
@@ -205,12 +215,14 @@ def build(config: Config, run: Path | None = None, progress: Progress | None = N
     `progress` is told how many files are decoded; what is left out of them is in the task's
     `notes`.
     """
+    config = absolute(config, "images", "labels", "validation", "validation_labels")
+    config = absolute(config, "cache", "start")
     begun = None if config.start is None else _begun(config.start)
     how = _decoding(config, begun)
     every = _read(config, how, config.images, config.labels, None, progress)
     size = every.shape[1:]
     if config.validation is None:
-        train, validation = _split(every, config.held_out)
+        train, validation = split(every, config.held_out)
     else:
         train = every
         given, labels = config.validation, config.validation_labels
@@ -265,7 +277,12 @@ def _read(
     classes = None if known is None else known.classes
     if path is not None and Path(path).is_dir():
         return image.folders(
-            path, how, classes=classes, on_bad=config.on_bad, progress=told(progress)
+            path,
+            how,
+            classes=classes,
+            on_bad=config.on_bad,
+            cache=config.cache,
+            progress=told(progress),
         )
     if path is None:
         found = image.digits()
@@ -298,7 +315,7 @@ def _divisible(rows: int, columns: int, patch: int | None) -> tuple[int, int]:
 
 def _patch(rows: int, columns: int) -> int:
     """A patch's side that leaves few enough patches for a quick training, and enough to see."""
-    side = 2
+    side = 4
     while side < 16 and min(rows, columns) > 8 * side:
         side *= 2
     return side
@@ -317,22 +334,6 @@ def _converted(images: Images, channels: int, size: tuple[int, int], config: Con
     return images.resized(size, config.fit, config.background)
 
 
-def _split(images: Images, share: float) -> tuple[Images, Images]:
-    assert images.labels is not None
-    chosen = held_out(_each(images), images.labels.tolist(), share)
-    if not chosen.any():
-        raise ValueError(
-            f"{len(images)} images in {len(images.classes)} classes leave none to hold out; add "
-            "images, or name others with validation"
-        )
-    return images.part(np.flatnonzero(~chosen)), images.part(np.flatnonzero(chosen))
-
-
-def _each(images: Images) -> Iterable[np.ndarray]:
-    for begin in range(0, len(images), 256):
-        yield from images.batch(np.arange(begin, min(begin + 256, len(images)))).numpy()
-
-
 # Models
 
 
@@ -347,7 +348,7 @@ def _new(config: Config, train: Images) -> VisionTransformer:
 
 
 def _begun(folder: str) -> tuple[VisionTransformer, dict[str, Any]]:
-    saved = checkpoint.load(best(folder))
+    saved = checkpoint.load(model_folder(folder))
     if not isinstance(saved.model, VisionTransformer):
         raise ValueError(
             f"start ({folder}) holds a {type(saved.model).__name__}; images are classified by a "

@@ -14,13 +14,14 @@ that imported models have too:
 import hashlib
 import io
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import os
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, cast, get_args
 
 import numpy as np
 import torch
@@ -28,7 +29,7 @@ from jaxtyping import Float, UInt8
 from torch import Tensor
 
 from regard.data import cache
-from regard.data.image import normalize
+from regard.data.image import Images, normalize
 from regard.data.pixels import Decoding, Fit, decode
 from regard.task.text import Progress
 
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 Picture: TypeAlias = "str | PathLike[str] | bytes | np.ndarray[Any, Any] | Tensor | Image.Image"
 """A file, its content, or pixels: arrays (Y, X) or (Y, X, C), tensors (C, Y, X)."""
 Resize: TypeAlias = Literal["shortest", "squash", "pad"]
+C = TypeVar("C", bound=Any)
 
 
 @dataclass(frozen=True)
@@ -221,23 +223,32 @@ def _shown(picture: np.ndarray[Any, Any] | Tensor, channels: int) -> "Image.Imag
 # What tasks with images have in common
 
 
-def held_out(
-    pixels: Iterable[UInt8[np.ndarray, "C Y X"]], groups: Sequence[int], share: float
-) -> np.ndarray[Any, Any]:
-    """Which images are held out: of each group the share with the least hashes, at least one.
+def split(images: Images, share: float) -> tuple[Images, Images]:
+    """Images for training, and images that are held out: of each class the share whose pixels have
+    the least hashes, at least one.
 
-    It depends on what the images show, in no other way: equal images are on one side, and another
-    order of the files changes nothing.
+    It depends on what the images show alone: equal images are on one side, and other names of the
+    files change nothing.
     """
-    marks = [hashlib.blake2b(image.tobytes(), digest_size=8).digest() for image in pixels]
+    classes = np.zeros(len(images), np.int64) if images.labels is None else images.labels
+    marks: list[bytes] = []
     own: dict[int, set[bytes]] = {}
-    for mark, group in zip(marks, groups):
-        own.setdefault(group, set()).add(mark)
-    chosen: set[bytes] = set()
+    for begin in range(0, len(images), 256):
+        some = np.arange(begin, min(begin + 256, len(images)))
+        for pixels, label in zip(images.batch(some).numpy(), classes[some].tolist()):
+            marks.append(hashlib.blake2b(pixels.tobytes(), digest_size=8).digest())
+            own.setdefault(label, set()).add(marks[-1])
+    held: set[bytes] = set()
     for found in own.values():
         if len(found) > 1:
-            chosen.update(sorted(found)[: max(1, round(share * len(found)))])
-    return np.array([mark in chosen for mark in marks], bool)
+            held.update(sorted(found)[: max(1, round(share * len(found)))])
+    chosen = np.array([mark in held for mark in marks], bool)
+    if not chosen.any() or chosen.all():
+        raise ValueError(
+            f"{len(images)} images are too few to train on and to hold some out ({share}); add "
+            "some, or name others as validation"
+        )
+    return images.part(np.flatnonzero(~chosen)), images.part(np.flatnonzero(chosen))
 
 
 def told(progress: Progress | None) -> cache.Progress | None:
@@ -247,10 +258,12 @@ def told(progress: Progress | None) -> cache.Progress | None:
     return lambda done, total, kept: progress("decoding images", done / total)
 
 
-def best(folder: str) -> Path:
-    """The model's folder where a run's is given."""
-    inner = Path(folder) / "best"
-    return inner if inner.is_dir() else Path(folder)
+def absolute(config: C, *names: str) -> C:
+    """Paths that hold from wherever a run is repeated."""
+    given = {name: getattr(config, name) for name in names}
+    return replace(
+        config, **{name: os.path.abspath(path) for name, path in given.items() if path is not None}
+    )
 
 
 @contextmanager

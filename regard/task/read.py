@@ -1,0 +1,501 @@
+"""Images read as text: an encoder sees patches, a decoder writes what stands there.
+
+    image -> patches -> encoder -> memory
+    start, characters -> decoder, cross-attending to memory -> characters, end
+
+Without images of one's own it reads strips of handwritten digits (digits.py), composed from those
+that come with scikit-learn. One's own are a folder of images with a text file of captions: a table
+of names and texts, or a line for each image.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import numpy as np
+import torch
+from jaxtyping import Float, Integer, UInt8
+from torch import Tensor, nn
+
+from regard import checkpoint
+from regard.config import to_json
+from regard.data import image
+from regard.data.batch import Batch, image_text_batch, plan
+from regard.data.image import Augmentation, Images
+from regard.data.pixels import Decoding, Fit
+from regard.data.text import OnBad
+from regard.data.tokenizer import AnyTokenizer, Tokenizer, files, read_pair
+from regard.look.record import record
+from regard.model.build import GridPosition
+from regard.model.embedding import Patches, Size, image_size
+from regard.model.transformer import ImageSource, Transformer, TransformerConfig, TransformerShape
+from regard.task.digits import Strip, Strips
+from regard.task.load import model_folder
+from regard.task.pictures import Picture, Preparation, absolute, seeded, split, told
+from regard.task.text import Progress, Search, exact, search, transduction_loss
+from regard.train.config import TrainingConfig
+
+_VALIDATION = 10_000_019  # the seed of strips that are read for the score, whatever is trained on
+
+
+def _tiny() -> TransformerShape:
+    return TransformerShape(
+        width=64,
+        heads=8,
+        feed_forward=256,
+        encoder_layers=3,
+        decoder_layers=2,
+        activation="gelu",
+        norm="pre",
+        dropout=0.0,
+    )
+
+
+def _short() -> TrainingConfig:
+    return TrainingConfig(
+        steps=2000,
+        batch=64,
+        lr=3e-3,
+        schedule="cosine",
+        warmup=100,
+        smoothing=0.05,
+        evaluate_every=200,
+        save_every=200,
+    )
+
+
+@dataclass(frozen=True)
+class Config:
+    """Train a Transformer to read images as text."""
+
+    images: str | None = None
+    """A folder of images; by default strips of scikit-learn's handwritten digits are composed."""
+    captions: str | None = None
+    """What is to be read from the images: a table (name of an image, tab, text), or a text file
+    with a line for each image, in the order of their names."""
+    validation: str | None = None
+    """A folder of images to measure the score on; by default some of the images are held out."""
+    validation_captions: str | None = None
+    """What is to be read from them."""
+    held_out: float = 0.2
+    """Share of the images, or of the digits, that is held out."""
+    judged: int = 500
+    """Held-out images that are read at each evaluation."""
+    pixels: Size | None = None
+    """Rows and columns that all images are given, one number for a square; by default 32 × 256, or
+    those of the model named by start."""
+    channels: Literal[1, 3] | None = None
+    """1 for grey, which is the default, 3 for colour."""
+    patch: int | None = None
+    """Pixels along a patch's side; by default 4 for strips of digits, and 8 for images."""
+    place: GridPosition = "sinusoidal"
+    """How patches are told where they are: sines of their row and column, or trained vectors."""
+    fit: Fit = "pad"
+    """Images of another shape: the rest is filled (pad), or their middle is cut out (crop)."""
+    background: int = 255
+    """What fills the rest, and is behind transparent pixels: 0 black to 255 white."""
+    on_bad: OnBad = "skip"
+    """Images and captions that cannot be used are counted and left out (skip), or nothing is done
+    (refuse)."""
+    words: Literal["characters", "bpe"] = "characters"
+    """How texts are cut: into characters, or into byte pairs that are learned from them."""
+    vocabulary: int = 8000
+    """Tokens of byte-pair encoding; fewer where the texts have no more to learn."""
+    tokenizer: str | None = None
+    """A tokenizer.json to use instead."""
+    cache: str | None = None
+    """Where decoded images are kept for the next time; by default in the user's cache folder."""
+    beams: int = 4
+    """Hypotheses that stay open when the trained model is used; in training it is 1."""
+    start: str | None = None
+    """A trained reader's folder, or a run's, to go on from, with its tokenizer and its shape."""
+    strip: Strip = field(default_factory=Strip)
+    """What the strips of digits look like, where there are no images."""
+    augmentation: Augmentation = field(default_factory=Augmentation)
+    """How training images are varied; text survives neither flips nor mixing."""
+    model: TransformerShape = field(default_factory=_tiny)
+    """The Transformer's shape."""
+    training: TrainingConfig = field(default_factory=_short)
+    """How it is trained; a batch is counted in images."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.held_out < 1:
+            raise ValueError(f"held_out ({self.held_out}) must be above 0 and below 1; try 0.1")
+        if self.judged < 1:
+            raise ValueError(f"judged ({self.judged}) must be 1 or more; try 500")
+        if self.start is not None and self.tokenizer is not None:
+            raise ValueError(
+                f"start ({self.start}) brings a tokenizer of its own; leave out tokenizer "
+                f"({self.tokenizer})"
+            )
+        for folder, captions in (("images", "captions"), ("validation", "validation_captions")):
+            given = getattr(self, folder), getattr(self, captions)
+            if (given[0] is None) != (given[1] is None):
+                raise ValueError(
+                    f"{folder} ({given[0]}) and {captions} ({given[1]}) belong together; name both"
+                )
+        if self.images is None and self.validation is not None:
+            raise ValueError(f"validation ({self.validation}) needs images to go with it")
+        if self.augmentation.mixup or self.augmentation.cutmix:
+            raise ValueError("mixup and cutmix mix two images, whose texts cannot be mixed")
+
+
+def preset(size: Literal["tiny", "base", "big"]) -> Config:
+    """tiny reads strips of digits after a few minutes on two cores; base and big are for lines of
+    text, or captions of photographs, and a GPU."""
+    if size == "tiny":
+        return Config()
+    shape = TransformerShape(activation="gelu", norm="pre")
+    if size == "big":
+        shape = replace(shape, width=768, heads=12, feed_forward=3072, encoder_layers=12)
+    training = TrainingConfig(
+        epochs=100, batch=256, lr=5e-4, schedule="cosine", warmup=2000, weight_decay=0.05
+    )
+    return Config(model=shape, training=training, held_out=0.1)
+
+
+# Examples
+
+
+class Examples(Protocol):
+    """Images and their texts, by number."""
+
+    count: int
+    """Examples of an epoch."""
+
+    def number(self, index: Integer[np.ndarray, "B"], epoch: int) -> Integer[np.ndarray, "B"]:
+        """Which examples these are in an epoch."""
+
+    def images(self, numbers: Integer[np.ndarray, "B"]) -> UInt8[np.ndarray, "B C Y X"]: ...
+
+    def texts(self, numbers: Integer[np.ndarray, "B"]) -> list[str]: ...
+
+
+class Composed:
+    """Strips, other ones in each epoch."""
+
+    def __init__(self, strips: Strips, count: int):
+        self.images, self.texts = strips.images, strips.texts
+        self.count = count
+
+    def number(self, index: Integer[np.ndarray, "B"], epoch: int) -> Integer[np.ndarray, "B"]:
+        return index + epoch * self.count
+
+
+class Captioned:
+    """A folder's images with their captions."""
+
+    def __init__(self, images: Images):
+        self.all = images
+        self.count = len(images)
+
+    def number(self, index: Integer[np.ndarray, "B"], epoch: int) -> Integer[np.ndarray, "B"]:
+        return index
+
+    def images(self, numbers: Integer[np.ndarray, "B"]) -> UInt8[np.ndarray, "B C Y X"]:
+        return self.all.batch(numbers).numpy()
+
+    def texts(self, numbers: Integer[np.ndarray, "B"]) -> list[str]:
+        assert self.all.texts is not None
+        return [self.all.texts[n] for n in numbers.tolist()]
+
+
+# The task
+
+
+class Read:
+    """Images, their texts, and a model that learns to read them, as `fit` wants it."""
+
+    unit = "tokens"
+
+    def __init__(
+        self,
+        model: Transformer,
+        tokenizer: AnyTokenizer,
+        train: Examples,
+        validation: Examples,
+        preparation: Preparation,
+        how: Search,
+        config: Config,
+        notes: Sequence[str] = (),
+    ):
+        self.model: nn.Module = model
+        self.tokenizer, self.train, self.validation = tokenizer, train, validation
+        self.preparation, self.how, self.config = preparation, how, config
+        # Of long captions hardly one is ever right as a whole.
+        self.score = "exact_match" if config.images is None else "characters_right"
+        self.notes = list(notes)
+        """What the user should know of the images and their captions, one line each."""
+
+    def plan(self, epoch: int) -> list[np.ndarray]:
+        training = self.config.training
+        ones = np.ones(self.train.count, np.int64)
+        batches = plan(ones, training.batch, training.seed, epoch)
+        return [self.train.number(batch, epoch) for batch in batches]
+
+    def batch(self, indices: np.ndarray, step: int) -> Batch:
+        return self._batch(self.train, indices)
+
+    def _batch(self, examples: Examples, numbers: np.ndarray) -> Batch:
+        ids = self.tokenizer.encode_batch(examples.texts(numbers))
+        pixels = torch.from_numpy(examples.images(numbers))
+        return image_text_batch(pixels, ids, self.how.start, self.how.end)
+
+    def loss(self, batch: Batch) -> tuple[Tensor, int]:
+        training = self.config.training
+        # The loop has seeded chance for this step, process and part: this number stands for them.
+        key = int(torch.randint(2**31, ()))
+        with torch.no_grad(), torch.autocast(batch.source.device.type, enabled=False):
+            varied = image.augment(batch.source, self.config.augmentation, training.seed, key)
+            x = self.preparation.normalized(varied)
+        assert isinstance(self.model, Transformer)
+        return transduction_loss(self.model, replace(batch, source=x), training.smoothing)
+
+    @torch.no_grad()
+    def evaluate(self, model: nn.Module) -> dict[str, float]:
+        """How well held-out images are read by greedy search, and the perplexity of their texts."""
+        assert isinstance(model, Transformer)
+        greedy = replace(self.how, beams=1)
+        device = model.output.weight.device
+        written, wanted, total, count = [], [], 0.0, 0
+        numbers = np.arange(self.validation.count)
+        for begin in range(0, len(numbers), 128):
+            some = numbers[begin : begin + 128]
+            batch = self._batch(self.validation, some).to(device)
+            x = self.preparation.normalized(batch.source)
+            written += _written(model, self.tokenizer, x, greedy)
+            wanted += self.validation.texts(some)
+            loss, tokens = transduction_loss(model, replace(batch, source=x), 0.0)
+            total, count = total + float(loss), count + tokens
+        return {
+            **exact(written, wanted),
+            "characters_right": characters_right(written, wanted),
+            "perplexity": math.exp(min(total / count, 700.0)),
+        }
+
+    def files(self) -> dict[str, bytes | Path]:
+        return dict(files(self.tokenizer, self.tokenizer))
+
+    def about(self) -> dict[str, Any]:
+        settings = to_json(self.config)
+        del settings["training"]  # which the run keeps by itself
+        return {
+            "name": "read",
+            "config": settings,
+            **self.preparation.section(),
+            **to_json(self.how),
+        }
+
+
+def characters_right(written: Sequence[str], wanted: Sequence[str]) -> float:
+    """1 - (changes that make one text of the other) / (characters wanted); never below 0."""
+    changes = sum(map(_distance, written, wanted))
+    return max(0.0, 1 - changes / max(1, sum(map(len, wanted))))
+
+
+def _distance(one: str, other: str) -> int:
+    """Levenshtein's distance: the least number of insertions, deletions and exchanges."""
+    places = np.arange(len(other) + 1)
+    letters = np.array(list(other), dtype="U1")
+    row = places
+    for n, letter in enumerate(one, 1):
+        step = np.concatenate([[n], np.minimum(row[1:] + 1, row[:-1] + (letters != letter))])
+        # An insertion costs 1 from the left neighbour, and so does each of a run of them.
+        row = np.minimum.accumulate(step - places) + places
+    return int(row[-1])
+
+
+# Building
+
+
+def build(config: Config, run: Path | None = None, progress: Progress | None = None) -> Read:
+    """Reads or composes the images, and makes the model that is to read them.
+
+    `progress` is told how many files are decoded; what is left out of them is in the task's
+    `notes`.
+    """
+    config = absolute(config, "images", "captions", "validation", "validation_captions")
+    config = absolute(config, "tokenizer", "cache", "start")
+    begun = None if config.start is None else Reader(checkpoint.load(model_folder(config.start)))
+    if config.images is None:
+        return _strips(config, begun)
+    how = _decoding(config, begun)
+    train = _captioned(config.images, config.captions, how, config, progress)
+    if config.validation is None:
+        train, validation = split(train, config.held_out)
+    else:
+        given, texts = config.validation, config.validation_captions
+        validation = _captioned(given, texts, how, config, progress)
+    tokenizer = _tokenizer(config, _texts(train)) if begun is None else begun.tokenizer
+    ids = tokenizer.encode_batch(_texts(train))
+    notes = [*train.problems.lines(), *validation.problems.lines()]
+    if unknown := sum(tokenizer.unknown in row for row in ids):
+        notes.append(f"{unknown:,} of {len(ids):,} texts have characters that are not known")
+    return _task(
+        config,
+        begun,
+        tokenizer,
+        Captioned(train),
+        Captioned(validation.part(np.arange(min(config.judged, len(validation))))),
+        Preparation.trained(how, *train.statistics()),
+        longest=2 * max(map(len, ids)),
+        notes=list(dict.fromkeys(notes)),
+    )
+
+
+def _decoding(config: Config, begun: "Reader | None") -> Decoding:
+    size, channels = image_size(config.pixels or (32, 256)), config.channels or 1
+    if begun is not None:
+        known = begun.preparation
+        size = known.size if config.pixels is None else size
+        channels = 1 if known.channels == 1 else 3
+    return Decoding(size, channels, config.fit, config.background)
+
+
+def _captioned(
+    folder: str, texts: str | None, how: Decoding, config: Config, progress: Progress | None
+) -> Images:
+    assert texts is not None
+    return image.captions(
+        folder, texts, how, on_bad=config.on_bad, cache=config.cache, progress=told(progress)
+    )
+
+
+def _texts(images: Images) -> list[str]:
+    return list(images.texts or ())
+
+
+def _tokenizer(config: Config, texts: Sequence[str]) -> Tokenizer:
+    if config.tokenizer is not None:
+        return Tokenizer.read(config.tokenizer)
+    if config.words == "bpe":
+        return Tokenizer.bpe(texts, config.vocabulary)
+    return Tokenizer.characters(texts)
+
+
+def _strips(config: Config, begun: "Reader | None") -> Read:
+    digits = image.digits()
+    # By classes, as classify does it: both hold out the same digits.
+    train, validation = split(digits, config.held_out)
+    strips = Strips(train, config.strip, config.training.seed)
+    others = Strips(validation, config.strip, _VALIDATION)
+    how = Decoding((config.strip.rows, config.strip.columns), 1, "pad", background=0)
+    seen = Images(strips.images(np.arange(1000)))
+    return _task(
+        config,
+        begun,
+        Tokenizer.characters(digits.classes) if begun is None else begun.tokenizer,
+        Composed(strips, count=500 * config.training.batch),
+        Composed(others, count=config.judged),
+        Preparation.trained(how, *seen.statistics()),
+        longest=2 * config.strip.most,
+    )
+
+
+def _task(
+    config: Config,
+    begun: "Reader | None",
+    tokenizer: AnyTokenizer,
+    train: Examples,
+    validation: Examples,
+    preparation: Preparation,
+    *,
+    longest: int,
+    notes: Sequence[str] = (),
+) -> Read:
+    how = Search.of(tokenizer, beams=config.beams, length=longest)
+    if begun is None:
+        source = ImageSource(
+            image=preparation.size,
+            patch=config.patch or (4 if config.images is None else 8),
+            channels=preparation.channels,
+            position=config.place,
+        )
+        complete = TransformerConfig(tokenizer.size, source=source, **vars(config.model))
+        with seeded(config.training.seed):
+            model = Transformer(complete)
+        return Read(model, tokenizer, train, validation, preparation, how, config, notes)
+    known = begun.preparation
+    if (known.size, known.channels) != (preparation.size, preparation.channels):
+        sizes = [f"{p.size[0]} × {p.size[1]} × {p.channels}" for p in (preparation, known)]
+        raise ValueError(
+            f"images ({sizes[0]}) must have the rows, columns and channels of {config.start}'s "
+            f"({sizes[1]}); leave out pixels and channels"
+        )
+    # Pixels are scaled as the model is used to.
+    preparation = replace(preparation, mean=known.mean, std=known.std)
+    how = replace(how, length=max(how.length, begun.how.length))
+    return Read(begun.model, tokenizer, train, validation, preparation, how, config, notes)
+
+
+def _written(model: Transformer, tokenizer: AnyTokenizer, x: Tensor, how: Search) -> list[str]:
+    """What stands in images that are ready for the model."""
+    found = search(model, x, None, how)
+    return [tokenizer.decode(hypotheses[0].tokens) for hypotheses in found]
+
+
+# Use
+
+
+@dataclass(frozen=True)
+class Looked:
+    """Where a reader looked while it wrote each token."""
+
+    text: list[str]
+    """What was written, token by token, and the end sign."""
+    weights: Float[Tensor, "layers H L rows columns"]
+    """Row n is of the step that wrote token n; rows and columns are the image's patches."""
+
+
+class Reader:
+    """A trained model with its tokenizer: `Reader(saved).read(["scan.png"])`."""
+
+    def __init__(self, saved: checkpoint.Saved):
+        model, task = saved.model, saved.task or {}
+        if not isinstance(model, Transformer) or not isinstance(model.source, Patches):
+            raise ValueError(
+                f"{saved.folder} holds a {type(model).__name__} that does not read images; name a "
+                "reader's folder"
+            )
+        self.model: Transformer = model
+        self.tokenizer, _ = read_pair(saved.folder)
+        self.how = Search.read(task, str(saved.folder / checkpoint.CONFIG))
+        self.grid = model.source.grid
+        """Rows and columns of patches."""
+        self.preparation = Preparation.of(
+            {"size": model.source.image, **task}, model.source.channels, saved.folder
+        )
+
+    def read(
+        self, images: Iterable[Picture], *, beams: int | None = None, batch: int = 64
+    ) -> list[str]:
+        """What stands in each image."""
+        how = self.how if beams is None else replace(self.how, beams=beams)
+        return [
+            text
+            for some in self.preparation.batches(images, batch)
+            for text in _written(self.model, self.tokenizer, self._input(some), how)
+        ]
+
+    def attention(self, picture: Picture, text: str | None = None) -> Looked:
+        """The cross-attention of every layer and head while this was written, or is read."""
+        if text is None:
+            (text,) = self.read([picture])
+        tokens = self.tokenizer.encode(text)
+        x = self._input(next(self.preparation.batches([picture], 1)))
+        target = torch.tensor([[self.how.start, *tokens]], device=x.device)
+        with (
+            torch.inference_mode(),
+            record(self.model, lambda name: name.endswith("cross")) as seen,
+        ):
+            self.model(x, target)
+        weights = torch.stack([asked.weights()[0] for asked in seen.values()]).float().cpu()
+        return Looked(
+            self.tokenizer.pieces([*tokens, self.how.end]), weights.unflatten(-1, self.grid)
+        )
+
+    def _input(self, pixels: Tensor) -> Tensor:
+        weight = self.model.output.weight
+        return self.preparation.normalized(pixels.to(weight.device)).to(weight.dtype)
