@@ -1,8 +1,11 @@
 """From a folder to something that works, whatever the folder."""
 
+import io
 import json
+from dataclasses import asdict
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -10,10 +13,11 @@ import regard
 from regard import checkpoint
 from regard.data.tokenizer import Tokenizer
 from regard.model.language import LanguageConfig, LanguageModel
-from regard.model.transformer import Transformer
+from regard.model.transformer import Transformer, TransformerConfig
 from regard.task.load import load, model_folder, run_config
 from regard.task.text import Search, Translator, build_transformer
-from tests.task.samples import SHAPE
+from regard.task.translate import Config, build
+from tests.task.samples import SHAPE, TRAINING, lines, sentences
 
 TOKENIZER = Tokenizer.characters(["abc "])
 ABOUT = {"name": "translate", "start": 1, "end": 2, "pad": 0, "banned": [0, 1], "beams": 1}
@@ -90,6 +94,59 @@ def test_a_model_that_is_not_the_tasks_is_refused(tmp_path: Path) -> None:
     for name in ("label", "language"):
         with pytest.raises(ValueError, match="holds a Transformer"):
             load(save(tmp_path / name, {**ABOUT, "name": name}))
+
+
+def test_a_marian_folder_translates_and_is_trained_on(tmp_path: Path) -> None:
+    """Two SentencePiece models, one vocabulary, and the padding token as the start."""
+    sentencepiece = pytest.importorskip("sentencepiece")
+    texts = sentences(31)
+    spm = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(texts),
+        model_writer=spm,
+        vocab_size=31,
+        hard_vocab_limit=False,
+        minloglevel=2,
+    )
+    processor = sentencepiece.SentencePieceProcessor(model_proto=spm.getvalue())
+    pieces = [processor.id_to_piece(i) for i in range(3, processor.get_piece_size())]
+    names = ["</s>", "<unk>", *pieces, "<pad>"]
+    vocabulary = json.dumps({name: i for i, name in enumerate(names)}).encode()
+    files = {"source.spm": spm.getvalue(), "target.spm": spm.getvalue(), "vocab.json": vocabulary}
+    pad = len(names) - 1
+    about = {
+        "name": "translate",
+        "start": pad,
+        "end": 0,
+        "pad": pad,
+        "banned": [pad],
+        "beams": 2,
+        "length": 20,
+        "length_penalty": 1.0,
+        "renormalize": True,
+    }
+    marian = Transformer(TransformerConfig(len(names), **asdict(SHAPE)))
+    checkpoint.save(tmp_path / "marian", marian, files=files, task=about)
+    translator = load(tmp_path / "marian")
+    assert isinstance(translator, Translator)
+    assert len(translator.translate([*texts[:3], ""])) == 4
+    assert translator.attention(texts[0], "ab").source[-1] == "</s>"
+
+    table = lines(tmp_path / "pairs.tsv", [f"{text}\t{text}" for text in texts])
+    config = Config(
+        pairs=(table,),
+        start=str(tmp_path / "marian"),
+        held_out=3,
+        beams=2,
+        cache=str(tmp_path / "cache"),
+        training=TRAINING,
+    )
+    task = build(config)
+    assert task.how == translator.how
+    assert task.files() == files
+    batch = task.batch(np.arange(2), 1)
+    assert batch.target[0, 0] == pad
+    assert batch.labels[0, -1] == 0
 
 
 def test_no_folder_is_one_line(tmp_path: Path) -> None:
