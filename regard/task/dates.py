@@ -15,8 +15,7 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-from regard.checkpoint import Saved
-from regard.checkpoint import load as load_model
+from regard import checkpoint
 from regard.config import from_json, to_json
 from regard.data.tokenizer import Tokenizer
 from regard.model.transformer import TransformerShape
@@ -247,8 +246,8 @@ def _pairs(dates: Sequence[Date]) -> list[Pair]:
 def evaluate(
     folder: str | Path, *, count: int | None = None, device: str = "cpu"
 ) -> dict[str, float]:
-    """How many held-out dates a model, or a run's, translates rightly; by default those judged."""
-    saved = load_model(model_folder(folder), device=device)
+    """How many held-out dates a model, or a run's, translates rightly."""
+    saved = checkpoint.load(model_folder(folder), device=device)
     translator = Translator.of(saved)
     said = translator.about.get("config")
     config = Config() if said is None else from_json(Config, said, str(folder), "task.config")
@@ -256,8 +255,3 @@ def evaluate(
     dates = write(held, config.languages, count or config.judged, config.training.seed)
     written = translator.translate([date.text for date in dates], batch=256)
     return exact(written, [date.iso for date in dates])
-
-
-def use(saved: Saved) -> Translator:
-    """A trained model, ready to translate dates."""
-    return Translator.of(saved)

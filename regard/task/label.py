@@ -410,8 +410,3 @@ class Labeler:
             logits = self.model(some.inputs, lengths=some.lengths)
             found[torch.from_numpy(indices)] = logits.float().softmax(-1).cpu()
         return found
-
-
-def use(saved: checkpoint.Saved) -> Labeler:
-    """A trained model, ready to label texts."""
-    return Labeler(saved)

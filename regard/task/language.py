@@ -498,8 +498,3 @@ class Generator:
 
         items = list(enumerate(before))
         return list(in_order(items, go_on, length=lambda item: len(item[1]) + 1, sentences=batch))
-
-
-def use(saved: checkpoint.Saved) -> Generator:
-    """A trained model, ready to generate text."""
-    return Generator(saved)

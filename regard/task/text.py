@@ -306,7 +306,7 @@ class Translator:
     def hypotheses(
         self, texts: Sequence[str], *, n_best: int = 1, beams: int | None = None
     ) -> list[list[Written]]:
-        """The best few for each text, best first, with their scores; too long a text is cut."""
+        """The best few for each text, best first: none for an empty one; too long a one is cut."""
         how = self.how if beams is None else replace(self.how, beams=beams)
         sources = [self._encode(text)[: how.length] for text in texts]
         return list(in_order(sources, lambda some: self._search(some, how, n_best)))

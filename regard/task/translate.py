@@ -502,8 +502,3 @@ def _validated(folder: Path, config: Config | None) -> list[Pair]:
             f"{folder} does not say what to translate; name a source and a target file"
         )
     return _read_pairs(kept)
-
-
-def use(saved: checkpoint.Saved) -> Translator:
-    """A trained model, ready to translate."""
-    return Translator.of(saved)
