@@ -43,6 +43,22 @@ def _evaluate(options: argparse.Namespace) -> None:
     evaluate(options.words)
 
 
+def _use(options: argparse.Namespace) -> None:
+    from regard.task import use
+
+    match options.command:
+        case "translate":
+            use.translate(options.words)
+        case "classify":
+            use.classify(options.words)
+        case "read":
+            use.read(options.words)
+        case "generate":
+            use.generate(options.words)
+        case "label":
+            use.label(options.words)
+
+
 def _import(options: argparse.Namespace) -> None:
     from regard import checkpoint, interop
 
@@ -90,13 +106,19 @@ def _parser() -> argparse.ArgumentParser:
     demo.add_argument("--run", dest="run_folder", help="where to keep it: runs/demo-NAME")
     demo.set_defaults(run=_demo)
 
+    # Their settings are read elsewhere: what begins with a dash is theirs.
     for name, run, about in (
-        ("train", _train, "train a model on data of one's own; see regard train --help"),
-        ("evaluate", _evaluate, "score a trained model; see regard evaluate --help"),
+        ("train", _train, "train a model on data of one's own"),
+        ("evaluate", _evaluate, "score a trained model"),
+        ("translate", _use, "translate lines of text"),
+        ("classify", _use, "say what is in pictures"),
+        ("read", _use, "read the text in pictures"),
+        ("generate", _use, "go on with a text"),
+        ("label", _use, "say which class a text is in"),
     ):
         command = commands.add_parser(name, help=about, add_help=False, prefix_chars="\0")
         command.add_argument("words", nargs=argparse.REMAINDER)
-        command.set_defaults(run=run)
+        command.set_defaults(run=run, command=name)
 
     import_ = commands.add_parser(
         "import",
