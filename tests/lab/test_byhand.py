@@ -265,7 +265,7 @@ def test_the_commands_it_names_exist(
 
 def test_the_command_line_shows_it() -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "regard", "demo"],
+        [sys.executable, "-m", "regard", "demo", "byhand"],
         cwd=ROOT,
         capture_output=True,
         encoding="utf-8",
