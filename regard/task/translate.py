@@ -50,6 +50,7 @@ def _tiny() -> TransformerShape:
         encoder_layers=3,
         decoder_layers=3,
         norm="pre",
+        position="rotary",
         dropout=0.2,
     )
 
@@ -57,9 +58,9 @@ def _tiny() -> TransformerShape:
 def _short() -> TrainingConfig:
     return TrainingConfig(
         minutes=20.0,
-        batch=4096,
+        batch=2048,
         lr=1.5e-3,
-        warmup=400,
+        warmup=300,
         evaluate_every=250,
         save_every=250,
         ema=0.995,
