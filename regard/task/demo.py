@@ -71,7 +71,7 @@ def dates(run: Path) -> None:
         layer, head = copying(found.weights, found.source, found.target)
         print(
             f"\nWhere head {head + 1} of layer {layer + 1} looks while {text} is written:\n"
-            + grid(found.weights[layer, head], found.target, found.source, indent=2)
+            + grid(found.weights[layer, head], _signs(found.target), _signs(found.source), indent=2)
         )
     print(
         f"\nSaved in {run}: the model in {model_folder(run)}, curves.svg, report.md."
@@ -80,6 +80,11 @@ def dates(run: Path) -> None:
         "\n  regard demo digits"
         "\n  regard train translate RUN --source train.en --target train.de"
     )
+
+
+def _signs(pieces: list[str]) -> list[str]:
+    """A space as a space, and the end as one sign."""
+    return [{"▁": " ", "</s>": "∎"}.get(piece, piece) for piece in pieces]
 
 
 def copying(
