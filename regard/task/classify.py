@@ -111,6 +111,8 @@ class Config:
 def preset(size: Literal["tiny", "base", "big"]) -> Config:
     """tiny learns digits in a minute on two cores; base and big are ViT-S and ViT-B with the
     augmentation of Touvron et al. (2021), for photographs and a GPU."""
+    if size not in ("tiny", "base", "big"):
+        raise ValueError(f"size ({size!r}) is unknown; choose from tiny, base, big")
     if size == "tiny":
         return Config()
     small = VisionShape(width=384, heads=6, feed_forward=1536)

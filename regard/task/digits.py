@@ -22,33 +22,43 @@ class Strip:
 
     least: int = 1
     """Digits of the shortest."""
-    most: int = 6
+    most: int = 5
     """Digits of the longest."""
     rows: int = 12
     """Pixels from top to bottom; a digit has 8."""
-    columns: int = 64
+    columns: int = 56
     """Pixels from left to right."""
     margin: int = 6
     """Pixels before the first digit, at most."""
     gap: int = 2
     """Pixels between two digits, at most; every digit has some empty ones of its own."""
+    rise: int = 2
+    """Pixels between the highest place of a digit and the lowest."""
     ink: float = 0.6
     """How dark the palest digit is; the darkest is 1."""
-    noise: float = 0.1
+    noise: float = 0.06
     """Deviation of the noise that every pixel has, from 0 to 1."""
+    easy: int = 25_600
+    """The first so many strips of a training are of the shortest kind: a curriculum, from which a
+    model learns to tell digits before it has to find them."""
+    grow: int = 6_400
+    """Strips after which there may be one more digit, from then on."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.least <= self.most:
             raise ValueError(
                 f"least ({self.least}) must be 1 or more, and at most as many as most ({self.most})"
             )
-        if min(self.margin, self.gap) < 0:
-            raise ValueError(f"margin ({self.margin}) and gap ({self.gap}) must be 0 or more")
+        for name in ("margin", "gap", "rise", "easy", "grow"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} ({getattr(self, name)}) must be 0 or more")
+        high = DIGIT + self.rise
         wide = self.margin + DIGIT * self.most + self.gap * (self.most - 1)
-        if self.rows < DIGIT or self.columns < wide:
+        if self.rows < high or self.columns < wide:
             raise ValueError(
-                f"a strip of {self.rows} × {self.columns} is too small for {self.most} digits with "
-                f"their gaps; it must have {DIGIT} × {wide} at least"
+                f"a strip of {self.rows} × {self.columns} is too small for {self.most} digits, "
+                f"margin ({self.margin}), gaps ({self.gap}) and rise ({self.rise}); it must have "
+                f"{high} × {wide} at least"
             )
         if not 0 < self.ink <= 1 or not 0 <= self.noise <= 1:
             raise ValueError(
@@ -82,7 +92,8 @@ class Strips:
         most_empty = np.array([how.margin, *[how.gap] * (most - 1)])
         empty = np.floor(self._chance(numbers, 1, most) * (most_empty + 1)).astype(np.int64)
         left = np.cumsum(empty, 1) + DIGIT * np.arange(most)
-        top = np.floor(self._chance(numbers, 2, most) * (how.rows - DIGIT + 1)).astype(np.int64)
+        top = np.floor(self._chance(numbers, 2, most) * (how.rise + 1)).astype(np.int64)
+        top += (how.rows - DIGIT - how.rise) // 2
         ink = how.ink + (1 - how.ink) * self._chance(numbers, 3, most)
 
         strips = np.zeros((B, how.rows, how.columns))
@@ -106,7 +117,9 @@ class Strips:
         """How many digits each strip has, and which; a few more are drawn than there are."""
         how = self.how
         drawn = self._chance(numbers, 0, 1 + how.most)
-        counts = how.least + np.floor(drawn[:, 0] * (how.most - how.least + 1)).astype(np.int64)
+        longer = np.maximum(numbers - how.easy, -1) // max(1, how.grow) + 1
+        most = np.minimum(how.least + longer, how.most) if how.easy else how.most
+        counts = how.least + np.floor(drawn[:, 0] * (most - how.least + 1)).astype(np.int64)
         return counts, np.floor(drawn[:, 1:] * len(self.labels)).astype(np.int64)
 
     def _chance(

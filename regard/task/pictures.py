@@ -36,8 +36,10 @@ from regard.task.text import Progress
 if TYPE_CHECKING:
     from PIL import Image
 
-Picture: TypeAlias = "str | PathLike[str] | bytes | np.ndarray[Any, Any] | Tensor | Image.Image"
-"""A file, its content, or pixels: arrays (Y, X) or (Y, X, C), tensors (C, Y, X)."""
+    Picture: TypeAlias = str | PathLike[str] | bytes | np.ndarray | Tensor | Image.Image
+    """A file, its content, or pixels: arrays (Y, X) or (Y, X, C), tensors (C, Y, X)."""
+else:
+    Picture = object  # Pillow is imported by those alone who have pictures
 Resize: TypeAlias = Literal["shortest", "squash", "pad"]
 C = TypeVar("C", bound=Any)
 
@@ -73,8 +75,8 @@ class Preparation:
         return cls(
             (rows, columns),
             channels,
-            tuple(mean),
-            tuple(std),
+            tuple(map(float, mean)),
+            tuple(map(float, std)),
             way,
             float(task.get("crop", 1.0)),
             str(task.get("interpolation", "bicubic")),
@@ -123,20 +125,24 @@ class Preparation:
         if isinstance(picture, Tensor | np.ndarray):
             return self._fitted(_shown(picture, self.channels))
         file = picture if isinstance(picture, bytes) else Path(picture)
-        usual = self.crop == 1.0 and self.interpolation == "bicubic"
-        if usual and self.resize != "squash":
+        if self._usual:
             return decode(
                 file, self._decoding(self.size, "pad" if self.resize == "pad" else "crop")
             )
         natural = decode(file, self._decoding(_size(file), "crop"))
         return self._fitted(_shown(torch.from_numpy(natural), self.channels))
 
+    @property
+    def _usual(self) -> bool:
+        """Whether it is what is done to images that are trained on."""
+        return self.resize != "squash" and self.crop == 1.0 and self.interpolation == "bicubic"
+
     def _decoding(self, size: tuple[int, int], fit: Fit) -> Decoding:
         channels = cast(Literal[1, 3], self.channels)
         return Decoding(size, channels, fit, self.background)
 
     def _fitted(self, image: "Image.Image") -> UInt8[np.ndarray, "C Y X"]:
-        from PIL import Image
+        from PIL import Image, ImageOps
 
         if self.interpolation.upper() not in Image.Resampling.__members__:
             known = ", ".join(name.lower() for name in Image.Resampling.__members__)
@@ -149,6 +155,8 @@ class Preparation:
             match self.resize:
                 case "squash":
                     image = image.resize((columns, rows), how)
+                case "shortest" if self._usual:
+                    image = ImageOps.fit(image, (columns, rows), how)
                 case "shortest":
                     image = _covering(image, rows, columns, self.crop, how)
                 case "pad":
@@ -194,7 +202,7 @@ def _size(file: Path | bytes) -> tuple[int, int]:
     return (columns, rows) if turned else (rows, columns)
 
 
-def _shown(picture: np.ndarray[Any, Any] | Tensor, channels: int) -> "Image.Image":
+def _shown(picture: np.ndarray | Tensor, channels: int) -> "Image.Image":
     """Pixels as an image of Pillow's, grey or in colour."""
     from PIL import Image
 

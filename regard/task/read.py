@@ -145,6 +145,8 @@ class Config:
 def preset(size: Literal["tiny", "base", "big"]) -> Config:
     """tiny reads strips of digits after a few minutes on two cores; base and big are for lines of
     text, or captions of photographs, and a GPU."""
+    if size not in ("tiny", "base", "big"):
+        raise ValueError(f"size ({size!r}) is unknown; choose from tiny, base, big")
     if size == "tiny":
         return Config()
     shape = TransformerShape(activation="gelu", norm="pre")
@@ -177,8 +179,8 @@ class Composed:
     """Strips, other ones in each epoch."""
 
     def __init__(self, strips: Strips, count: int):
+        self.strips, self.count = strips, count
         self.images, self.texts = strips.images, strips.texts
-        self.count = count
 
     def number(self, index: Integer[np.ndarray, "B"], epoch: int) -> Integer[np.ndarray, "B"]:
         return index + epoch * self.count
@@ -379,15 +381,16 @@ def _strips(config: Config, begun: "Reader | None") -> Read:
     digits = image.digits()
     # By classes, as classify does it: both hold out the same digits.
     train, validation = split(digits, config.held_out)
-    strips = Strips(train, config.strip, config.training.seed)
-    others = Strips(validation, config.strip, _VALIDATION)
+    seed, whole = config.training.seed, replace(config.strip, easy=0)
+    strips = Strips(train, config.strip, seed)
+    others = Strips(validation, whole, _VALIDATION)
     how = Decoding((config.strip.rows, config.strip.columns), 1, "pad", background=0)
-    seen = Images(strips.images(np.arange(1000)))
+    seen = Images(Strips(train, whole, seed).images(np.arange(1000)))
     return _task(
         config,
         begun,
         Tokenizer.characters(digits.classes) if begun is None else begun.tokenizer,
-        Composed(strips, count=500 * config.training.batch),
+        Composed(strips, count=50 * config.training.batch),
         Composed(others, count=config.judged),
         Preparation.trained(how, *seen.statistics()),
         longest=2 * config.strip.most,
