@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -34,8 +34,9 @@ from regard.model.transformer import ImageSource, Transformer, TransformerConfig
 from regard.task.digits import Strip, Strips
 from regard.task.load import model_folder
 from regard.task.pictures import Picture, Preparation, absolute, seeded, split, told
-from regard.task.text import Progress, Search, exact, search, transduction_loss
+from regard.task.text import Progress, Search, exact, search
 from regard.train.config import TrainingConfig
+from regard.train.loss import cross_entropy
 
 _VALIDATION = 10_000_019  # the seed of strips that are read for the score, whatever is trained on
 
@@ -161,6 +162,7 @@ def preset(size: Literal["tiny", "base", "big"]) -> Config:
 # Examples
 
 
+@runtime_checkable
 class Examples(Protocol):
     """Images and their texts, by number."""
 
@@ -253,7 +255,7 @@ class Read:
             varied = image.augment(batch.source, self.config.augmentation, training.seed, key)
             x = self.preparation.normalized(varied)
         assert isinstance(self.model, Transformer)
-        return transduction_loss(self.model, replace(batch, source=x), training.smoothing)
+        return _loss(self.model, x, batch, training.smoothing), batch.tokens
 
     @torch.no_grad()
     def evaluate(self, model: nn.Module) -> dict[str, float]:
@@ -269,8 +271,8 @@ class Read:
             x = self.preparation.normalized(batch.source)
             written += _written(model, self.tokenizer, x, greedy)
             wanted += self.validation.texts(some)
-            loss, tokens = transduction_loss(model, replace(batch, source=x), 0.0)
-            total, count = total + float(loss), count + tokens
+            total += float(_loss(model, x, batch, 0.0))
+            count += batch.tokens
         return {
             **exact(written, wanted),
             "characters_right": characters_right(written, wanted),
@@ -289,6 +291,12 @@ class Read:
             **self.preparation.section(),
             **to_json(self.how),
         }
+
+
+def _loss(model: Transformer, x: Tensor, batch: Batch, smoothing: float) -> Tensor:
+    """The loss of a batch's texts, summed over their tokens, with its images ready as x."""
+    states = model.states(batch.target, model.encode(x), batch.target_lengths)
+    return cross_entropy(states, model.output, batch.labels, smoothing)
 
 
 def characters_right(written: Sequence[str], wanted: Sequence[str]) -> float:
