@@ -12,11 +12,13 @@ BIN := $(VENV)/bin
 demo: $(VENV)/ready-demo
 	@$(BIN)/regard demo
 
+# One thread: the tests are many and small, and two threads that wait for each other on a busy
+# machine are many times slower than one.
 test: $(VENV)/ready-test
-	@$(BIN)/python -m pytest
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
 test-all: $(VENV)/ready-test
-	@$(BIN)/python -m pytest -m ""
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m ""
 
 lint: $(VENV)/ready-lint
 	$(BIN)/ruff check

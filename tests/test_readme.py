@@ -30,8 +30,11 @@ def test_the_snippets_run_in_order_and_print_what_is_shown() -> None:
 
 def test_the_tour_meets_every_part_of_the_public_face() -> None:
     code = "\n".join(code for code, _ in SNIPPETS)
-    for name in ("attend", "causal", "explain", "weights", "statistics", "MultiHeadAttention"):
-        assert re.search(rf"\b{name}\(", code)
+    for name in (
+        *("attend", "causal", "explain", "weights", "statistics", "MultiHeadAttention"),
+        *("Transformer", "VisionTransformer", "Packed", "record"),
+    ):
+        assert re.search(rf"\b{name}(\.\w+)?\(", code)
     assert re.search(r"\bcache=", code)
 
 
@@ -42,8 +45,8 @@ def test_the_picture_is_what_the_demonstration_shows(
         monkeypatch.delenv(name, raising=False)
     demo()
     said = capsys.readouterr().out
-    tour = README.index("## A short tour")
-    pictures = re.findall(r"^```text\n(.*?)^```$", README[:tour], re.MULTILINE | re.DOTALL)
+    begin, end = README.index("`regard demo byhand`"), README.index("## Your own data")
+    pictures = re.findall(r"^```text\n(.*?)^```$", README[begin:end], re.MULTILINE | re.DOTALL)
     assert pictures
     for picture in pictures:
         assert picture in said
@@ -52,9 +55,29 @@ def test_the_picture_is_what_the_demonstration_shows(
 def test_the_files_it_names_exist() -> None:
     named = set(re.findall(r"[\w/.]+\.(?:py|md|txt)\b", README))
     assert len(named) > 10
-    homes = [ROOT, *(ROOT / home for home in ("regard", "regard/attention", "tests"))]
-    homes.append(ROOT / "regard/attention/backends")
-    assert [name for name in named if not any((home / name).exists() for home in homes)] == []
+    known = [str(path.relative_to(ROOT)) for path in ROOT.glob("*") if path.is_file()]
+    for top in ("regard", "tests", "bench"):
+        known += [str(path.relative_to(ROOT)) for path in (ROOT / top).rglob("*") if path.is_file()]
+    theirs = {"captions.txt", "book.txt"}
+    lost = [name for name in named - theirs if not any(f"/{k}".endswith(f"/{name}") for k in known)]
+    assert lost == []
+
+
+def test_every_command_it_shows_exists() -> None:
+    """Its flags too: what is in a shell block must be understood by the command line."""
+    from regard.cli import _parser
+
+    shown = [
+        line.split("#")[0] for kind, block in BLOCKS if kind == "sh" for line in block.split("\n")
+    ]
+    words = [line.partition("regard ")[2].split() for line in shown if "regard " in line]
+    assert len(words) > 8
+    for line in words:
+        _parser().parse_args(line)
+        if line[0] == "train" and line[1] != "--again":
+            from regard.task.command import module, parse
+
+            parse(module(line[1]).Config, module(line[1]).preset("tiny"), line[3:], "train")
 
 
 def test_every_module_of_attention_is_on_its_map() -> None:

@@ -254,7 +254,7 @@ def parse(kind: type[Settings], default: Settings, words: Sequence[str], name: s
 
 def _one_line(box: str) -> str:
     """tyro frames what it has to say, over several lines, and adds the help of each flag."""
-    lines = [re.sub(r"[│╭╮╰╯─]+", " ", line).strip() for line in box.splitlines()]
+    lines = [re.sub(r"[│╭╮╰╯─]+|[+-]{4,}", " ", line).strip(" |") for line in box.splitlines()]
     text = re.sub(r"\s+", " ", " ".join(lines[1:]))
     text = re.split(r" ?(?:Argument helptext:|For full helptext)", text)[0]
     problem, _, near = text.partition(" Perhaps you meant: ")

@@ -1,0 +1,151 @@
+"""The commands that train, score and use models, and the demonstrations."""
+
+import io
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from regard.cli import main
+from regard.task import classify, command, dates, demo
+
+QUICK = [
+    *("--languages", "en", "de", "--examples", "60", "--judged", "20"),
+    *("--model.width", "16", "--model.heads", "2", "--model.feed-forward", "24"),
+    *("--model.encoder-layers", "1", "--model.decoder-layers", "1"),
+    *("--training.steps", "3", "--training.batch", "300", "--training.no-tensorboard"),
+]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs") / "quick"
+    assert main(["train", "dates", str(folder), *QUICK]) == 0
+    return folder
+
+
+def said(capsys: pytest.CaptureFixture[str], *words: object, status: int = 0) -> str:
+    assert main([str(word) for word in words]) == status
+    captured = capsys.readouterr()
+    if status:
+        assert captured.err.startswith("regard: ")
+        assert captured.err.count("\n") == 1
+    return captured.err if status else captured.out
+
+
+def test_the_overview_names_every_task(capsys: pytest.CaptureFixture[str]) -> None:
+    assert said(capsys, "train") == said(capsys, "train", "--help") == command.OVERVIEW
+    for name in command.TASKS:
+        assert hasattr(command.module(name), "build")
+        assert f"\n  {name} " in command.OVERVIEW
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["train", "dats", "R"], "task ('dats') is unknown; choose from translate, dates,"),
+        (["train", "dates"], "train needs a folder for the run: regard train dates RUN"),
+        (["train", "dates", "R", "--size", "huge"], "size ('huge') is unknown; choose from tiny,"),
+        (["train", "dates", "R", "--lst", "3"], "Unrecognized options: --lst, 3; did you mean"),
+        (["train", "dates", "R", "--last", "x"], "--last: invalid literal for int"),
+        (["train", "dates", "R", "--training.lr", "-1"], "lr (-1.0) must be above 0"),
+        (["train", "dates", "R", "--languages", "xx"], "languages has xx, which CLDR does not"),
+        (["train", "--again", "R"], "--again takes a run and a new folder"),
+        (["train", "--again", "nowhere", "R"], "nowhere is not a run"),
+        (["evaluate"], "evaluate needs a run's or a model's folder"),
+        (["evaluate", "nowhere"], "nowhere does not exist"),
+        (["translate"], "translate needs a run's or a model's folder"),
+        (["classify", "R"], "classify needs pictures: regard classify R picture.png"),
+        (["read", "R", "absent.png"], "absent.png cannot be found"),
+    ],
+)
+def test_wrong_words_get_one_line(
+    words: list[str], line: str, capsys: pytest.CaptureFixture[str], tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    assert line in said(capsys, *words, status=2)
+
+
+def test_help_explains_every_setting(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["train", "dates", "--help"])
+    text = capsys.readouterr().out
+    for flag in ("--languages", "--model.width", "--training.lr", "--training.precision"):
+        assert flag in text
+    assert "Width of the vectors" in text
+
+
+@pytest.mark.usefixtures("unchecked")  # a captured stream is no TextIO to the checks
+def test_a_run_is_repeated_from_its_own_config(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name, config = command.repeated(run)
+    assert (name, config.languages, config.model.width) == ("dates", ("en", "de"), 16)
+    said(capsys, "train", "--again", run, tmp_path / "again")
+    first, second = (folder / "last" / "model.safetensors" for folder in (run, tmp_path / "again"))
+    assert first.read_bytes() == second.read_bytes()
+
+
+def test_scores(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = dict(line.split()[:2] for line in said(capsys, "evaluate", run).splitlines())
+    assert 0 <= float(lines["exact_match"]) <= 1
+    data = json.loads(said(capsys, "evaluate", run, "--json"))
+    assert data["scores"].keys() == lines.keys()
+    assert "files are for translation" in said(
+        capsys, "evaluate", run, "--pairs", "x.tsv", status=2
+    )
+
+
+def test_a_line_for_each_line(
+    run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = b"1 May 2001\n\nno \xff UTF-8\n\x00\x07\nlast without an end"
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(given)))
+    lines = said(capsys, "translate", run, "--beams", "2").split("\n")
+    assert len(lines) == 6
+    assert lines[1] == ""
+    assert lines[-1] == ""
+
+
+def test_the_wrong_kind_of_model(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "holds a Translator, not a Generator" in said(capsys, "generate", run, status=2)
+
+
+@pytest.mark.usefixtures("unchecked")  # a captured stream is no TextIO to the checks
+def test_the_dates_demonstration(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = dates.preset("tiny")
+    small = replace(config, examples=200, judged=400)
+    small = replace(small, training=replace(config.training, steps=2, tensorboard=False))
+    monkeypatch.setattr(dates, "preset", lambda size: small)
+    demo.demo("dates", tmp_path / "run")
+    shown = capsys.readouterr().out
+    assert "Exact match on 400 other held-out dates:" in shown
+    assert shown.count("Where head") == 2
+    demo.demo("dates", tmp_path / "run")
+    assert "was trained before" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("unchecked")  # a captured stream is no TextIO to the checks
+def test_the_digits_demonstration(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = classify.preset("tiny")
+    small = replace(config, training=replace(config.training, steps=2, tensorboard=False))
+    monkeypatch.setattr(classify, "preset", lambda size: small)
+    demo.demo("digits", tmp_path / "run")
+    shown = capsys.readouterr().out
+    assert "Right on 359 held-out digits:" in shown
+    assert "█" in shown
+
+
+def test_the_head_that_copies_is_found() -> None:
+    weights = torch.zeros(2, 3, 2, 4)
+    weights[..., 0] = 1
+    weights[1, 2] = torch.tensor([[0.0, 0, 1, 0], [0, 1, 0, 0]])
+    assert demo.copying(weights, ["a", "b", "c", "d"], ["c", "b"]) == (1, 2)
