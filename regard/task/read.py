@@ -50,13 +50,14 @@ def _tiny() -> TransformerShape:
         decoder_layers=2,
         activation="gelu",
         norm="pre",
+        position="rotary",
         dropout=0.0,
     )
 
 
 def _short() -> TrainingConfig:
     return TrainingConfig(
-        steps=2000,
+        steps=2200,
         batch=64,
         lr=3e-3,
         schedule="cosine",
