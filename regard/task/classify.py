@@ -20,7 +20,6 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from regard import checkpoint
-from regard.config import to_json
 from regard.data import image
 from regard.data.batch import LabelBatch, image_batch, plan
 from regard.data.image import Augmentation, Images
@@ -29,7 +28,8 @@ from regard.data.text import OnBad
 from regard.model.embedding import Size, image_size
 from regard.model.vit import VisionConfig, VisionShape, VisionTransformer
 from regard.task.load import model_folder
-from regard.task.pictures import Picture, Preparation, absolute, seeded, split, told
+from regard.task.pictures import Picture, Preparation, seeded, split, told
+from regard.task.settings import Preset, absolute, check_preset, kept
 from regard.task.text import Progress
 from regard.train.config import TrainingConfig
 
@@ -108,11 +108,10 @@ class Config:
             raise ValueError(f"{given} ({getattr(self, given)}) needs images to go with it")
 
 
-def preset(size: Literal["tiny", "base", "big"]) -> Config:
+def preset(size: Preset) -> Config:
     """tiny learns digits in a minute on two cores; base and big are ViT-S and ViT-B with the
     augmentation of Touvron et al. (2021), for photographs and a GPU."""
-    if size not in ("tiny", "base", "big"):
-        raise ValueError(f"size ({size!r}) is unknown; choose from tiny, base, big")
+    check_preset(size)
     if size == "tiny":
         return Config()
     small = VisionShape(width=384, heads=6, feed_forward=1536)
@@ -201,11 +200,9 @@ class Classify:
         return {}
 
     def about(self) -> dict[str, Any]:
-        settings = to_json(self.config)
-        del settings["training"]  # which the run keeps by itself
         return {
             "name": "classify",
-            "config": settings,
+            "config": kept(self.config),
             "labels": list(self.train.classes),
             **self.preparation.section(),
         }

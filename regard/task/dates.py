@@ -16,10 +16,11 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 from regard import checkpoint
-from regard.config import from_json, to_json
+from regard.config import from_json
 from regard.data.tokenizer import Tokenizer
 from regard.model.transformer import TransformerShape
 from regard.task.load import model_folder
+from regard.task.settings import Preset, check_preset, kept
 from regard.task.text import (
     Listed,
     Pair,
@@ -105,8 +106,9 @@ class Config:
                 raise ValueError(f"{name} ({getattr(self, name)}) must be 1 or more")
 
 
-def preset(size: Literal["tiny", "base", "big"] = "tiny") -> Config:
+def preset(size: Preset = "tiny") -> Config:
     """Tiny learns it in two minutes on two cores; the others are to see what size does."""
+    check_preset(size)
     config = Config()
     match size:
         case "tiny":
@@ -117,8 +119,6 @@ def preset(size: Literal["tiny", "base", "big"] = "tiny") -> Config:
         case "big":
             shape = replace(config.model, width=512, heads=8, feed_forward=2048)
             shape = replace(shape, encoder_layers=6, decoder_layers=6)
-        case _:
-            raise ValueError(f"size ({size!r}) is unknown; choose from tiny, base, big")
     return replace(config, model=shape, training=replace(config.training, lr=5e-4, steps=2000))
 
 
@@ -224,8 +224,6 @@ class Dates(Transduction):
         self, config: Config, tokenizer: Tokenizer, dates: Sequence[Date], judged: Sequence[Date]
     ):
         self.judged = list(judged)
-        settings = to_json(config)
-        del settings["training"]  # which the run keeps by itself
         super().__init__(
             build_transformer(config.model, (tokenizer, tokenizer), config.training.seed),
             (tokenizer, tokenizer),
@@ -235,7 +233,7 @@ class Dates(Transduction):
             judge=exact,
             how=Search.of(tokenizer, beams=1, length=LONGEST),
             training=config.training,
-            about={"name": "dates", "config": settings},
+            about={"name": "dates", "config": kept(config)},
         )
 
 

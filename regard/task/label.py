@@ -7,11 +7,10 @@ only the head is trained on what it makes of the texts (transfer learning).
 """
 
 import hashlib
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 import numpy as np
 import torch
@@ -20,7 +19,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from regard import checkpoint
-from regard.config import from_json, to_json
+from regard.config import from_json
 from regard.data.batch import LabelBatch, label_batch, plan
 from regard.data.problems import Problems
 from regard.data.text import OnBad, Table
@@ -28,6 +27,7 @@ from regard.data.tokenizer import AnyTokenizer, Tokenizer, files, read_pair
 from regard.model.classifier import ClassifierConfig, EncoderShape, TextClassifier
 from regard.model.transformer import Transformer
 from regard.task.load import model_folder
+from regard.task.settings import Preset, absolute, check_preset, check_start, kept
 from regard.task.text import About, Progress
 from regard.train.config import TrainingConfig
 
@@ -96,17 +96,12 @@ class Config:
             raise ValueError(f"longest ({self.longest}) must be 1 or more")
         if self.freeze and self.start is None:
             raise ValueError("freeze needs start: there is no trained model to leave as it is")
-        if self.start is not None and self.tokenizer is not None:
-            raise ValueError(
-                f"start ({self.start}) brings a tokenizer of its own; leave out tokenizer "
-                f"({self.tokenizer})"
-            )
+        check_start(self.start, self.tokenizer)
 
 
-def preset(size: Literal["tiny", "base", "big"] = "tiny") -> Config:
+def preset(size: Preset = "tiny") -> Config:
     """Tiny is for two cores; base and big have the encoders of the paper's models."""
-    if size not in ("tiny", "base", "big"):
-        raise ValueError(f"size ({size!r}) is unknown; choose from tiny, base, big")
+    check_preset(size)
     if size == "tiny":
         return Config()
     shape = EncoderShape(norm="pre")
@@ -201,7 +196,7 @@ def encoded(tokenizer: AnyTokenizer, texts: Sequence[str], longest: int) -> list
 
 def build(config: Config, run: Path | None = None, progress: Progress | None = None) -> "Labels":
     """Reads the texts, holds some out, and makes the model."""
-    config = _absolute(config)
+    config = absolute(config, "texts", "valid", "start", "tokenizer")
     rows, problems = read(config.texts, config.columns)
     train, held = (rows, []) if config.valid else _split(rows, config.held_out)
     notes = problems.lines()
@@ -239,17 +234,6 @@ def build(config: Config, run: Path | None = None, progress: Progress | None = N
         Texts(held, labels, tokenizer, config.longest),
         notes,
     )
-
-
-def _absolute(config: Config) -> Config:
-    """Paths that hold from wherever the run is repeated."""
-    paths: dict[str, Any] = {
-        name: tuple(map(os.path.abspath, getattr(config, name))) for name in ("texts", "valid")
-    }
-    for name in ("start", "tokenizer"):
-        if (path := getattr(config, name)) is not None:
-            paths[name] = os.path.abspath(path)
-    return replace(config, **paths)
 
 
 class Labels:
@@ -295,11 +279,9 @@ class Labels:
         return dict(files(self.tokenizer, self.tokenizer))
 
     def about(self) -> About:
-        settings = to_json(self.config)
-        del settings["training"]  # which the run keeps by itself
         return {
             "name": "label",
-            "config": settings,
+            "config": kept(self.config),
             "labels": self.labels,
             "length": self.config.longest,
         }

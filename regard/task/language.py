@@ -9,11 +9,10 @@ than the text has itself, and the score by which the best model is kept.
 
 import hashlib
 import math
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 import numpy as np
 import torch
@@ -31,6 +30,7 @@ from regard.decode.sample import sample
 from regard.decode.step import language as language_step
 from regard.model.language import LanguageConfig, LanguageModel, LanguageShape
 from regard.task.load import model_folder
+from regard.task.settings import Preset, absolute, check_preset, check_start, kept
 from regard.task.text import About, Progress, Search
 from regard.train.config import TrainingConfig
 from regard.train.loss import cross_entropy
@@ -100,18 +100,13 @@ class Config:
                 raise ValueError(f"{name} ({getattr(self, name)}) must be 1 or more")
         if not 0 < self.held_out < 1:
             raise ValueError(f"held_out ({self.held_out}) must be above 0 and below 1; try 0.05")
-        if self.start is not None and self.tokenizer is not None:
-            raise ValueError(
-                f"start ({self.start}) brings a tokenizer of its own; leave out tokenizer "
-                f"({self.tokenizer})"
-            )
+        check_start(self.start, self.tokenizer)
 
 
-def preset(size: Literal["tiny", "base", "big"] = "tiny") -> Config:
+def preset(size: Preset = "tiny") -> Config:
     """Tiny is for two cores; base and big are as large as GPT-2's first two (Radford et al. 2019),
     for a GPU."""
-    if size not in ("tiny", "base", "big"):
-        raise ValueError(f"size ({size!r}) is unknown; choose from tiny, base, big")
+    check_preset(size)
     if size == "tiny":
         return Config()
     shape = LanguageShape(width=768, heads=12, feed_forward=2048, layers=12, dropout=0.0)
@@ -239,17 +234,6 @@ def _text(paths: Sequence[str], examples: Examples) -> Text:
     return Lines(*paths) if examples == "lines" else Documents(*paths)
 
 
-def _absolute(config: Config) -> Config:
-    """Paths that hold from wherever the run is repeated."""
-    paths: dict[str, Any] = {
-        name: tuple(map(os.path.abspath, getattr(config, name))) for name in ("text", "valid")
-    }
-    for name in ("start", "tokenizer", "cache"):
-        if (path := getattr(config, name)) is not None:
-            paths[name] = os.path.abspath(path)
-    return replace(config, **paths)
-
-
 # The task
 
 
@@ -257,7 +241,7 @@ def build(
     config: Config, run: Path | None = None, progress: Progress | None = None
 ) -> "LanguageTask":
     """Reads and tokenizes the text, holds some out, and makes the model."""
-    config = _absolute(config)
+    config = absolute(config, "text", "valid", "start", "tokenizer", "cache")
     text = _text(config.text, config.examples)
     saved = None if config.start is None else checkpoint.load(model_folder(config.start))
     if run is not None and (run / "last").is_dir():
@@ -360,10 +344,8 @@ class LanguageTask:
         return dict(files(self.tokenizer, self.tokenizer))
 
     def about(self) -> About:
-        settings = to_json(self.config)
-        del settings["training"]  # which the run keeps by itself
         counts = {"tokens": int(self.train.places[:, 2].sum())}
-        return {"name": "language", "config": settings, **counts, **to_json(self.how)}
+        return {"name": "language", "config": kept(self.config), **counts, **to_json(self.how)}
 
 
 def _model(

@@ -14,10 +14,9 @@ that imported models have too:
 import hashlib
 import io
 import math
-import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice
 from os import PathLike
 from pathlib import Path
@@ -264,14 +263,6 @@ def told(progress: Progress | None) -> cache.Progress | None:
     if progress is None:
         return None
     return lambda done, total, kept: progress("decoding images", done / total)
-
-
-def absolute(config: C, *names: str) -> C:
-    """Paths that hold from wherever a run is repeated."""
-    given = {name: getattr(config, name) for name in names}
-    return replace(
-        config, **{name: os.path.abspath(path) for name, path in given.items() if path is not None}
-    )
 
 
 @contextmanager

@@ -33,7 +33,8 @@ from regard.model.embedding import Patches, Size, image_size
 from regard.model.transformer import ImageSource, Transformer, TransformerConfig, TransformerShape
 from regard.task.digits import Strip, Strips
 from regard.task.load import model_folder
-from regard.task.pictures import Picture, Preparation, absolute, seeded, split, told
+from regard.task.pictures import Picture, Preparation, seeded, split, told
+from regard.task.settings import Preset, absolute, check_preset, check_start, kept
 from regard.task.text import Progress, Search, exact, search
 from regard.train.config import TrainingConfig
 from regard.train.loss import cross_entropy
@@ -127,11 +128,7 @@ class Config:
             raise ValueError(f"held_out ({self.held_out}) must be above 0 and below 1; try 0.1")
         if self.judged < 1:
             raise ValueError(f"judged ({self.judged}) must be 1 or more; try 500")
-        if self.start is not None and self.tokenizer is not None:
-            raise ValueError(
-                f"start ({self.start}) brings a tokenizer of its own; leave out tokenizer "
-                f"({self.tokenizer})"
-            )
+        check_start(self.start, self.tokenizer)
         for folder, captions in (("images", "captions"), ("validation", "validation_captions")):
             given = getattr(self, folder), getattr(self, captions)
             if (given[0] is None) != (given[1] is None):
@@ -144,11 +141,10 @@ class Config:
             raise ValueError("mixup and cutmix mix two images, whose texts cannot be mixed")
 
 
-def preset(size: Literal["tiny", "base", "big"]) -> Config:
+def preset(size: Preset) -> Config:
     """tiny reads strips of digits after a few minutes on two cores; base and big are for lines of
     text, or captions of photographs, and a GPU."""
-    if size not in ("tiny", "base", "big"):
-        raise ValueError(f"size ({size!r}) is unknown; choose from tiny, base, big")
+    check_preset(size)
     if size == "tiny":
         return Config()
     shape = TransformerShape(activation="gelu", norm="pre")
@@ -284,11 +280,9 @@ class Read:
         return dict(files(self.tokenizer, self.tokenizer))
 
     def about(self) -> dict[str, Any]:
-        settings = to_json(self.config)
-        del settings["training"]  # which the run keeps by itself
         return {
             "name": "read",
-            "config": settings,
+            "config": kept(self.config),
             **self.preparation.section(),
             **to_json(self.how),
         }

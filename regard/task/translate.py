@@ -18,12 +18,13 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 from regard import checkpoint
-from regard.config import from_json, to_json
+from regard.config import from_json
 from regard.data.files import Reading
 from regard.data.text import OnBad, Pairs, Rules, Store, Table, Text, store
 from regard.data.tokenizer import AnyTokenizer, Tokenizer, read_pair
 from regard.model.transformer import TextSource, Transformer, TransformerShape
 from regard.task.load import model_folder, run_config
+from regard.task.settings import Preset, absolute, check_preset, check_start, kept
 from regard.task.text import (
     Chosen,
     Pair,
@@ -121,18 +122,13 @@ class Config:
         for name in ("held_out", "judged", "longest"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} ({getattr(self, name)}) must be 1 or more")
-        if self.start is not None and self.tokenizer is not None:
-            raise ValueError(
-                f"start ({self.start}) brings a tokenizer of its own; leave out tokenizer "
-                f"({self.tokenizer})"
-            )
+        check_start(self.start, self.tokenizer)
 
 
-def preset(size: Literal["tiny", "base", "big"] = "tiny") -> Config:
+def preset(size: Preset = "tiny") -> Config:
     """Tiny is for tens of thousands of sentences and two cores; base and big are the paper's
     models (Vaswani et al. 2017, table 3), for millions of sentences and a GPU."""
-    if size not in ("tiny", "base", "big"):
-        raise ValueError(f"size ({size!r}) is unknown; choose from tiny, base, big")
+    check_preset(size)
     if size == "tiny":
         return Config()
     base = size == "base"
@@ -166,7 +162,9 @@ def build(
 
     A run that was begun has kept its tokenizer and what it split off.
     """
-    config = _absolute(config)
+    config = absolute(config, "source", "target", "pairs")
+    config = absolute(config, "valid_source", "valid_target", "valid_pairs")
+    config = absolute(config, "start", "tokenizer", "cache")
     text = _text("source", config.source, config.target, config.pairs, config.columns)
     begun = run is not None and (run / "last").is_dir()
     saved = None if config.start is None else checkpoint.load(model_folder(config.start))
@@ -238,11 +236,9 @@ class Translation(Transduction):
     ):
         model = _model(config, saved, tokenizers)
         how = _search(config, saved, tokenizers)
-        settings = to_json(config)
-        del settings["training"]  # which the run keeps by itself
         about: dict[str, Any] = {
             "name": "translate",
-            "config": settings,
+            "config": kept(config),
             "examples": len(examples),
             "held_out": len(held),
         }
@@ -320,17 +316,6 @@ def _valid(config: Config) -> Text | None:
     """The files to validate on, if there are any."""
     files = config.valid_source, config.valid_target, config.valid_pairs
     return _text("valid_source", *files, config.columns) if any(files) else None
-
-
-def _absolute(config: Config) -> Config:
-    """Paths that hold from wherever the run is repeated."""
-    paths: dict[str, Any] = {}
-    for name in ("source", "target", "pairs", "valid_source", "valid_target", "valid_pairs"):
-        paths[name] = tuple(map(os.path.abspath, getattr(config, name)))
-    for name in ("start", "tokenizer", "cache"):
-        if (path := getattr(config, name)) is not None:
-            paths[name] = os.path.abspath(path)
-    return replace(config, **paths)
 
 
 def _shares(progress: Progress, what: str) -> Any:

@@ -1,0 +1,49 @@
+"""What the configs of all tasks have in common."""
+
+import os
+from dataclasses import replace
+from typing import Any, Literal, TypeAlias, TypeVar, get_args
+
+from regard.config import Object, to_json
+
+Preset: TypeAlias = Literal["tiny", "base", "big"]
+"""How large a preset is: tiny is for two cores, the others for a GPU."""
+
+Config = TypeVar("Config", bound=Any)
+
+
+def check_preset(size: str) -> None:
+    if size not in get_args(Preset):
+        raise ValueError(f"size ({size!r}) is unknown; choose from {', '.join(get_args(Preset))}")
+
+
+def check_start(start: str | None, tokenizer: str | None) -> None:
+    """A trained model keeps the tokenizer that it was trained with."""
+    if start is not None and tokenizer is not None:
+        raise ValueError(
+            f"start ({start}) brings a tokenizer of its own; leave out tokenizer ({tokenizer})"
+        )
+
+
+def kept(config: Any) -> Object:
+    """A config as the model's folder keeps it; the training's settings are the run's."""
+    settings = to_json(config)
+    del settings["training"]
+    return settings
+
+
+def absolute(config: Config, *names: str) -> Config:
+    """These paths, one or several in a field, as they hold from wherever a run is repeated."""
+    given = {name: getattr(config, name) for name in names}
+    return replace(
+        config,
+        **{
+            name: os.path.abspath(path) if isinstance(path, str) else _all(path)
+            for name, path in given.items()
+            if path is not None
+        },
+    )
+
+
+def _all(paths: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(map(os.path.abspath, paths))
