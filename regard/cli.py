@@ -59,6 +59,24 @@ def _use(options: argparse.Namespace) -> None:
             use.label(options.words)
 
 
+def _attend(options: argparse.Namespace) -> None:
+    from regard.lab.attend_command import attend
+
+    attend(options.words)
+
+
+def _lab(options: argparse.Namespace) -> int:
+    from regard.lab.command import lab
+
+    return lab(
+        options.names,
+        everything=options.all,
+        as_json=options.json,
+        report=options.report,
+        plot=options.plot,
+    )
+
+
 def _import(options: argparse.Namespace) -> None:
     from regard import checkpoint, interop
 
@@ -115,10 +133,26 @@ def _parser() -> argparse.ArgumentParser:
         ("read", _use, "read the text in pictures"),
         ("generate", _use, "go on with a text"),
         ("label", _use, "say which class a text is in"),
+        ("attend", _attend, "work out attention by hand, step by step"),
     ):
         command = commands.add_parser(name, help=about, add_help=False, prefix_chars="\0")
         command.add_argument("words", nargs=argparse.REMAINDER)
         command.set_defaults(run=run, command=name)
+
+    lab = commands.add_parser(
+        "lab",
+        help="try what is taught about attention, with a verdict",
+        description="Experiments about what course documents teach: what is said, what is "
+        "computed, the numbers, the verdict that follows from them, and what is true. Without a "
+        "name it lists them; `regard lab exercise multihead` or `vit` writes a notebook to fill in "
+        "into a folder.",
+    )
+    lab.add_argument("names", nargs="*", metavar="NAME", help="an experiment, an item or a group")
+    lab.add_argument("--all", action="store_true", help="run every experiment")
+    lab.add_argument("--json", action="store_true", help="print what was found as JSON alone")
+    lab.add_argument("--report", metavar="FILE", help="write a page, FILE.html, with everything")
+    lab.add_argument("--plot", metavar="FILE", help="write the experiments' plots, FILE.svg")
+    lab.set_defaults(run=_lab)
 
     import_ = commands.add_parser(
         "import",
@@ -146,12 +180,12 @@ def _parser() -> argparse.ArgumentParser:
 def main(words: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit status.
 
-    2 means that the words or the data were wrong; 130 and 141 are what a shell reports for a
-    command that was interrupted or whose reader went away.
+    1 means that something it tried failed, 2 that the words or the data were wrong; 130 and 141
+    are what a shell reports for a command that was interrupted or whose reader went away.
     """
     try:
         options = _parser().parse_args(words)
-        options.run(options)
+        status: int | None = options.run(options)
         sys.stdout.flush()
     except KeyboardInterrupt:
         return 130
@@ -162,4 +196,4 @@ def main(words: Sequence[str] | None = None) -> int:
     except (ValueError, OSError) as error:
         print("regard:", " ".join(str(error).split()), file=sys.stderr)
         return 2
-    return 0
+    return status or 0

@@ -1,0 +1,276 @@
+"""A plot, drawn in a terminal's characters and as an SVG that follows the page's light or dark.
+
+Both stand on the same `Axis`: where a value lies between its ends, and which ticks it has.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+from itertools import pairwise
+
+from rich.text import Text
+
+from regard.lab.experiment import Curve, Plot
+from regard.lab.figures import figure, power
+
+COLOURS = ("magenta", "cyan", "yellow", "green", "blue", "red")
+"""In a terminal; in an SVG they are the classes c0 … c5."""
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One direction of a plot."""
+
+    low: float
+    high: float
+    log: bool
+    ticks: tuple[float, ...]
+
+    def place(self, value: float) -> float:
+        """0 at the low end, 1 at the high end."""
+        low, high, at = (_log(v) if self.log else v for v in (self.low, self.high, value))
+        return (at - low) / (high - low)
+
+    def label(self, tick: float) -> str:
+        """A tick in figures."""
+        exponent = round(_log(tick)) if self.log else 0
+        if self.log and abs(exponent) > 3 and math.isclose(tick, 10.0**exponent):
+            return power(exponent)
+        return figure(round(tick, 12), 3)
+
+
+def axis(values: Sequence[float], log: bool, ticks: int, wide: bool) -> Axis:
+    """An axis that holds the values; `wide` ones reach to the next tick on both sides."""
+    low, high = min(values), max(values)
+    if low == high:
+        low, high = (low / 2, high * 2) if log else (low - 0.5, high + 0.5)
+    marks = _decades(low, high, ticks) if log else _steps(low, high, ticks)
+    if wide:
+        low, high = min(low, marks[0]), max(high, marks[-1])
+    slack = 1e-9 * (high - low)
+    shown = tuple(mark for mark in marks if low - slack <= mark <= high + slack)
+    return Axis(low, high, log, shown or (low, high))
+
+
+def terminal(plot: Plot, width: int = 64, height: int = 12) -> Text:
+    """The plot in Braille dots, two by four to a character, with its axes and names."""
+    curves = _drawable(plot)
+    if not curves:
+        return Text("nothing to draw: no finite points", "dim")
+    across, up = _axes(plot, curves, 5, 4)
+    marks = {round((height - 1) * (1 - up.place(tick))): up.label(tick) for tick in up.ticks}
+    margin = max(len(mark) for mark in marks.values())
+    columns = max(16, width - margin - 2)
+    dots: dict[tuple[int, int], int] = {}
+    colours: dict[tuple[int, int], int] = {}
+    for number, curve in enumerate(curves):
+        spots = [
+            (across.place(x) * (2 * columns - 1), (1 - up.place(y)) * (4 * height - 1))
+            for x, y in zip(curve.x, curve.y)
+        ]
+        for x, y in _traced(spots):
+            cell = y // 4, x // 2
+            dots[cell] = dots.get(cell, 0) | _BRAILLE[y % 4][x % 2]
+            colours.setdefault(cell, number)
+    drawn = Text()
+    drawn.append(f"{plot.y}\n", "dim")
+    for row in range(height):
+        mark = marks.get(row, "")
+        drawn.append(f"{mark:>{margin}} {'┤' if mark else '│'}", "dim")
+        for place in range(columns):
+            cell = row, place
+            if cell in dots:
+                drawn.append(chr(0x2800 + dots[cell]), COLOURS[colours[cell] % len(COLOURS)])
+            else:
+                drawn.append(" ")
+        drawn.append("\n")
+    drawn.append(f"{'':{margin}} └{_ruler(across, columns, '─', '┴')}\n", "dim")
+    drawn.append(f"{'':{margin}}  {_names(across, columns)}\n", "dim")
+    drawn.append(f"{plot.x:>{margin + 2 + columns}}", "dim")
+    if len(curves) > 1:
+        for number, curve in enumerate(curves):
+            drawn.append("\n" + " " * (margin + 2))
+            drawn.append("━━ ", COLOURS[number % len(COLOURS)])
+            drawn.append(curve.name)
+    return drawn
+
+
+def svg(plot: Plot) -> str:
+    """The plot as an SVG element; its colours are the page's, by classes and `currentColor`."""
+    curves = _drawable(plot)
+    legend, below = _legend(curves)
+    top, left, right, bottom = 26.0 + below, 52.0, 14.0, 44.0
+    width, height = WIDTH, 252.0 + below
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" class="plot" viewBox="0 0 {width:g} {height:g}" '
+        f'role="img" aria-label="{escape(plot.title)}">',
+        f"<title>{escape(plot.title)}</title>",
+        *legend,
+        f'<text class="label" x="0" y="{below + 12:g}">{escape(plot.y)}</text>',
+    ]
+    if not curves:
+        parts.append(f'<text x="{left}" y="{height / 2:g}">no finite points</text></svg>')
+        return "".join(parts)
+    across, up = _axes(plot, curves, 6, 5)
+
+    def x_of(value: float) -> float:
+        return left + across.place(value) * (width - left - right)
+
+    def y_of(value: float) -> float:
+        return height - bottom - up.place(value) * (height - top - bottom)
+
+    for tick in up.ticks:
+        y = y_of(tick)
+        parts.append(
+            f'<path class="rule" d="M{left:g} {y:.1f}H{width - right:g}"/>'
+            f'<text class="tick" x="{left - 6:g}" y="{y + 4:.1f}" text-anchor="end">'
+            f"{up.label(tick)}</text>"
+        )
+    floor = height - bottom
+    for tick in across.ticks:
+        x = x_of(tick)
+        parts.append(
+            f'<path class="axis" d="M{x:.1f} {floor:g}v4"/>'
+            f'<text class="tick" x="{x:.1f}" y="{floor + 17:g}" text-anchor="middle">'
+            f"{across.label(tick)}</text>"
+        )
+    parts.append(f'<path class="axis" d="M{left:g} {floor:g}H{width - right:g}"/>')
+    parts.append(
+        f'<text class="label" x="{width - right:g}" y="{height - 8:g}" text-anchor="end">'
+        f"{escape(plot.x)}</text>"
+    )
+    for number, curve in enumerate(curves):
+        spots = [(x_of(x), y_of(y)) for x, y in zip(curve.x, curve.y)]
+        line = "L".join(f"{x:.1f} {y:.1f}" for x, y in spots)
+        kind = f"c{number % len(COLOURS)}"
+        parts.append(f'<path class="curve {kind}" d="M{line}"/>')
+        if len(spots) <= 24:
+            parts += [
+                f'<circle class="dot {kind}" cx="{x:.1f}" cy="{y:.1f}" r="3"/>' for x, y in spots
+            ]
+    parts.append("</svg>")
+    return "".join(parts)
+
+
+WIDTH = 480.0
+
+
+def drawing(plots: Sequence[Plot], style: str) -> str:
+    """Plots below one another as an SVG file of its own, with the style that its classes need."""
+    parts, y = [], 16.0
+    for plot in plots:
+        one = svg(plot)
+        height = float(one.split('viewBox="0 0 ', 1)[1].split('"', 1)[0].split()[1])
+        parts.append(f'<text class="title" x="16" y="{y + 14:g}">{escape(plot.title)}</text>')
+        y += 30
+        placed = f'<svg x="16" y="{y:g}" width="{WIDTH:g}" height="{height:g}" '
+        parts.append(one.replace("<svg ", placed, 1))
+        y += height + 20
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" class="regard-lab" '
+        f'viewBox="0 0 {WIDTH + 32:g} {y:g}" width="{WIDTH + 32:g}" height="{y:g}">'
+        f'<style>{style}</style><rect class="paper" width="100%" height="100%"/>'
+        f"{''.join(parts)}</svg>\n"
+    )
+
+
+def _drawable(plot: Plot) -> list[Curve]:
+    """The curves without what has no place: infinities, and what a logarithm has no place for."""
+    curves = []
+    for curve in plot.curves:
+        points = [
+            (float(x), float(y))
+            for x, y in zip(curve.x, curve.y)
+            if math.isfinite(x)
+            and math.isfinite(y)
+            and (x > 0 or not plot.log_x)
+            and (y > 0 or not plot.log_y)
+        ]
+        if points:
+            curves.append(Curve(curve.name, *zip(*points)))
+    return curves
+
+
+def _axes(plot: Plot, curves: Sequence[Curve], across: int, up: int) -> tuple[Axis, Axis]:
+    xs = [x for curve in curves for x in curve.x]
+    ys = [y for curve in curves for y in curve.y]
+    return axis(xs, plot.log_x, across, False), axis(ys, plot.log_y, up, True)
+
+
+def _steps(low: float, high: float, ticks: int) -> list[float]:
+    """Multiples of 1, 2 or 5 times a power of ten, from below the low end to above the high one."""
+    rough = (high - low) / ticks
+    size = 10.0 ** math.floor(math.log10(rough))
+    step = next(size * factor for factor in (1, 2, 5, 10) if size * factor >= rough * 0.999)
+    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    return [number * step for number in range(first, last + 1)]
+
+
+def _decades(low: float, high: float, ticks: int) -> list[float]:
+    """Powers of ten; within a decade or two also their doubles and fives."""
+    first, last = math.floor(_log(low) + 1e-9), math.ceil(_log(high) - 1e-9)
+    if last - first <= 2:
+        fine = [f * 10.0**e for e in range(first, last + 1) for f in (1, 2, 5)]
+        below = [mark for mark in fine if mark <= low * (1 + 1e-9)]
+        above = [mark for mark in fine if mark >= high * (1 - 1e-9)]
+        return [mark for mark in fine if below[-1] <= mark <= above[0]]
+    every = -(-(last - first) // ticks)
+    return [10.0**e for e in range(first, last + 1) if e % every == 0]
+
+
+def _log(value: float) -> float:
+    return math.log10(value)
+
+
+_BRAILLE = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
+"""The bit of each dot, by row and column within a character."""
+
+
+def _traced(spots: Sequence[tuple[float, float]]) -> set[tuple[int, int]]:
+    """The dots on straight lines from each point to the next."""
+    dots = {(round(x), round(y)) for x, y in spots}
+    for (x, y), (to_x, to_y) in pairwise(spots):
+        count = max(1, math.ceil(max(abs(to_x - x), abs(to_y - y))))
+        for number in range(count + 1):
+            share = number / count
+            dots.add((round(x + share * (to_x - x)), round(y + share * (to_y - y))))
+    return dots
+
+
+def _ruler(across: Axis, columns: int, plain: str, marked: str) -> str:
+    line = [plain] * columns
+    for tick in across.ticks:
+        line[round(across.place(tick) * (columns - 1))] = marked
+    return "".join(line)
+
+
+def _names(across: Axis, columns: int) -> str:
+    """The ticks' figures under their ticks, as many as there is room for."""
+    line = [" "] * columns
+    free = 0
+    for tick in across.ticks:
+        name = across.label(tick)
+        centre = round(across.place(tick) * (columns - 1))
+        start = min(max(0, centre - len(name) // 2), columns - len(name))
+        if start >= free:
+            line[start : start + len(name)] = name
+            free = start + len(name) + 1
+    return "".join(line).rstrip()
+
+
+def _legend(curves: Sequence[Curve]) -> tuple[list[str], float]:
+    """The curves' names in lines above the plot, and the height that they take."""
+    if len(curves) < 2:
+        return [], 0.0
+    parts, x, y = [], 0.0, 12.0
+    for number, curve in enumerate(curves):
+        room = 30 + 6.6 * len(curve.name)
+        if x and x + room > WIDTH:
+            x, y = 0.0, y + 18
+        parts.append(
+            f'<path class="curve c{number % len(COLOURS)}" d="M{x:g} {y - 4:g}h18"/>'
+            f'<text class="name" x="{x + 23:g}" y="{y:g}">{escape(curve.name)}</text>'
+        )
+        x += room + 8
+    return parts, y + 12

@@ -1,0 +1,147 @@
+"""What the course documents teach, item by item: experiments in families, and what is only stated.
+
+An experiment's words are literals in its family's file. `lines` reads them there, which takes no
+time; `experiments` imports the files, and with them torch.
+"""
+
+import ast
+import difflib
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+from regard.lab.experiment import Experiment
+
+
+class Family(NamedTuple):
+    """Experiments about one thing, in a file of their own."""
+
+    name: str
+    """The file's, and what one types for all of them."""
+    title: str
+    about: str
+
+
+FAMILIES = (
+    Family(
+        "exercises",
+        "Attention by hand",
+        "The worked exercises, and the slips that are easily made in them.",
+    ),
+    Family(
+        "scores",
+        "Scores, scale and masks",
+        "How well a key fits, why that is scaled, and who may attend to what.",
+    ),
+    Family(
+        "temperature",
+        "Temperature",
+        "Hard and soft attention, and what a small change of a key does.",
+    ),
+    Family("symmetry", "Order", "What a shuffle of the tokens changes, and what it leaves alone."),
+    Family(
+        "layers",
+        "Self-attention as another layer",
+        "Identity, permutation, mean, convolution: what one layer of attention can be.",
+    ),
+    Family(
+        "positions", "Positions", "How a token is told where it stands, and what becomes of that."
+    ),
+    Family("architecture", "Architecture", "Encoder, decoder and ViT: which part reads what."),
+    Family("costs", "Costs and parameters", "Formulas beside what is counted while it runs."),
+    Family("training", "What training shows", "Small models, three seeds each, and a margin."),
+)
+"""In the order in which one would read them."""
+
+
+@cache
+def by_family() -> dict[str, tuple[Experiment, ...]]:
+    """The experiments of each family, by its name."""
+    from regard.lab.claims import (
+        architecture,
+        costs,
+        exercises,
+        layers,
+        positions,
+        scores,
+        symmetry,
+        temperature,
+        training,
+    )
+
+    return {
+        "exercises": exercises.EXPERIMENTS,
+        "scores": scores.EXPERIMENTS,
+        "temperature": temperature.EXPERIMENTS,
+        "symmetry": symmetry.EXPERIMENTS,
+        "layers": layers.EXPERIMENTS,
+        "positions": positions.EXPERIMENTS,
+        "architecture": architecture.EXPERIMENTS,
+        "costs": costs.EXPERIMENTS,
+        "training": training.EXPERIMENTS,
+    }
+
+
+def experiments() -> tuple[Experiment, ...]:
+    """Every experiment of every family."""
+    return tuple(e for family in FAMILIES for e in by_family()[family.name])
+
+
+class Line(NamedTuple):
+    """What the list of experiments says of one."""
+
+    item: int
+    name: str
+    taught: str
+
+
+@cache
+def lines() -> dict[Family, tuple[Line, ...]]:
+    """The list of experiments, read from the files without importing them."""
+    return {family: tuple(_read(family)) for family in FAMILIES}
+
+
+def names(word: str) -> tuple[str, ...]:
+    """The experiments that a word asks for: a name, an item's number, or a family."""
+    everything = [line for some in lines().values() for line in some]
+    for family, some in lines().items():
+        if word == family.name:
+            return tuple(line.name for line in some)
+    found = tuple(line.name for line in everything if word in (line.name, str(line.item)))
+    if not found:
+        known = [line.name for line in everything] + [family.name for family in FAMILIES]
+        # Who remembers a part of a name wants those that have it.
+        near = [name for name in known if word and word in name][:5]
+        near += [name for name in difflib.get_close_matches(word, known, 5) if name not in near]
+        hint = f"did you mean {', '.join(near[:5])}?" if near else "no name is like it;"
+        raise ValueError(f"no experiment {word!r}: {hint} `regard lab` lists all of them")
+    return found
+
+
+def find(word: str) -> tuple[Experiment, ...]:
+    """The experiments of `names`."""
+    found = names(word)
+    return tuple(experiment for experiment in experiments() if experiment.name in found)
+
+
+def _read(family: Family) -> list[Line]:
+    path = Path(__file__).with_name(f"{family.name}.py")
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    calls = [
+        node
+        for statement in tree.body
+        if isinstance(statement, ast.AnnAssign | ast.Assign) and _target(statement) == "EXPERIMENTS"
+        for node in ast.walk(statement)
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "Experiment"
+    ]
+    fields = list(Experiment.__dataclass_fields__)
+    read = []
+    for call in calls:
+        given = dict(zip(fields, call.args)) | {word.arg: word.value for word in call.keywords}
+        read.append(Line(*(ast.literal_eval(given[field]) for field in Line._fields)))
+    return read
+
+
+def _target(statement: ast.AnnAssign | ast.Assign) -> str:
+    target = statement.target if isinstance(statement, ast.AnnAssign) else statement.targets[0]
+    return ast.unparse(target)

@@ -1,0 +1,230 @@
+"""What came out, as a page: one file, nothing fetched, light or dark as the reader's system is.
+
+`section` is one experiment. The page is made of sections, and a notebook shows one by `fragment`.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from html import escape
+from importlib.resources import files
+
+from regard.lab import chart, figures
+from regard.lab.claims import Family
+from regard.lab.claims.stated import STATED
+from regard.lab.equation import mathml
+from regard.lab.experiment import Finding, Plot, Table, Verdict
+from regard.lab.perform import Result, by_family
+
+STYLE = (files("regard.lab") / "report.css").read_text(encoding="utf-8")
+"""Of a section, and of a plot; everything in it is under the class `regard-lab`."""
+
+VERDICTS: dict[Verdict, tuple[str, str]] = {
+    "holds": ("holds", "✓"),
+    "holds under conditions": ("conditions", "◐"),
+    "wrong as stated": ("wrong", "✗"),
+    "undecided": ("undecided", "?"),
+}
+"""The class that colours a verdict, and its mark."""
+
+
+def page(results: Sequence[Result], seconds: float) -> str:
+    """Everything: the counts, the contents, the sections by family, and what is only stated."""
+    grouped = by_family(results)
+    style = STYLE + (files("regard.lab") / "page.css").read_text(encoding="utf-8")
+    trained = sum(result.experiment.trained for result in results)
+    return f"""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<title>Regard: what is taught about attention, tried</title>
+<style>{style}</style>
+</head>
+<body class="regard-lab">
+<div class="page">
+{_contents(grouped)}
+<main>
+<h1>What is taught about attention, tried</h1>
+<p class="lead">{len(results)} statements from course documents about attention, Transformers and
+ViT, each with an experiment. A verdict is computed from what was measured; nobody wrote it
+down.</p>
+{_counts(results)}
+{_glance(grouped)}
+{"".join(_family(family, some) for family, some in grouped)}
+{_stated()}
+<footer>Computed in {seconds:.0f} s, {trained} of the experiments by training models, with three
+seeds or more each. <code>regard lab NAME</code> runs one of them again.</footer>
+</main>
+</div>
+</body>
+</html>
+"""
+
+
+def fragment(result: Result) -> str:
+    """One experiment for a notebook: its section, with the style that it needs."""
+    return f'<div class="regard-lab"><style>{STYLE}</style>{section(result)}</div>'
+
+
+def section(result: Result) -> str:
+    """One experiment: what is taught, what was computed, what came out, and what is true."""
+    experiment, finding = result.experiment, result.finding
+    kind, mark = VERDICTS[finding.verdict]
+    equations = "".join(mathml(equation) for equation in experiment.equations)
+    shown = [_table(table) for table in finding.tables] + [_plot(plot) for plot in finding.plots]
+    return f"""<article id="{escape(experiment.name)}" class="{kind}">
+<header><h3><a href="#{escape(experiment.name)}">{escape(experiment.name)}</a></h3>
+<span class="where">item {experiment.item}, {escape(experiment.source)}</span>
+<span class="chip">{mark} {finding.verdict}</span></header>
+<dl class="words"><dt>Taught</dt><dd class="taught">{words(experiment.taught)}</dd>
+<dt>Computed</dt><dd>{words(experiment.method)}</dd></dl>
+{f'<div class="equations">{equations}</div>' if equations else ""}
+{f'<div class="figures">{"".join(shown)}</div>' if shown else ""}
+<details{"" if shown else " open"}><summary>What the verdict rests on</summary>
+{_measurements(finding)}</details>
+<div class="correct"><p><b>Correct.</b> {words(experiment.correct)}</p></div>
+</article>
+"""
+
+
+def words(text: str) -> str:
+    """Plain words for a page: code between backticks, and indices such as d_k below the line."""
+    parts = " ".join(text.split()).split("`")
+    for place, part in enumerate(parts):
+        part = escape(part)
+        if place % 2:
+            parts[place] = f"<code>{part}</code>"
+        else:
+            parts[place] = _INDEX.sub(r"<i>\1</i><sub>\2</sub>", part)
+    return "".join(parts)
+
+
+_INDEX = re.compile(r"(?<![\w&])([A-Za-zα-ωΑ-Ω])_(\w{1,3})(?!\w)")
+
+
+def _contents(grouped: Sequence[tuple[Family, Sequence[Result]]]) -> str:
+    entries = "".join(
+        f'<li><a class="group" href="#{family.name}">{escape(family.title)}</a><ol>'
+        + "".join(map(_entry, some))
+        + "</ol></li>"
+        for family, some in grouped
+    )
+    return (
+        f"<nav><details open><summary>Contents</summary><ol>{entries}"
+        '<li><a class="group" href="#stated">Stated, not computed</a></li></ol></details></nav>'
+    )
+
+
+def _entry(result: Result) -> str:
+    kind, mark = VERDICTS[result.finding.verdict]
+    name = escape(result.experiment.name)
+    return (
+        f'<li class="{kind}"><a href="#{name}"><span class="mark" aria-hidden="true">{mark}</span>'
+        f"{name}</a></li>"
+    )
+
+
+def _counts(results: Sequence[Result]) -> str:
+    """How many of each verdict, as a bar and as buttons that show only those."""
+    counts = Counter(result.finding.verdict for result in results)
+    bar = "".join(
+        f'<span class="{kind}" style="flex:{counts[verdict]}"></span>'
+        for verdict, (kind, _) in VERDICTS.items()
+        if counts[verdict]
+    )
+    buttons = "".join(
+        f'<label class="{kind}"><input type="radio" name="only" id="only-{kind}">'
+        f"<b>{counts[verdict]}</b> {verdict}</label>"
+        for verdict, (kind, _) in VERDICTS.items()
+        if counts[verdict]
+    )
+    return (
+        f'<div class="bar" aria-hidden="true">{bar}</div><div class="counts">'
+        '<label><input type="radio" name="only" id="only-all" checked>'
+        f"<b>{len(results)}</b> all</label>{buttons}</div>"
+    )
+
+
+def _glance(grouped: Sequence[tuple[Family, Sequence[Result]]]) -> str:
+    """Families and the verdicts in each."""
+    present = [v for v in VERDICTS if any(r.finding.verdict == v for _, s in grouped for r in s)]
+    head = "".join(
+        f'<th class="n {VERDICTS[verdict][0]}"><span class="chip" title="{verdict}">'
+        f"{VERDICTS[verdict][1]}</span></th>"
+        for verdict in present
+    )
+
+    def cells(results: Sequence[Result]) -> str:
+        counts = Counter(result.finding.verdict for result in results)
+        found = "".join(
+            f'<td class="n">{counts[v]}</td>' if counts[v] else '<td class="n zero">0</td>'
+            for v in present
+        )
+        return f'{found}<td class="n">{len(results)}</td>'
+
+    rows = "".join(
+        f'<tr><td><a href="#{family.name}" style="color:inherit">{escape(family.title)}</a></td>'
+        f"{cells(some)}</tr>"
+        for family, some in grouped
+    )
+    total = cells([result for _, some in grouped for result in some])
+    return (
+        f'<div class="glance scroll"><table><thead><tr><th>about</th>{head}<th class="n">all</th>'
+        f"</tr></thead><tbody>{rows}</tbody><tfoot><tr><td>together</td>{total}</tr></tfoot>"
+        "</table></div>"
+    )
+
+
+def _family(family: Family, results: Sequence[Result]) -> str:
+    sections = "".join(section(result) for result in results)
+    return (
+        f'<h2 id="{family.name}">{escape(family.title)}</h2><p>{escape(family.about)}</p>{sections}'
+    )
+
+
+def _stated() -> str:
+    rows = "".join(
+        f"<tr><td>{entry.item}</td><td>{words(entry.words)}</td><td>{words(entry.source)}</td></tr>"
+        for entry in STATED
+    )
+    return (
+        '<h2 id="stated">Stated, not computed</h2><p>Items that tell history, describe a choice or '
+        'give an opinion, and what settles them.</p><div class="stated"><table><thead><tr>'
+        f"<th>item</th><th>what is said</th><th>what settles it</th></tr></thead><tbody>{rows}"
+        "</tbody></table></div>"
+    )
+
+
+def _table(table: Table) -> str:
+    columns = [[row[place] for row in table.rows] for place in range(len(table.head))]
+    right = [any(figures.numeric(value) for value in values) for values in columns]
+    kinds = [' class="n"' if is_right else "" for is_right in right]
+    head = "".join(f"<th{kind}>{words(name)}</th>" for kind, name in zip(kinds, table.head))
+    body = "".join(
+        "<tr>"
+        + "".join(f"<td{kind}>{words(cell)}</td>" for kind, cell in zip(kinds, row))
+        + "</tr>"
+        for row in zip(*(figures.column(values) for values in columns))
+    )
+    title = f"<figcaption>{words(table.title)}</figcaption>" if table.title else ""
+    return (
+        f'<figure>{title}<div class="scroll"><table><thead><tr>{head}</tr></thead>'
+        f"<tbody>{body}</tbody></table></div></figure>"
+    )
+
+
+def _measurements(finding: Finding) -> str:
+    rows = "".join(
+        f"<tr><td>{words(name.replace('_', ' '))}</td><td>{escape(figures.figure(value))}</td></tr>"
+        for name, value in finding.measurements.items()
+    )
+    return f'<div class="scroll"><table><tbody>{rows}</tbody></table></div>'
+
+
+def _plot(plot: Plot) -> str:
+    return (
+        f'<figure class="drawn"><figcaption>{words(plot.title)}</figcaption>'
+        f"{chart.svg(plot)}</figure>"
+    )

@@ -1,0 +1,189 @@
+"""Experiments in a terminal: the list of all, one with its numbers, and the summary of many."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from textwrap import shorten
+
+from rich.box import Box
+from rich.console import Console, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from regard.lab import chart, figures
+from regard.lab.claims import Family, Line
+from regard.lab.claims.stated import Stated
+from regard.lab.equation import plain
+from regard.lab.experiment import Measured, Verdict
+from regard.lab.experiment import Table as Numbers
+from regard.lab.perform import Result
+
+MARKS: dict[Verdict, tuple[str, str]] = {
+    "holds": ("✓", "green"),
+    "holds under conditions": ("◐", "yellow"),
+    "wrong as stated": ("✗", "red"),
+    "undecided": ("?", "blue"),
+}
+"""How a verdict is drawn, and in which colour."""
+
+_INDENT = 3
+_READABLE = 96
+"""No line of words is longer, however wide the terminal."""
+
+
+def listing(
+    lines: Mapping[Family, Sequence[Line]],
+    stated: Sequence[Stated],
+    console: Console,
+) -> None:
+    """Every experiment in a line, by families; then what cannot be computed."""
+    count = 0
+    for family, some in lines.items():
+        count += len(some)
+        console.print(_heading(family.title, family.name))
+        console.print(_indented(Text(family.about, "dim")))
+        rows = [(str(line.item), line.name, line.taught) for line in some]
+        console.print(_indented(_lines(rows, console)), "")
+    console.print(_heading("Stated, not computed", "history, opinion, and descriptions"))
+    rows = [(str(entry.item), "", entry.words) for entry in stated]
+    console.print(_indented(_lines(rows, console)), "")
+    told = Text.assemble(
+        (f"{count} experiments", "bold"),
+        ". The number at the left is the item of the course that it belongs to.\n",
+        ("regard lab NAME", "bold"),
+        " runs one, ",
+        ("regard lab --all", "bold"),
+        " all of them; a number or a group's name will do too.",
+    )
+    console.print(_indented(told))
+
+
+def result(found: Result, console: Console) -> None:
+    """One experiment: what is taught, what was computed, what came out, and what is true."""
+    experiment, finding = found.experiment, found.finding
+    console.print(_heading(experiment.name, f"item {experiment.item}, {experiment.source}"))
+    _words(console, "Taught", experiment.taught)
+    _words(console, "Computed", experiment.method)
+    for equation in experiment.equations:
+        console.print(Padding(Text(plain(equation), "magenta"), (0, 0, 0, _INDENT + 10)))
+    console.print()
+    for numbers in finding.tables:
+        if numbers.title:
+            console.print(_indented(Text(numbers.title, "bold")))
+        console.print(_indented(table(numbers)), "")
+    for plot in finding.plots:
+        console.print(_indented(Text(plot.title, "bold")))
+        drawn = chart.terminal(plot, min(console.width, 80) - _INDENT - 1)
+        console.print(_indented(drawn), "")
+    if finding.measurements:
+        console.print(_indented(Text("What the verdict rests on", "bold")))
+        console.print(_indented(_measurements(finding.measurements.items())), "")
+    verdict = Text.assemble(verdict_mark(finding.verdict), f"  ({found.seconds:.1f} s)")
+    verdict.stylize("dim", len(verdict_mark(finding.verdict)))
+    console.print(_row("Verdict", verdict))
+    _words(console, "Correct", experiment.correct)
+    console.print()
+
+
+def stated_entry(entry: Stated, console: Console) -> None:
+    """An item that nothing computes."""
+    console.print(_heading(f"item {entry.item}", "stated, not computed"))
+    _words(console, "Taught", entry.words)
+    _words(console, "Settled", entry.source)
+    console.print()
+
+
+def summary(
+    families: Sequence[tuple[Family, Sequence[Result]]], seconds: float, console: Console
+) -> None:
+    """All verdicts in one table, and how many there are of each."""
+    results = [found for _, some in families for found in some]
+    body = Table(box=_RULED, show_edge=False, pad_edge=False, padding=(0, 2, 0, 0))
+    body.add_column("verdict", no_wrap=True)
+    body.add_column("item", justify="right", style="dim")
+    body.add_column("experiment", no_wrap=True, style="bold")
+    body.add_column("what is true", no_wrap=True, overflow="ellipsis", style="dim")
+    for family, some in families:
+        if some:
+            body.add_section()
+            body.add_row("", "", Text(family.title, "not bold magenta"), "")
+        for found in some:
+            experiment = found.experiment
+            body.add_row(
+                verdict_mark(found.finding.verdict),
+                str(experiment.item),
+                experiment.name,
+                " ".join(experiment.correct.split()),
+            )
+    console.print(_indented(body), "")
+    counts = Counter(found.finding.verdict for found in results)
+    totals = Text(f"{len(results)} experiments in {seconds:.0f} s: ")
+    for number, verdict in enumerate(verdict for verdict in MARKS if counts[verdict]):
+        totals.append(", " if number else "").append(f"{counts[verdict]} ")
+        totals.append(verdict, MARKS[verdict][1])
+    console.print(_indented(totals))
+
+
+def table(numbers: Numbers) -> Table:
+    """A table of numbers, set in columns that line up."""
+    columns = [[row[place] for row in numbers.rows] for place in range(len(numbers.head))]
+    drawn = Table(box=_RULED, show_edge=False, pad_edge=False, padding=(0, 2, 0, 0))
+    for name, values in zip(numbers.head, columns):
+        right = any(figures.numeric(value) for value in values)
+        drawn.add_column(Text(name, "dim"), justify="right" if right else "left")
+    for row in zip(*(figures.column(values) for values in columns)):
+        drawn.add_row(*(Text(cell) for cell in row))
+    return drawn
+
+
+def verdict_mark(verdict: Verdict) -> Text:
+    """The verdict in its colour."""
+    mark, colour = MARKS[verdict]
+    return Text(f"{mark} {verdict}", colour)
+
+
+_RULED = Box("    \n    \n ── \n    \n ── \n ── \n    \n    \n")
+"""A thin line under the head and between sections, and nothing else."""
+
+
+def _measurements(measured: Iterable[tuple[str, Measured]]) -> Table:
+    grid = Table.grid(padding=(0, 3, 0, 0))
+    grid.add_column(style="dim")
+    grid.add_column(overflow="fold")
+    for name, value in measured:
+        grid.add_row(Text(name.replace("_", " ")), Text(figures.figure(value)))
+    return grid
+
+
+def _lines(rows: Sequence[tuple[str, str, str]], console: Console) -> Table:
+    """Item, name and words; a terminal's lines end where it ends, a file's where they end."""
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    grid.add_column(justify="right", style="dim", no_wrap=True)
+    names = max((len(name) for _, name, _ in rows), default=0)
+    grid.add_column(style="bold", no_wrap=True)
+    grid.add_column(no_wrap=True, overflow="ellipsis")
+    room = console.width - _INDENT - 3 - names - 4
+    for item, name, words in rows:
+        line = " ".join(words.split())
+        grid.add_row(item, name, shorten(line, max(20, room), placeholder=" …"))
+    return grid
+
+
+def _words(console: Console, name: str, words: str) -> None:
+    console.print(_row(name, Text(" ".join(words.split()))))
+
+
+def _row(name: str, what: RenderableType) -> RenderableType:
+    grid = Table.grid(padding=(0, 1, 0, 0))
+    grid.add_column(width=9, style="bold")
+    grid.add_column(max_width=_READABLE - _INDENT - 10)
+    grid.add_row(name, what)
+    return _indented(grid)
+
+
+def _heading(name: str, where: str) -> Text:
+    return Text.assemble((name, "bold magenta"), "  ", (where, "dim"))
+
+
+def _indented(what: RenderableType) -> Padding:
+    return Padding(what, (0, 0, 0, _INDENT), expand=False)
