@@ -1,18 +1,13 @@
 """Attention by hand: every matrix between the question and the answer, as one would write it down.
 
-    S = Q Kᵀ    scores, then β S    E = exp(S - max)    A = E / Σ E    C = A V
-
-`steps` computes them in float64, `stages` puts each into words, `show` prints them, and `demo`
-does so for a worked exercise, with the wrong answers that are easily made, and draws the masks.
+`steps` computes them (steps.py), `stages` puts each into words (stages.py), `show` prints them, and
+`demo` does so for a worked exercise, with the wrong answers that are easily made, and draws the
+masks.
 """
 
-import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Sequence
 
 import torch
-from jaxtyping import Float, Num
 from rich.columns import Columns
 from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
@@ -20,209 +15,55 @@ from rich.table import Table
 from rich.text import Text
 from torch import Tensor
 
-from regard.attention.arguments import arguments
 from regard.attention.attend import attend, explain
 from regard.attention.mask import Mask, causal, documents, packed, padding, prefix, window
+from regard.lab.matrix import Matrix, decimal
+from regard.lab.stages import Arithmetic, Convention, stages, worked
+from regard.lab.steps import Operations, Steps
+from regard.lab.steps import steps as steps
 
 
-@dataclass(frozen=True)
-class Steps:
-    """What lies between queries, keys and values and the output, in float64."""
-
-    query: Float[Tensor, "L K"]
-    key: Float[Tensor, "S K"]
-    value: Float[Tensor, "S V"]
-    mask: Mask | None
-    beta: float
-    scores: Float[Tensor, "L S"]
-    """Q Kᵀ"""
-    scaled: Float[Tensor, "L S"]
-    """β Q Kᵀ; at β = ∞, 0 at the best allowed keys and -∞ elsewhere"""
-    masked: Float[Tensor, "L S"]
-    """The same with -∞ where the mask forbids"""
-    exponentials: Float[Tensor, "L S"]
-    """Of `masked` less the largest of its row"""
-    weights: Float[Tensor, "L S"]
-    """A: every row of exponentials over its sum"""
-    output: Float[Tensor, "L V"]
-    """C = A V"""
-
-
-def steps(
-    query: Num[Tensor, "L K"],
-    key: Num[Tensor, "S K"],
-    value: Num[Tensor, "S V"],
-    mask: Mask | None = None,
-    beta: float | None = None,
-) -> Steps:
-    """softmax(β Q Kᵀ) V with everything on the way kept; the arguments mean what `attend`'s do."""
-    for name, tensor in (("query", query), ("key", key), ("value", value)):
-        if tensor.ndim != 2:
-            raise ValueError(
-                f"{name} of shape {tuple(tensor.shape)} has {tensor.ndim} axes; attention by hand "
-                "takes one matrix each: pick one sentence and one head"
-            )
-    query, key, value = query.double(), key.double(), value.double()
-    sharpness = arguments(query, key, value, mask, beta, None).beta
-    if isinstance(sharpness, Tensor):
-        raise ValueError(f"beta ({sharpness.tolist()}) must be a number; by hand there is one head")
-    scores = query @ key.T
-    allowed = torch.ones_like(scores, dtype=torch.bool)
-    if mask is not None:
-        L, S = scores.shape
-        allowed = mask.tensor(L, S, scores.device)[0, 0]
-    if sharpness == math.inf:
-        seen = scores.masked_fill(~allowed, -math.inf)
-        best = seen.amax(-1, keepdim=True) if seen.numel() else seen
-        scaled = torch.zeros_like(scores).masked_fill(scores != best, -math.inf)
-    else:
-        scaled = sharpness * scores
-    masked = scaled.masked_fill(~allowed, -math.inf)
-    # A row that may attend to nothing has no largest score: its exponentials are 0, not NaN.
-    largest = masked.amax(-1, keepdim=True) if masked.numel() else masked
-    exponentials = torch.exp(masked - largest.nan_to_num(neginf=0.0))
-    # Where there is a largest its exponential is 1, so no sum but that of an empty row is less.
-    weights = exponentials / exponentials.sum(-1, keepdim=True).clamp_min(1.0)
-    return Steps(
-        query,
-        key,
-        value,
-        mask,
-        sharpness,
-        scores,
-        scaled,
-        masked,
-        exponentials,
-        weights,
-        weights @ value,
-    )
-
-
-class Stage(NamedTuple):
-    """One matrix of `Steps`, and what there is to say about it."""
-
-    name: str
-    equation: str
-    sentence: str
-    matrix: Tensor
-    rows: str = "q"
-    """Letter that names the rows"""
-    columns: str = "k"
-    """Letter that names the columns, where they have a name"""
-    shares: bool = False
-    """Whether the entries are parts of 1, to be drawn as such"""
-
-
-def stages(steps: Steps) -> list[Stage]:
-    """The steps in words, in the order in which one takes them."""
-    K, beta = steps.key.shape[1], _number(steps.beta)
-    if steps.beta == math.inf:
-        scaling = (
-            "β = ∞",
-            "Only the best key of each query stays in the race; equals stay together.",
-        )
-    elif _natural(steps):
-        reason = "scores of random vectors keep variance 1 at any width d."
-        scaling = f"S / √{K}", f"Divided by √d = √{K}, {reason}"
-    else:
-        scaling = f"{beta} S", f"β = {beta} sets how sharp the choice is: 0 not at all, ∞ hard."
-    masked = Stage(
-        "Masked",
-        str(steps.mask),
-        "What the mask forbids becomes -∞, which no score of another can make up for.",
-        steps.masked,
-    )
-    return [
-        Stage(
-            "Scores",
-            "S = Q Kᵀ",
-            "Every query meets every key in a dot product: how well does the key fit?",
-            steps.scores,
-        ),
-        Stage("Scaled", *scaling, steps.scaled),
-        *([masked] if steps.mask is not None else []),
-        Stage(
-            "Exponentials",
-            "E = exp(S - max)",
-            "All become positive. Less the largest of its row, none can overflow.",
-            steps.exponentials,
-        ),
-        Stage(
-            "Weights",
-            "A = E / Σ E",
-            "Along each row, divided by its sum: a query's weights add up to 1.",
-            steps.weights,
-            shares=True,
-        ),
-        Stage(
-            "Output",
-            "C = A V",
-            "Each query takes the mean of the values, by these weights.",
-            steps.output,
-            rows="c",
-            columns="",
-        ),
-    ]
-
-
-def worked(steps: Steps) -> dict[str, str]:
-    """One entry of a stage's matrix in figures, by the stage's name.
-
-    It follows the second largest weight of the first row that has any, which shows most.
-    """
-    rows = steps.weights.any(-1).nonzero()
-    if not len(rows) or not steps.value.shape[1]:
-        return {}
-    row = int(rows[0])
-    order = steps.weights[row].argsort(descending=True, stable=True)
-    column = int(order[min(1, len(order) - 1)])
-    score, scaled, masked, exponential, weight = (
-        _number(float(matrix[row, column]))
-        for matrix in (
-            steps.scores,
-            steps.scaled,
-            steps.masked,
-            steps.exponentials,
-            steps.weights,
-        )
-    )
-    some = steps.weights[row] > 0
-    dot = _products(steps.query[row], steps.key[column])
-    largest = _number(float(steps.masked[row].max()))
-    total = _sum(_number(e) for e in steps.exponentials[row, some].tolist())
-    mean = _products(steps.weights[row, some], steps.value[some, 0])
-    examples = {
-        "Scores": f"q{row + 1}·k{column + 1} = {dot} = {score}",
-        "Exponentials": f"exp({masked} - {largest}) = {exponential}",
-        "Weights": f"{exponential} / ({total}) = {weight}",
-        "Output": f"c{row + 1}, first entry: {mean} = {_number(float(steps.output[row, 0]))}",
-    }
-    if _natural(steps):
-        examples["Scaled"] = f"{score} / √{steps.key.shape[1]} = {scaled}"
-    elif steps.beta != math.inf:
-        examples["Scaled"] = f"{_number(steps.beta)} · {_signed(score)} = {scaled}"
-    return examples
-
-
-def show(steps: Steps, console: Console) -> None:
+def show(steps: Steps, console: Console, convention: Convention = "rows", digits: int = 3) -> None:
     """Prints queries, keys and values, and then every stage as a small table."""
     room = console.width - _INDENT
-    given = [
-        Group(
-            Text.assemble((name, "bold"), (f"  {matrix.shape[0]} × {matrix.shape[1]}", "dim")),
-            _table(matrix, name.lower(), "", room),
-        )
-        for name, matrix in (("Q", steps.query), ("K", steps.key), ("V", steps.value))
-    ]
+    given = []
+    for name, matrix in zip("QKV", steps.written):
+        letters = (name.lower(), "")
+        if convention == "columns":
+            matrix, letters = matrix.transposed, ("", name.lower())
+        size = f"  {len(matrix.rows)} × {len(matrix.rows[0]) if matrix.rows else 0}"
+        title = Text.assemble((name, "bold"), (size, "dim"))
+        given.append(Group(title, _table(matrix.figures(digits), *letters, room)))
     console.print(_indented(Columns(given, padding=(0, 4))), "")
-    examples = worked(steps)
-    for number, stage in enumerate(stages(steps), 1):
+    examples = worked(steps, convention, digits)
+    for number, stage in enumerate(stages(steps, convention, digits), 1):
         _heading(console, f"{number}  {stage.name}", stage.equation)
         console.print(_indented(Text(stage.sentence)))
         if stage.name in examples:
             console.print(_indented(Text(examples[stage.name], "dim")))
-        table = _table(stage.matrix, stage.rows, stage.columns, room, stage.shares)
+        table = _stage_table(stage.figures, stage.rows, stage.columns, room, stage.shares, digits)
         console.print(_indented(table), "")
+
+
+def show_operations(counted: dict[str, Operations], console: Console) -> None:
+    """Prints how often one has to multiply, divide and add."""
+    _heading(console, "Operations", "O(n_q n_k (d_k + d_v))")
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    table.add_column(style="dim")
+    for name in counted["total"].figures:
+        table.add_column(name, justify="right")
+    for name, count in counted.items():
+        figures = (f"{n:,}" for n in count.figures.values())
+        table.add_row(name, *figures, style="bold" if name == "total" else None)
+    console.print(_indented(table), "")
+
+
+def show_arithmetic(said: Sequence[Arithmetic], console: Console) -> None:
+    """Prints how each of these entries comes about."""
+    _heading(console, "Entry by entry", "")
+    for one in said:
+        console.print(_indented(Text(str(one))))
+    console.print()
 
 
 def exercise() -> tuple[Tensor, Tensor, Tensor]:
@@ -293,11 +134,11 @@ def _compare(console: Console, right: Steps) -> None:
     """The output's first row beside two that a slip of the pen gives."""
     unscaled = steps(right.query, right.key, right.value, beta=1.0)
     down = right.scaled.softmax(0)
-    first, sharper = (_number(float(found.weights[0].max())) for found in (right, unscaled))
+    first, sharper = (decimal(float(found.weights[0].max())) for found in (right, unscaled))
     _heading(console, "Easily got wrong", "c1")
     sentence = (
         f"Without √{right.key.shape[1]} the largest weight of q1 grows from {first} to {sharper}. "
-        f"With a softmax down the columns, q1's weights add up to {_number(float(down[0].sum()))}."
+        f"With a softmax down the columns, q1's weights add up to {decimal(float(down[0].sum()))}."
     )
     console.print(_indented(Text(sentence)))
     table = Table.grid(padding=(0, 2))
@@ -310,7 +151,7 @@ def _compare(console: Console, right: Steps) -> None:
         (Text("✗", "red"), "not scaled", unscaled.output),
         (Text("✗", "red"), "softmax down columns", down @ right.value),
     ):
-        table.add_row(sign, name, *(_number(x) for x in output[0].tolist()))
+        table.add_row(sign, name, *(decimal(x) for x in output[0].tolist()))
     console.print(_indented(table), "")
 
 
@@ -368,63 +209,46 @@ def _heading(console: Console, name: str, equation: str) -> None:
     console.print(line, width=min(console.width, 80))
 
 
-def _table(matrix: Tensor, rows: str, columns: str, room: int, shares: bool = False) -> Table:
+def _stage_table(
+    matrix: Matrix, rows: str, columns: str, room: int, shares: bool, digits: int
+) -> RenderableType:
+    """A stage's matrix; where it is exact but not in whole numbers, its decimals beside it."""
+    rounded = _table(matrix.decimals(digits), rows, columns, room, matrix if shares else None)
+    if not matrix.exact or matrix.whole:
+        return rounded
+    exact = _table(matrix.figures(digits), rows, columns, room)
+    return Columns([exact, rounded], padding=(0, 4))
+
+
+def _table(
+    lines: list[list[str]], rows: str, columns: str, room: int, shares: Matrix | None = None
+) -> Table:
     """A matrix with the names of its rows and columns; what exceeds the room is left out."""
-    whole = bool((matrix == matrix.round()).all())
-    lines = [
-        [_number(x, whole) + (f" {_bar(x)}" if shares else "") for x in row]
-        for row in matrix.tolist()
-    ]
+    if shares is not None:
+        lines = [
+            [f"{x} {_bar(float(share))}" for x, share in zip(line, row)]
+            for line, row in zip(lines, shares.rows)
+        ]
     # Set by hand: a name stands above its numbers, not above the bars beside them.
-    beside = "  " if shares else ""
-    names = [f"{columns}{n + 1}{beside}" if columns else "" for n in range(matrix.shape[1])]
+    beside = "  " if shares is not None else ""
+    names = [f"{columns}{n + 1}{beside}" if columns else "" for n in range(len(lines[0]))]
     cell = max((len(x) for line in [names, *lines] for x in line), default=1)
-    fits = max(1, (room - len(f"{rows}{len(lines)}") - 2) // (cell + 2))
+    side = [f"{rows}{n + 1}" if rows else "" for n in range(len(lines))]
+    fits = max(1, (room - len(side[-1]) - 2) // (cell + 2))
     kept = len(names) if len(names) <= fits else max(1, fits - 1)
     more = ["…"] * (len(names) > kept)
     table = Table(box=None, show_header=bool(columns), padding=(0, 2, 0, 0), header_style="dim")
-    table.add_column(style="dim", no_wrap=True)
+    if rows:
+        table.add_column(style="dim", no_wrap=True)
     for name in names[:kept]:
         table.add_column(Text(name.rjust(cell)), no_wrap=True)
     for name in more:
         table.add_column(name)
-    for number, line in enumerate(lines, 1):
-        table.add_row(f"{rows}{number}", *(x.rjust(cell) for x in line[:kept]), *more)
+    for name, line in zip(side, lines):
+        table.add_row(*([name] * bool(rows)), *(x.rjust(cell) for x in line[:kept]), *more)
     return table
 
 
 def _bar(share: float) -> str:
     """The share as a column of one character; a dot for none at all."""
     return "▁▂▃▄▅▆▇█"[max(0, round(8 * share) - 1)] if share > 0 else "·"
-
-
-def _number(x: float, whole: bool | None = None) -> str:
-    """Three decimals, or none where there are none to show."""
-    if math.isinf(x):
-        return "∞" if x > 0 else "-∞"
-    if x == round(x) if whole is None else whole:
-        return f"{x:.0f}"
-    return f"{x:.3f}"
-
-
-def _natural(steps: Steps) -> bool:
-    """Whether β is 1/√d."""
-    K = steps.key.shape[1]
-    return K > 0 and math.isclose(steps.beta, 1 / math.sqrt(K))
-
-
-def _products(a: Tensor, b: Tensor) -> str:
-    """The sum of products that a dot product is, in figures."""
-    pairs = zip(a.tolist(), b.tolist(), strict=True)
-    return _sum(f"{_signed(_number(x))}·{_signed(_number(y))}" for x, y in pairs)
-
-
-def _signed(number: str) -> str:
-    return f"({number})" if number.startswith("-") else number
-
-
-def _sum(terms: Iterable[str], most: int = 4) -> str:
-    """Terms with plus signs between them; where there are many, the first ones."""
-    given = list(terms)
-    shown = given if len(given) <= most else [*given[: most - 1], "…"]
-    return " + ".join(shown) or "0"

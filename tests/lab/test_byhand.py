@@ -16,8 +16,9 @@ from torch import Tensor
 from regard.attention.attend import attend
 from regard.attention.mask import Mask, causal, packed, padding, window
 from regard.attention.weights import weights
-from regard.lab import byhand
-from regard.lab.byhand import DRAWN, TRY, demo, exercise, show, stages, steps, worked
+from regard.lab.byhand import DRAWN, TRY, demo, exercise, show
+from regard.lab.stages import stages, worked
+from regard.lab.steps import Steps, steps
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -45,7 +46,7 @@ def page(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], **
     return capsys.readouterr().out
 
 
-def printed(found: byhand.Steps, width: int = 80) -> list[str]:
+def printed(found: Steps, width: int = 80) -> list[str]:
     console = Console(file=io.StringIO(), width=width, highlight=False)
     show(found, console)
     return console.file.getvalue().splitlines()  # type: ignore[attr-defined]
@@ -156,7 +157,8 @@ def test_figures_add_up() -> None:
     """Python agrees with what the worked entries of the exercise say, to their last digit."""
     for said in worked(steps(*exercise())).values():
         *_, left, right = said.replace("first entry: ", "= ").split(" = ")
-        left = left.replace("·", "*").replace("√2", "math.sqrt(2)").replace("exp", "math.exp")
+        left = re.sub(r"(?<=\d)√", "*√", left).replace("√2", "math.sqrt(2)")
+        left = left.replace("·", "*").replace("exp", "math.exp")
         left = re.sub(r"^c\d+, = ", "", left)
         assert eval(left, {"math": math}) == pytest.approx(float(right), abs=2e-3)
 

@@ -1,0 +1,243 @@
+"""`regard attend`: attention by hand, from matrices that are typed or in files.
+
+regard attend --query "1 2; 3 1" --key "2 1; 1 1; 0 1" --value "1 2 -2; 1 1 2; 0 1 -1"
+regard attend --query x.csv --mask causal --explain "A[2,1]"
+"""
+
+import argparse
+import json
+import re
+from collections.abc import Sequence
+from fractions import Fraction
+from pathlib import Path
+from typing import NoReturn
+
+from regard.attention.mask import Mask, causal, documents, padding, prefix, window
+from regard.lab import matrix
+from regard.lab.matrix import Matrix
+from regard.lab.stages import Arithmetic, Convention, arithmetic, chosen, stages
+from regard.lab.steps import Steps, operations, steps
+
+EXAMPLE = """\
+A matrix is "1 2; 3 1", with fractions if you like (1/2), or the name of a .csv or .npy file.
+For example:
+  regard attend --query "1 2; 3 1" --key "2 1; 1 1; 0 1" --value "1 2 -2; 1 1 2; 0 1 -1"
+  regard attend --query "1 2 1" --key "1 2 3; 1 2 1; 0 1 -1" --no-scale
+  regard attend --query x.csv --mask causal --explain "A[2,1]" C
+"""
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise ValueError(f"{message}; see regard attend --help")
+
+
+def parser() -> argparse.ArgumentParser:
+    words = _Parser(
+        prog="regard attend",
+        description="Attention by hand: every matrix between the question and the answer.",
+        epilog=EXAMPLE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    add = words.add_argument
+    add("--query", "-q", required=True, metavar="MATRIX", help="one row for each query")
+    add("--key", "-k", metavar="MATRIX", help="one row for each key; by default the queries")
+    add("--value", "-v", metavar="MATRIX", help="one row for each key's value; by default the keys")
+    add("--beta", help="how sharp the choice is: a number, a fraction or inf; by default 1/√d")
+    add("--no-scale", action="store_true", help="the same as --beta 1")
+    add(
+        "--mask",
+        help="causal, window:LEFT or window:LEFT,RIGHT, padding:KEYS, prefix:KEYS, "
+        "documents:ID,ID,…, several joined by &, or a matrix of 0 and 1 (1 may attend)",
+    )
+    add(
+        "--convention",
+        choices=("rows", "columns"),
+        default="rows",
+        help="columns: each query, key and value is a column, and H = V softargmax(KᵀQ)",
+    )
+    add(
+        "--explain",
+        nargs="*",
+        metavar="ENTRY",
+        help='the arithmetic of entries, as "A[1,2]" or a whole matrix, C; without a name, of all',
+    )
+    add("--digits", type=int, default=3, help="decimals (3)")
+    kind = words.add_mutually_exclusive_group()
+    kind.add_argument("--latex", action="store_true", help="as LaTeX, for amsmath")
+    kind.add_argument("--markdown", action="store_true", help="as Markdown")
+    kind.add_argument("--json", action="store_true", help="as JSON, with all digits")
+    return words
+
+
+def attend(words: Sequence[str]) -> None:
+    """Carries out `regard attend`."""
+    options = parser().parse_args(_joined(words))
+    if not 0 <= options.digits <= 15:
+        raise ValueError(f"digits ({options.digits}) must be 0 to 15, as many as float64 has")
+    convention: Convention = options.convention
+    found = work_out(options)
+    explained: list[Arithmetic] = []
+    if options.explain is not None:
+        entries = chosen(stages(found, convention, options.digits), options.explain)
+        explained = [arithmetic(found, *entry, convention, options.digits) for entry in entries]
+    if options.json or options.latex or options.markdown:
+        from regard.lab import sheet
+
+        given = (found, convention, options.digits, explained)
+        if options.json:
+            said = sheet.to_json(found, convention, explained)
+            print(json.dumps(said, ensure_ascii=False, allow_nan=False))
+        else:
+            print(sheet.to_latex(*given) if options.latex else sheet.to_markdown(*given))
+        return
+    _print(found, convention, options.digits, explained)
+
+
+def work_out(options: argparse.Namespace) -> Steps:
+    """The steps that these words ask for."""
+    query = matrix.read(options.query, "query")
+    key = query if options.key is None else matrix.read(options.key, "key")
+    value = key if options.value is None else matrix.read(options.value, "value")
+    _check(query, key, value, options.convention, options.value is not None)
+    if options.convention == "columns":
+        query, key, value = query.transposed, key.transposed, value.transposed
+    if options.no_scale and options.beta is not None:
+        raise ValueError(f"--no-scale means --beta 1, but beta is {options.beta}; leave one out")
+    beta: Fraction | float | None = None
+    if options.no_scale:
+        beta = Fraction(1)
+    elif options.beta is not None:
+        given = matrix.number(options.beta, "beta")
+        assert isinstance(given, Fraction | float)
+        beta = given
+    L, S = len(query.rows), len(key.rows)
+    mask = None
+    if options.mask is not None:
+        mask = read_mask(options.mask, L, S, options.convention)
+    return steps(query, key, value, mask, beta)
+
+
+def _check(query: Matrix, key: Matrix, value: Matrix, convention: Convention, given: bool) -> None:
+    across, count = ("column", "row") if convention == "rows" else ("row", "column")
+
+    def sizes(one: Matrix) -> tuple[int, int]:
+        """How many vectors, and how wide."""
+        size = len(one.rows), len(one.rows[0])
+        return size if convention == "rows" else size[::-1]
+
+    (_, width), (keys, key_width), (values, _) = sizes(query), sizes(key), sizes(value)
+    if width != key_width:
+        other = "columns" if convention == "rows" else "rows"
+        turned = f"; with --convention {other} they would fit" if _fits(query, key, other) else ""
+        raise ValueError(
+            f"query has {_many(width, across)} but key has {key_width}: a query and a key need as "
+            f"many entries to be multiplied{turned}"
+        )
+    if keys != values:
+        raise ValueError(
+            f"key has {_many(keys, count)} but value has {values}; every key needs one value"
+        )
+
+
+def _fits(query: Matrix, key: Matrix, convention: str) -> bool:
+    if convention == "columns":
+        return len(query.rows) == len(key.rows)
+    return len(query.rows[0]) == len(key.rows[0])
+
+
+def _many(number: int, what: str) -> str:
+    return f"{number} {what}{'s' * (number != 1)}"
+
+
+# Masks
+
+MASKS = "causal, window:2, window:2,0, padding:3, prefix:2, documents:0,0,1"
+
+
+def read_mask(text: str, L: int, S: int, convention: Convention = "rows") -> Mask:
+    """A mask in words, several joined by &, or a matrix of 0 and 1."""
+    named = [_named(part.strip(), S) for part in text.split("&")]
+    known = [mask for mask in named if mask is not None]
+    if len(known) == len(named):
+        joined = known[0]
+        for mask in known[1:]:
+            joined = joined & mask
+        return joined
+    if known or not (matrix.like_numbers(text) or Path(text).suffix):
+        unknown = next(part for part, mask in zip(text.split("&"), named) if mask is None)
+        raise ValueError(
+            f"mask ({unknown.strip()!r}) is unknown; choose from {MASKS}, or give a matrix "
+            "of 0 and 1 (1 may attend)"
+        )
+    given = matrix.read(text, "mask")
+    if other := [cell for row in given.rows for cell in row if cell not in (0, 1)]:
+        raise ValueError(f"mask has {matrix.plain(other[0])}; write 1 for may attend, and 0")
+    rows = given if convention == "rows" else given.transposed
+    if (len(rows.rows), len(rows.rows[0])) != (L, S):
+        size = f"{len(given.rows)} × {len(given.rows[0])}"
+        want = f"{L} × {S}" if convention == "rows" else f"{S} × {L}"
+        sides = "queries × keys" if convention == "rows" else "keys × queries"
+        raise ValueError(f"mask is {size} but must be {want}, {sides}")
+    return Mask.from_tensor(rows.tensor() > 0)
+
+
+def _named(text: str, S: int) -> Mask | None:
+    """A mask by its name and numbers; None where the name is none."""
+    name, colon, numbers = text.partition(":")
+    if name == "causal" and not colon:
+        return causal()
+    if name not in ("window", "padding", "prefix", "documents"):
+        return None
+    if not re.fullmatch(r"\d+(,\d+)*", numbers):
+        raise ValueError(f"mask ({text!r}) needs whole numbers after {name}; as in {MASKS}")
+    given = [int(number) for number in numbers.split(",")]
+    match name, given:
+        case "window", [left]:
+            return window(left)
+        case "window", [left, right]:
+            return window(left, right)
+        case "padding", [length]:
+            if length > S:
+                raise ValueError(f"mask ({text!r}) leaves {length} keys, but there are {S}")
+            return padding([length])
+        case "prefix", [length]:
+            return prefix(length)
+        case "documents", ids:
+            return documents(ids)
+    raise ValueError(f"mask ({text!r}) has {len(given)} numbers; write it as in {MASKS}")
+
+
+# Words in, words out
+
+_TAKERS = ("--query", "-q", "--key", "-k", "--value", "-v", "--beta")
+
+
+def _joined(words: Sequence[str]) -> list[str]:
+    """A matrix may begin with a minus, which is no option then: --query=-1/2."""
+    joined: list[str] = []
+    for word in words:
+        if joined and joined[-1] in _TAKERS and re.match(r"[-−][\d.]", word):
+            flag = {"-q": "--query", "-k": "--key", "-v": "--value"}.get(joined[-1], joined[-1])
+            joined[-1] = f"{flag}={word}"
+        else:
+            joined.append(word)
+    return joined
+
+
+def _print(
+    found: Steps, convention: Convention, digits: int, explained: Sequence[Arithmetic]
+) -> None:
+    from rich.console import Console
+
+    from regard.lab.byhand import show, show_arithmetic, show_operations
+
+    console = Console(highlight=False)
+    with console.capture() as page:
+        show(found, console, convention, digits)
+        show_operations(operations(found), console)
+        if explained:
+            show_arithmetic(explained, console)
+    # Rich fills lines up with spaces, which would be in the way of whoever copies or compares them.
+    print("\n".join(line.rstrip() for line in page.get().splitlines()))

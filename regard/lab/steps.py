@@ -1,0 +1,251 @@
+"""The steps of attention, each kept: in float64, exactly where that can be, and counted.
+
+    S = Q Kᵀ    scores, then β S    E = exp(S - max)    A = E / Σ E    C = A V
+
+`steps` computes them from tensors, or from matrices as one writes them (matrix.py).
+"""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cached_property
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float, Num
+from torch import Tensor
+
+from regard.attention.arguments import arguments
+from regard.attention.mask import Mask
+from regard.lab.matrix import Cell, Matrix, inverse_root, times, total
+
+LARGE = 30_000
+"""Products beyond which nothing is worked out in fractions: nobody reads so many."""
+
+
+@dataclass(frozen=True)
+class Steps:
+    """What lies between queries, keys and values and the output, in float64."""
+
+    query: Float[Tensor, "L K"]
+    key: Float[Tensor, "S K"]
+    value: Float[Tensor, "S V"]
+    mask: Mask | None
+    beta: float
+    scores: Float[Tensor, "L S"]
+    """Q Kᵀ"""
+    scaled: Float[Tensor, "L S"]
+    """β Q Kᵀ; at β = ∞, 0 at the best allowed keys and -∞ elsewhere"""
+    masked: Float[Tensor, "L S"]
+    """The same with -∞ where the mask forbids"""
+    exponentials: Float[Tensor, "L S"]
+    """Of `masked` less the largest of its row"""
+    weights: Float[Tensor, "L S"]
+    """A: every row of exponentials over its sum"""
+    output: Float[Tensor, "L V"]
+    """C = A V"""
+    written: tuple[Matrix, Matrix, Matrix]
+    """Queries, keys and values as they were given"""
+    factor: Cell
+    """β as it was given; 1/√d where it was not"""
+
+    @cached_property
+    def exactly(self) -> "Exactly":
+        """The same in fractions, where they can be."""
+        return _exactly(self)
+
+    @property
+    def natural(self) -> bool:
+        """Whether β is 1/√d."""
+        K = self.key.shape[1]
+        return K > 0 and math.isclose(self.beta, 1 / math.sqrt(K))
+
+    def _repr_html_(self) -> str:
+        from regard.lab.sheet import html
+
+        return html(self)
+
+
+class Exactly(NamedTuple):
+    """Every matrix of `Steps` by the same name, with fractions and roots where they are exact."""
+
+    query: Matrix
+    key: Matrix
+    value: Matrix
+    scores: Matrix
+    scaled: Matrix
+    masked: Matrix
+    exponentials: Matrix
+    weights: Matrix
+    output: Matrix
+
+
+def steps(
+    query: Num[Tensor, "L K"] | Matrix,
+    key: Num[Tensor, "S K"] | Matrix | None = None,
+    value: Num[Tensor, "S V"] | Matrix | None = None,
+    mask: Mask | None = None,
+    beta: Fraction | float | None = None,
+) -> Steps:
+    """softmax(β Q Kᵀ) V with everything on the way kept; the arguments mean what `attend`'s do.
+
+    Without keys, the queries are keys too: self-attention. Without values, keys are values.
+    """
+    key = query if key is None else key
+    value = key if value is None else value
+    given = {"query": query, "key": key, "value": value}
+    for name, one in given.items():
+        if isinstance(one, Tensor) and one.ndim != 2:
+            raise ValueError(
+                f"{name} of shape {tuple(one.shape)} has {one.ndim} axes; attention by hand "
+                "takes one matrix each: pick one sentence and one head"
+            )
+    q, k, v = (
+        one.tensor() if isinstance(one, Matrix) else one.double().detach() for one in given.values()
+    )
+    as_float = float(beta) if isinstance(beta, Fraction) else beta
+    sharpness = arguments(q, k, v, mask, as_float, None).beta
+    if isinstance(sharpness, Tensor):
+        raise ValueError(f"beta ({sharpness.tolist()}) must be a number; by hand there is one head")
+    factor: Cell = sharpness
+    if beta is None:
+        factor = inverse_root(max(1, k.shape[1]))
+    elif isinstance(beta, Fraction | int):
+        factor = Fraction(beta)
+    scores = q @ k.T
+    allowed = torch.ones_like(scores, dtype=torch.bool)
+    if mask is not None:
+        L, S = scores.shape
+        allowed = mask.tensor(L, S, scores.device)[0, 0]
+    if sharpness == math.inf:
+        seen = scores.masked_fill(~allowed, -math.inf)
+        best = seen.amax(-1, keepdim=True) if seen.numel() else seen
+        scaled = torch.zeros_like(scores).masked_fill(scores != best, -math.inf)
+    else:
+        scaled = sharpness * scores
+    masked = scaled.masked_fill(~allowed, -math.inf)
+    # A row that may attend to nothing has no largest score: its exponentials are 0, not NaN.
+    largest = masked.amax(-1, keepdim=True) if masked.numel() else masked
+    exponentials = torch.exp(masked - largest.nan_to_num(neginf=0.0))
+    # Where there is a largest its exponential is 1, so no sum but that of an empty row is less.
+    weights = exponentials / exponentials.sum(-1, keepdim=True).clamp_min(1.0)
+    return Steps(
+        query=q,
+        key=k,
+        value=v,
+        mask=mask,
+        beta=sharpness,
+        scores=scores,
+        scaled=scaled,
+        masked=masked,
+        exponentials=exponentials,
+        weights=weights,
+        output=weights @ v,
+        written=(_matrix(query), _matrix(key), _matrix(value)),
+        factor=factor,
+    )
+
+
+def _matrix(given: Tensor | Matrix) -> Matrix:
+    return given if isinstance(given, Matrix) else Matrix.of(given.detach())
+
+
+def _exactly(steps: Steps) -> Exactly:
+    query, key, value = steps.written
+    (L, S), (K, V) = steps.scores.shape, (steps.key.shape[1], steps.value.shape[1])
+    small = L * S * (K + V) <= LARGE
+    scores = [
+        [_dot(zip(q, k), found) if small else found for k, found in zip(key.rows, row)]
+        for q, row in zip(query.rows, _cells(steps.scores))
+    ]
+    scaled = [
+        [x if math.isinf(x) or math.isinf(steps.beta) else _scaled(steps, s, x) for s, x in pairs]
+        for pairs in _pairs(scores, steps.scaled)
+    ]
+    masked = [
+        [x if math.isinf(x) else s for s, x in pairs] for pairs in _pairs(scaled, steps.masked)
+    ]
+    exponentials = [
+        # The largest of a row is as large as itself, whatever it is: exp(0) is 1.
+        [Fraction(e == 1) if m == max(row) or m == -math.inf else e for m, e in zip(row, found)]
+        for row, found in zip(steps.masked.tolist(), steps.exponentials.tolist())
+    ]
+    weights = [_shares(row, found) for row, found in zip(exponentials, _cells(steps.weights))]
+    output = [
+        [
+            _dot(zip(row, column), found) if small else found
+            for column, found in zip(value.transposed.rows, outputs)
+        ]
+        for row, outputs in zip(weights, _cells(steps.output))
+    ]
+    made = (scores, scaled, masked, exponentials, weights, output)
+    return Exactly(query, key, value, *(Matrix(tuple(map(tuple, rows))) for rows in made))
+
+
+def _cells(tensor: Tensor) -> list[list[Cell]]:
+    rows: list[list[Cell]] = tensor.tolist()
+    return rows
+
+
+def _pairs(cells: list[list[Cell]], found: Tensor) -> list[list[tuple[Cell, float]]]:
+    return [list(zip(row, floats)) for row, floats in zip(cells, found.tolist())]
+
+
+def _dot(pairs: Iterable[tuple[Cell, Cell]], found: Cell) -> Cell:
+    exact = total(times(a, b) for a, b in pairs if a != 0)
+    return found if exact is None else exact
+
+
+def _scaled(steps: Steps, score: Cell, found: float) -> Cell:
+    scaled = times(score, steps.factor)
+    return found if isinstance(scaled, float) else scaled
+
+
+def _shares(exponentials: list[Cell], found: list[Cell]) -> list[Cell]:
+    whole = total(exponentials)
+    if whole is None:
+        return found
+    return [Fraction(float(e)) / max(whole, Fraction(1)) for e in exponentials]
+
+
+# Costs
+
+
+class Operations(NamedTuple):
+    """How often one multiplies, divides and adds, and looks up an exponential."""
+
+    multiplications: int = 0
+    divisions: int = 0
+    additions: int = 0
+    exponentials: int = 0
+
+    @property
+    def figures(self) -> dict[str, int]:
+        """By short names, with the total of all that is arithmetic."""
+        mul, div, add, exp = self
+        return {"mul": mul, "div": div, "add": add, "total": mul + div + add, "exp": exp}
+
+
+def operations(steps: Steps) -> dict[str, Operations]:
+    """What each step costs, by its name; "total" is their sum.
+
+    A dot product of d pairs takes d multiplications and d - 1 additions. Subtracting the largest
+    score, which only keeps exponentials from overflowing, is not counted, nor is masking.
+    """
+    (L, S), (K, V) = steps.scores.shape, (steps.key.shape[1], steps.value.shape[1])
+    match steps.beta:
+        case 1.0 | math.inf:
+            scaling = Operations()
+        case _ if steps.natural:
+            scaling = Operations(divisions=L * S)
+        case _:
+            scaling = Operations(multiplications=L * S)
+    counted = {
+        "scores": Operations(L * S * K, 0, L * S * max(0, K - 1)),
+        "scaled": scaling,
+        "weights": Operations(0, L * S, L * max(0, S - 1), L * S),
+        "output": Operations(L * V * S, 0, L * V * max(0, S - 1)),
+    }
+    sums = Operations(*map(sum, zip(*counted.values())))
+    return {**counted, "total": sums}
