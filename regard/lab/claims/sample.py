@@ -1,0 +1,64 @@
+"""Matrices and modules to try things on: random, the same each time, and what is asked of them."""
+
+from collections.abc import Callable
+from typing import TypeVar
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.autograd.functional import jacobian
+
+from regard.model.block import Block
+from regard.model.stack import Stack
+
+M = TypeVar("M", bound=nn.Module)
+
+
+def normal(seed: int, *shape: int) -> Tensor:
+    """Independent numbers of mean 0 and variance 1, in float64."""
+    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+def orthonormal(seed: int, rows: int, columns: int) -> Float[Tensor, "L D"]:
+    """Rows of length 1 at right angles to each other."""
+    return torch.linalg.qr(normal(seed, columns, rows))[0].mT
+
+
+def alive(module: M, seed: int) -> M:
+    """The module in float64, ready for use, with biases, norms and heads that do something."""
+    draw = torch.Generator().manual_seed(seed)
+    module = module.double().eval()
+    with torch.no_grad():
+        for name, parameter in module.named_parameters():
+            parameter.normal_(generator=draw)
+            if parameter.ndim > 1:
+                parameter.mul_(parameter.shape[-1] ** -0.5)
+            else:
+                parameter.mul_(0.3).add_("norm" in name and "weight" in name)
+    return module.requires_grad_(False)
+
+
+def unbuilt(make: Callable[[], M]) -> M:
+    """A model of any size, without its numbers."""
+    with torch.device("meta"):
+        return make()
+
+
+def parameters(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+def blocks(stack: Stack) -> list[Block]:
+    return [block for block in stack.blocks if isinstance(block, Block)]
+
+
+def apart(one: Tensor, other: Tensor) -> float:
+    """The largest difference between two results."""
+    return float((one - other).abs().max())
+
+
+def influence(
+    function: Callable[[Tensor], Tensor], x: Float[Tensor, "1 S D"]
+) -> Float[Tensor, "L S"]:
+    """How much row i of the result moves with row j of x: the largest entry of ∂y_i/∂x_j."""
+    return jacobian(function, x).abs().amax((0, 2, 3, 5))

@@ -1,0 +1,375 @@
+"""What a layer does not notice: the order of a set, the place of a pattern, the pace of arrival."""
+
+from dataclasses import replace
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from regard import (
+    LanguageConfig,
+    LanguageModel,
+    MultiHeadAttention,
+    SelfCache,
+    Transformer,
+    TransformerConfig,
+    VisionConfig,
+    VisionTransformer,
+    attend,
+    causal,
+)
+from regard.lab.claims import plain
+from regard.lab.claims.sample import alive, apart, blocks, influence, normal, parameters
+from regard.lab.experiment import Experiment, Finding, Table, conditional, corrected, holds
+from regard.model.baseline import Convolution, Dense, Recurrent
+from regard.model.block import Block, FeedForward, PostNorm
+from regard.model.stack import Stack
+
+D, H, L, S = 12, 3, 7, 11
+"""Width, heads, and the lengths of two sequences."""
+SAME, DIFFERENT = 1e-12, 1e-3
+"""Below the first two results are one up to rounding, above the second they are two."""
+ORDER = torch.tensor([3, 0, 6, 2, 5, 1, 4])
+"""A shuffling of L rows."""
+
+
+def _encoder(seed: int) -> Stack:
+    """Two blocks without positions."""
+    return alive(
+        Stack(
+            Block(MultiHeadAttention(D, H), FeedForward(D, 17), partial(PostNorm, D))
+            for _ in range(2)
+        ),
+        seed,
+    )
+
+
+def _equivariance() -> Finding:
+    model, x = _encoder(0), normal(1, 1, L, D)
+    y, shuffled = model(x), model(x[:, ORDER])
+    layer, query, source = alive(MultiHeadAttention(D, H), 2), normal(3, 1, D), normal(4, L, D)
+    one, again = layer(query, source), layer(query, source[ORDER])
+    moved, changed = float((shuffled - y[:, ORDER]).norm()), float((shuffled - y).norm())
+    single = apart(one, again)
+    by_hand = plain.apart(one, plain.multihead(layer, plain.array(query), plain.array(source)))
+    return Finding(
+        corrected(
+            taught=changed < SAME,
+            correct=moved < SAME and single < SAME and by_hand < SAME and changed > DIFFERENT,
+        ),
+        {
+            "distance from the shuffled output, ‖f(PX) − P f(X)‖": moved,
+            "distance from the same output, ‖f(PX) − f(X)‖": changed,
+            "one query's output after shuffling what it reads": single,
+        },
+    )
+
+
+def _equivariance_causal() -> Finding:
+    model, x = _encoder(0), normal(1, 1, L, D)
+    moved = {
+        name: float((model(x[:, ORDER], mask=mask) - model(x, mask=mask)[:, ORDER]).norm())
+        for name, mask in (("without a mask", None), ("under a causal mask", causal()))
+    }
+    free, masked = moved.values()
+    return Finding(
+        conditional(inside=free < SAME, outside=masked < SAME),
+        {f"distance from the shuffled output, {name}": value for name, value in moved.items()},
+    )
+
+
+def _shuffled_pairs() -> Finding:
+    audio, text, shuffle = normal(0, L, 5), normal(1, S, 3), torch.arange(S).flip(0).roll(3)
+    layer = alive(MultiHeadAttention(5, 2, key_width=3, source_width=3), 2)
+    whole = layer(audio, text)
+    by_hand = plain.apart(whole, plain.multihead(layer, plain.array(audio), plain.array(text)))
+    together = apart(layer(audio, text[shuffle]), whole)
+    query, key, value = normal(3, L, 5), normal(4, S, 5), normal(5, S, 2)
+    torn = apart(attend(query, key, value[shuffle]), attend(query, key, value))
+    return Finding(
+        holds(together < SAME and by_hand < SAME and torn > DIFFERENT),
+        {
+            "change when pairs are shuffled": together,
+            "change when values are shuffled and keys are not": torn,
+            "distance from plain arithmetic": by_hand,
+            "queries": L,
+            "pairs": S,
+        },
+    )
+
+
+def _texts(*sentences: str) -> list[Tensor]:
+    words: dict[str, int] = {}
+    return [
+        torch.tensor([[words.setdefault(word, len(words)) for word in sentence.split()]])
+        for sentence in sentences
+    ]
+
+
+CRICKET = ("CSK plays better , not MI", "MI plays better , not CSK")
+
+
+def _two_sentences() -> Finding:
+    one, other = _texts(*CRICKET)
+    plan = TransformerConfig(6, width=D, heads=H, feed_forward=17, encoder_layers=2)
+    told: dict[str, float] = {}
+    for position in ("none", "sinusoidal", "learned", "rotary", "linear-bias"):
+        model = alive(Transformer(replace(plan, position=position, decoder_layers=0)), 0)
+        told[position] = apart(model.encode(one).mean(1), model.encode(other).mean(1))
+    blind = told["none"]
+    return Finding(
+        holds(
+            blind < SAME and min(seen for name, seen in told.items() if name != "none") > DIFFERENT
+        ),
+        {f"distance between the two, positions: {name}": value for name, value in told.items()},
+    )
+
+
+def _order_under_a_causal_mask() -> Finding:
+    one, other = _texts("a b c d e f", "b d a e c f")
+    encoder = _encoder(0)
+    x = normal(1, 6, D)
+    read = apart(encoder(x[one]).mean(1), encoder(x[other]).mean(1))
+    last = {}
+    for layers in (1, 2, 3):
+        plan = LanguageConfig(6, width=D, heads=H, feed_forward=17, layers=layers, position="none")
+        model = alive(LanguageModel(plan), 2)
+        last[layers] = apart(model(one)[:, -1], model(other)[:, -1])
+    return Finding(
+        conditional(inside=read < SAME and last[1] < SAME, outside=max(last.values()) < SAME),
+        {
+            "an encoder's mean over two orders of one text": read,
+            **{f"the last token's logits, causal layers: {n}": value for n, value in last.items()},
+        },
+    )
+
+
+def _tied_weights() -> Finding:
+    n = 16
+    x = F.pad(normal(0, 1, 5, D), (0, 0, 4, n - 9))  # zeros around it, so that nothing falls off
+    layers = {"convolution": Convolution(D, 3), "dense": Dense(D, n)}
+    rows, shifted = [], {}
+    for name, layer in layers.items():
+        alive(layer, 1)
+        shifted[name] = apart(layer(x.roll(2, 1))[:, 3:-3], layer(x).roll(2, 1)[:, 3:-3])
+        rows.append((name, parameters(layer), shifted[name]))
+    convolution = layers["convolution"].get_submodule("convolution")
+    assert isinstance(convolution, nn.Conv1d)
+    assert convolution.bias is not None
+    taps, bias = plain.array(convolution.weight), plain.array(convolution.bias)
+    padded = plain.array(F.pad(x[0], (0, 0, 1, 1)))
+    plainly = sum(padded[t : t + n] @ taps[:, :, t].T for t in range(3)) + bias
+    by_hand = plain.apart(layers["convolution"](x)[0], plainly)
+    return Finding(
+        holds(shifted["convolution"] < SAME and by_hand < SAME and shifted["dense"] > DIFFERENT),
+        {
+            "change when a convolution's input is moved by 2": shifted["convolution"],
+            "change when a dense layer's input is moved by 2": shifted["dense"],
+            "convolution against plain arithmetic": by_hand,
+        },
+        (Table("Moving the input by 2", ("layer", "parameters", "change"), tuple(rows)),),
+    )
+
+
+def _picture_model(position: str) -> VisionTransformer:
+    plan = VisionConfig(
+        5, (8, 12), 4, channels=1, width=D, heads=H, feed_forward=17, layers=2, position="none"
+    )
+    return alive(
+        VisionTransformer(plan if position == "none" else replace(plan, position="learned")), 0
+    )
+
+
+def _vit_locality() -> Finding:
+    n = 16
+    x, (block, _) = normal(1, 1, n, D), blocks(_picture_model("none").encoder)
+    seen = {
+        "convolution of 3": influence(alive(Convolution(D, 3), 2), x),
+        "attention": influence(block.attention, x),
+        "feed-forward": influence(block.feed_forward, x),
+    }
+    most = {name: int((by > 0).sum(-1).max()) for name, by in seen.items()}
+    patches, picture = _picture_model("none").patches, normal(3, 1, 1, 8, 12)
+    touched = picture.clone()
+    touched[..., 0, 0] += 1
+    changed = (patches(touched) - patches(picture)).abs().amax(-1) > SAME
+    return Finding(
+        conditional(
+            inside=most == {"convolution of 3": 3, "attention": n, "feed-forward": 1},
+            outside=int(changed.sum()) > 1,
+        ),
+        {f"rows that one row depends on, {name}": count for name, count in most.items()}
+        | {"patch vectors that one pixel changes": int(changed.sum())},
+    )
+
+
+def _vit_shift() -> Finding:
+    picture = normal(1, 1, 1, 8, 12)
+
+    def change(model: VisionTransformer, pixels: int) -> float:
+        """Between the moved picture's features and the features moved along."""
+        moved, still = (
+            model.features(p)[:, 1:].unflatten(1, model.patches.grid)
+            for p in (picture.roll(pixels, -1), picture)
+        )
+        return apart(moved, still.roll(pixels // 4, 2))
+
+    convolution = alive(nn.Conv2d(1, D, 3, padding=1, padding_mode="circular"), 2)
+    rows = tuple(
+        (
+            pixels,
+            apart(convolution(picture.roll(pixels, -1)), convolution(picture).roll(pixels, -1)),
+            change(_picture_model("none"), pixels),
+            change(_picture_model("learned"), pixels),
+        )
+        for pixels in (1, 4, 8)
+    )
+    always = max(row[1] for row in rows) < SAME
+    placed = min(row[3] for row in rows) > DIFFERENT
+    unplaced = min(row[2] for row in rows[1:]) > DIFFERENT
+    return Finding(
+        conditional(inside=always and placed, outside=always and unplaced),
+        {
+            "convolution, moved by one pixel": rows[0][1],
+            "ViT without positions, moved by one patch": rows[1][2],
+            "ViT without positions, moved by one pixel": rows[0][2],
+            "ViT with learned positions, moved by one patch": rows[1][3],
+        },
+        (
+            Table(
+                "Does the result move along? (change)",
+                ("pixels", "convolution", "ViT, no positions", "ViT, learned positions"),
+                rows,
+            ),
+        ),
+    )
+
+
+def _whole_sequence() -> Finding:
+    ids = torch.arange(L)[None]
+    plan = LanguageConfig(S, width=D, heads=H, feed_forward=17, layers=2)
+    model = alive(LanguageModel(plan), 0)
+    at_once, cache = model(ids), model.cache()
+    steps = torch.cat([model(ids[:, n : n + 1], cache=cache) for n in range(L)], 1)
+    layer, x = alive(MultiHeadAttention(D, H), 1), normal(2, 1, L, D)
+    rows = torch.cat([layer(x[:, n : n + 1], x) for n in range(L)], 1)
+    recurrent, kept = alive(Recurrent(D, "gru"), 3), SelfCache()
+    stepped = torch.cat(
+        [recurrent(x[:, n : n + 1], mask=causal(), cache=kept) for n in range(L)], 1
+    )
+    masked, own = apart(steps, at_once), apart(rows, layer(x))
+    gru = apart(stepped, recurrent(x))
+    return Finding(
+        holds(masked < SAME and own < SAME),
+        {
+            "a causal model at once, against token by token": masked,
+            "self-attention at once, against row by row in any order": own,
+            "a recurrent layer, which has to go step by step": gru,
+        },
+    )
+
+
+EXPERIMENTS: tuple[Experiment, ...] = (
+    Experiment(
+        15,
+        "equivariance",
+        "slides",
+        "The Transformer is permutation invariant.",
+        "Two blocks without positions read seven random rows, in order and shuffled. The output is "
+        "compared with the old one, and with the old one shuffled in the same way.",
+        "It is equivariant: shuffled rows give the same outputs, shuffled. Invariant is the output "
+        "for one query under a shuffling of what it reads.",
+        _equivariance,
+        (r"f(PX) = P f(X)", r"\mathrm{attend}(q, PK, PV) = \mathrm{attend}(q, K, V)"),
+    ),
+    Experiment(
+        15,
+        "equivariance-causal",
+        "slides",
+        "A Transformer without positions does not notice a shuffling of its rows.",
+        "The same two blocks, once without a mask and once under a causal one, read rows in order "
+        "and shuffled.",
+        "That is so as long as every row may see every other. A causal mask says who came first, "
+        "and the symmetry is gone.",
+        _equivariance_causal,
+    ),
+    Experiment(
+        92,
+        "shuffled-pairs",
+        "handout",
+        "In cross-attention, shuffling the pairs of keys and values changes nothing.",
+        "Seven frames of audio read eleven words of text through a whole module, before and after "
+        "the words are shuffled; then the values alone are shuffled.",
+        "It does change nothing, as long as every key keeps its value.",
+        _shuffled_pairs,
+        (r"\sum_j a_j v_j = \sum_j a_{\pi(j)} v_{\pi(j)}",),
+    ),
+    Experiment(
+        16,
+        "two-sentences",
+        "slides",
+        "Order matters: the same words in another order say the opposite.",
+        "Two sentences that differ in the order of two names go through an encoder without "
+        "positions and with each of four kinds; the means of the outputs are compared.",
+        "Without positions the two sentences are one bag of words; any kind of position tells them "
+        "apart.",
+        _two_sentences,
+    ),
+    Experiment(
+        32,
+        "order-under-a-mask",
+        "exercise sheet",
+        "Without positional encodings, attention has no access to the order of its inputs.",
+        "An encoder and language models of one to three layers, all without positions, read the "
+        "same tokens in two orders that end alike.",
+        "An unmasked encoder is blind to order. Under a causal mask one layer's last row still "
+        "is, but from the second layer on it reads states that depend on what came before them.",
+        _order_under_a_causal_mask,
+    ),
+    Experiment(
+        79,
+        "tied-weights",
+        "handout",
+        "A convolution ties its weights to distances, a dense layer to absolute positions.",
+        "A pattern is moved by two places, and each layer's output is compared with the old one "
+        "moved along. The convolution is also computed tap by tap.",
+        "The convolution's output moves along exactly. The dense layer uses other weights at other "
+        "places, and gives something else.",
+        _tied_weights,
+        (r"y_n = \sum_\delta W_\delta x_{n+\delta} + b", r"y_n = \sum_m W_{nm} x_m + b_n"),
+    ),
+    Experiment(
+        66,
+        "vit-locality",
+        "homework",
+        "In a Vision Transformer only the MLP is local; in a CNN every layer is.",
+        "The Jacobian says which rows each row of the output depends on, for attention, the "
+        "feed-forward network and a convolution; one pixel is changed before the map of patches.",
+        "Within the blocks it is so. Before them the map of patches is local as well: a pixel "
+        "reaches one patch alone.",
+        _vit_locality,
+    ),
+    Experiment(
+        66,
+        "vit-shift",
+        "homework",
+        "A CNN is translation equivariant, a Vision Transformer is not.",
+        "A picture is moved around by one pixel, one patch and two patches; the features are "
+        "compared with the old ones moved along (with a wrapped border for all).",
+        "A ViT with learned positions is not. Without them its attention treats patches as a set "
+        "and moves along with whole patches, though not with single pixels.",
+        _vit_shift,
+    ),
+    Experiment(
+        57,
+        "whole-sequence",
+        "homework",
+        "A Transformer takes in the whole sequence at once.",
+        "A causal model computes seven tokens in one pass, and token by token with a cache; "
+        "self-attention computes its rows together and one by one.",
+        "All rows come from one pass, and it gives what single steps give. A recurrent layer gives "
+        "the same either way too, but has to compute one step after the other.",
+        _whole_sequence,
+    ),
+)
