@@ -441,10 +441,17 @@ def _check_fit(
 
 def _device(device: str | torch.device) -> torch.device:
     try:
-        return torch.device(device)
+        place = torch.device(device)
     except RuntimeError as error:
         known = str(error).splitlines()[0]
         raise ValueError(f'device ("{device}") is not one that torch knows: {known}') from None
+    if place.type == "cuda":
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if not count:
+            raise ValueError(f'device ("{device}") needs a GPU, and torch finds none; try "cpu"')
+        if (place.index or 0) >= count:
+            raise ValueError(f'device ("{device}") is not there; the last is "cuda:{count - 1}"')
+    return place
 
 
 # Files

@@ -2,10 +2,11 @@
 
 A batch costs as much as its longest sentence, so sentences of like length belong together. They
 are read and sorted a window at a time: an endless stream needs no more memory than a window.
+Where items come from somebody who waits for an answer, None among them says that there are no more
+for now, and what is there is decoded.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import islice
 from typing import Any, TypeVar
 
 from regard.attention.host import whole
@@ -15,7 +16,7 @@ Result = TypeVar("Result")
 
 
 def in_order(
-    items: Iterable[Item],
+    items: Iterable[Item | None],
     decode: Callable[[list[Item]], Sequence[Result]],
     *,
     length: Callable[[Any], int] = len,
@@ -28,14 +29,22 @@ def in_order(
     A batch holds at most `sentences` of them and, padded to its longest, at most `tokens` tokens;
     one that is longer has a batch of its own. `length` is what an item is sorted by. At most
     `window` items are held. The first window is one batch, and each is twice as large as the one
-    before, so that the first results come soon.
+    before, so that the first results come soon. None is no item: it ends a window early.
     """
     for name, size in (("sentences", sentences), ("tokens", tokens), ("window", window)):
         whole(name, size)
-    waiting, size = iter(items), min(sentences, window)
-    while held := list(islice(waiting, size)):
-        size = min(2 * size, window)
-        yield from _window(held, decode, [length(item) for item in held], sentences, tokens)
+    held: list[Item] = []
+    size = min(sentences, window)
+    for item in items:
+        if item is not None:
+            held.append(item)
+        if len(held) == size or (item is None and held):
+            # Who has to wait for items is not made to wait for more of them next time.
+            size = min(2 * size, window) if item is not None else min(sentences, window)
+            yield from _window(held, decode, [length(one) for one in held], sentences, tokens)
+            held = []
+    if held:
+        yield from _window(held, decode, [length(one) for one in held], sentences, tokens)
 
 
 def batches(lengths: Sequence[int], sentences: int, tokens: int) -> list[list[int]]:

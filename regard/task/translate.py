@@ -10,7 +10,7 @@ import hashlib
 import heapq
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -462,12 +462,11 @@ def evaluate(
     """
     saved = checkpoint.load(model_folder(folder), device=device)
     translator = Translator.of(saved)
-    said = translator.about.get("config")
-    config = None if said is None else from_json(Config, said, str(folder), "task.config")
+    config = _config(translator.about, str(folder))
     if source or target or pairs:
         text: Sequence[Pair] = [(s, t) for s, t in _text("source", source, target, pairs, columns)]
     else:
-        text = _validated(Path(folder), config)
+        text = validated(Path(folder), translator.about, str(folder))
     written = []
     for line in translator.stream((source for source, _ in text), beams=beams):
         written.append(line)
@@ -478,7 +477,9 @@ def evaluate(
     return Evaluation(scores, quality.signatures, len(text), written)
 
 
-def _validated(folder: Path, config: Config | None) -> list[Pair]:
+def validated(folder: Path, about: Mapping[str, Any], where: str) -> list[Pair]:
+    """What a run, whose model says this of its task, was validated on, all of it."""
+    config = _config(about, where)
     given = None if config is None else _valid(config)
     if given is not None:
         return [(source, target) for source, target in given]
@@ -488,3 +489,9 @@ def _validated(folder: Path, config: Config | None) -> list[Pair]:
             f"{folder} does not say what to translate; name a source and a target file"
         )
     return _read_pairs(kept)
+
+
+def _config(about: Mapping[str, Any], where: str) -> Config | None:
+    """That of the run that a model is of; None for one that was imported."""
+    said = about.get("config")
+    return None if said is None else from_json(Config, said, where, "task.config")

@@ -7,17 +7,21 @@ echo "…" | regard generate RUN         each line gone on with
 echo "…" | regard label RUN            a label for each line
 """
 
+import io
 import json
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 from regard.task.command import parse
+from regard.task.pipe import Bar, Line, Lines, World, answers, world
 
 if TYPE_CHECKING:
     from regard.task.load import Loaded
+    from regard.task.text import Translator, Written
 
 Settings = TypeVar("Settings")
 Ready = TypeVar("Ready")
@@ -35,27 +39,129 @@ class Where:
 
 @dataclass(frozen=True)
 class Translate(Where):
-    """Translates standard input, or files, line by line."""
+    """Translates standard input, or files, line by line: a line for each line, in order."""
 
     files: tuple[str, ...] = ()
-    """Files to translate, one after the other, instead of standard input."""
+    """Files to translate, one after the other, instead of standard input; plain or compressed."""
     beams: int | None = None
     """Hypotheses that stay open; 1 is greedy; by default as the model was trained to be used."""
     batch: int = 64
     """Sentences at a time."""
+    n_best: int | None = None
+    """So many translations of each line, a line each: the line's number, counted from 0 |||
+    translation ||| score. The score is log p by the number of tokens to the power of the model's
+    length penalty."""
+    scores: bool = False
+    """Add ||| log p of the translation ||| log p of each of its tokens, the end sign's last."""
+    align: bool = False
+    """Add ||| word alignments: 0-1 is the first word of the source and the second of the
+    translation. Words are what white space separates."""
+    head: tuple[int, int, int] | None = None
+    """The head to align by: layer, head, and 1 for weights after a word is written, else 0. By
+    default it is found: on what the run was validated on, or else on the first lines."""
+    json: bool = False
+    """One JSON object for each line, for programs, with all of this in it."""
 
 
 def translate(words: Sequence[str]) -> None:
     from regard.task.text import Translator
 
     folder, options = _options("translate", Translate, Translate(), words)
-    model = _loaded(folder, options, Translator)
-    if not options.files and sys.stdin.isatty():
-        for line in _lines(()):  # somebody types, and waits for each
-            print(*model.translate([line], beams=options.beams), flush=True)
-        return
-    for text in model.stream(_lines(options.files), beams=options.beams, batch=options.batch):
-        print(text, flush=True)
+    for name in ("batch", "n_best"):
+        if (number := getattr(options, name)) is not None and number < 1:
+            raise ValueError(f"{name} ({number}) must be 1 or more")
+    with world() as here:
+        lines, model = here.agreed(
+            lambda: (Lines(options.files), _translator(folder, options, Translator, here))
+        )
+
+        def work(items: Iterable[Line | None]) -> Iterator[str]:
+            open_: deque[Line] = deque()
+
+            def texts() -> Iterator[str | None]:
+                for item in items:
+                    if item is not None:
+                        open_.append(item)
+                    yield None if item is None else item[1]
+
+            for best in model.translations(
+                texts(),
+                n_best=options.n_best or 1,
+                beams=options.beams,
+                batch=options.batch,
+                align=options.align,
+            ):
+                yield _shown(*open_.popleft(), best, model, options)
+
+        def prepare(sample: list[str]) -> None:
+            if options.align and model.head is None:
+                model.find_head(sample)
+
+        _write(lines, answers(lines, work, here, prepare), here, lambda: _chosen(model))
+
+
+def _translator(folder: str, options: Translate, kind: type[Ready], here: World) -> Ready:
+    model: Any = _loaded(folder, options, kind, here)
+    if options.head is not None:
+        from regard.look.align import Head
+
+        layers, heads = len(model.model.decoder.blocks), model.model.config.heads
+        layer, head, shift = options.head
+        if not (1 <= layer <= layers and 1 <= head <= heads and shift in (0, 1)):
+            raise ValueError(
+                f"head ({layer} {head} {shift}) is none of this model's {layers} layers of {heads} "
+                "heads, counted from 1, before (0) or after (1) a word is written; leave it out, "
+                "and it is found"
+            )
+        model.head = Head(layer - 1, head - 1, shift)
+    return cast(Ready, model)
+
+
+def _shown(
+    number: int, source: str, best: "Sequence[Written]", model: "Translator", options: Translate
+) -> str:
+    """A line's translations as lines; there is no line break in any of them."""
+    if options.json:
+        found = []
+        for one in best:
+            entry: dict[str, object] = {"text": one.text, "score": one.score}
+            if options.scores:
+                ended = len(one.token_scores) > len(one.tokens)
+                signs = [*one.tokens, model.how.end] if ended else one.tokens
+                entry["log_p"] = one.log_p
+                entry["tokens"] = [
+                    {"token": piece, "log_p": score}
+                    for piece, score in zip(model.tokenizer.pieces(signs), one.token_scores)
+                ]
+            if options.align:
+                entry["alignment"] = one.alignment
+            found.append(entry)
+        return json.dumps(
+            {"line": number, "source": source, "translations": found}, ensure_ascii=False
+        )
+    rows = []
+    for one in best:
+        row = [one.text]
+        if options.n_best is not None:
+            row = [str(number), one.text, f"{one.score:.6g}"]
+        if options.scores:
+            row += [f"{one.log_p:.6g}", " ".join(f"{score:.6g}" for score in one.token_scores)]
+        if options.align:
+            row.append(" ".join(f"{source}-{target}" for source, target in one.alignment or ()))
+        rows.append(" ||| ".join(row))
+    return "\n".join(rows)
+
+
+def _chosen(model: "Translator") -> str | None:
+    """Which head alignments are taken from, once it is known, if it had to be found."""
+    if model.found is None:
+        return None
+    head, share = model.found.best, float(model.found.shares.max())
+    again = f"--head {head.layer + 1} {head.head + 1} {head.shift}"
+    return (
+        f"words are aligned by {head}: leaving out the words that it links costs {share:.0%} of "
+        f"what leaving out words can cost; {again} takes it again"
+    )
 
 
 @dataclass(frozen=True)
@@ -75,14 +181,15 @@ def classify(words: Sequence[str]) -> None:
     model = _loaded(folder, options, Classifier)
     if options.top < 1:
         raise ValueError(f"top ({options.top}) must be 1 or more")
-    values, places = model.probabilities(pictures).sort(stable=True, dim=-1, descending=True)
-    for picture, row, numbers in zip(pictures, values.tolist(), places.tolist()):
-        best = [(model.labels[n], p) for n, p in zip(numbers, row)][: options.top]
-        if options.json:
-            labels = [{"label": label, "probability": p} for label, p in best]
-            print(json.dumps({"picture": picture, "labels": labels}, ensure_ascii=False))
-        else:
-            print(picture, *(f"{label} {p:.1%}" for label, p in best), sep="\t")
+    for some in _batches(pictures):
+        values, places = model.probabilities(some).sort(stable=True, dim=-1, descending=True)
+        for picture, row, numbers in zip(some, values.tolist(), places.tolist()):
+            best = [(model.labels[n], p) for n, p in zip(numbers, row)][: options.top]
+            if options.json:
+                labels = [{"label": label, "probability": p} for label, p in best]
+                _say(json.dumps({"picture": picture, "labels": labels}, ensure_ascii=False))
+            else:
+                _say("\t".join([picture, *(f"{label} {p:.1%}" for label, p in best)]))
 
 
 @dataclass(frozen=True)
@@ -91,6 +198,8 @@ class Read(Where):
 
     beams: int | None = None
     """Hypotheses that stay open; 1 is greedy; by default as the model was trained to be used."""
+    json: bool = False
+    """One JSON object for each picture, for programs."""
 
 
 def read(words: Sequence[str]) -> None:
@@ -98,8 +207,12 @@ def read(words: Sequence[str]) -> None:
 
     folder, pictures, options = _pictures("read", Read, Read(), words)
     model = _loaded(folder, options, Reader)
-    for picture, text in zip(pictures, model.read(pictures, beams=options.beams)):
-        print(picture, text, sep="\t")
+    for some in _batches(pictures):
+        for picture, text in zip(some, model.read(some, beams=options.beams)):
+            if options.json:
+                _say(json.dumps({"picture": picture, "text": text}, ensure_ascii=False))
+            else:
+                _say(f"{picture}\t{text}")
 
 
 @dataclass(frozen=True)
@@ -126,7 +239,7 @@ def generate(words: Sequence[str]) -> None:
     folder, options = _options("generate", Generate, Generate(), words)
     model = _loaded(folder, options, Generator)
     texts = model.generate(
-        list(_lines(options.files)),
+        _all(options.files),
         length=options.length,
         temperature=options.temperature,
         top_k=options.top_k,
@@ -134,7 +247,7 @@ def generate(words: Sequence[str]) -> None:
         seed=options.seed,
     )
     for text in texts:
-        print(" ".join(text.splitlines()))
+        _say(" ".join(text.splitlines()))
 
 
 @dataclass(frozen=True)
@@ -150,10 +263,9 @@ def label(words: Sequence[str]) -> None:
 
     folder, options = _options("label", Label, Label(), words)
     model = _loaded(folder, options, Labeler)
-    texts = list(_lines(options.files))
-    for row in model.probabilities(texts):
+    for row in model.probabilities(_all(options.files)):
         best = int(row.argmax())
-        print(model.labels[best], f"{float(row[best]):.1%}", sep="\t")
+        _say(f"{model.labels[best]}\t{float(row[best]):.1%}")
 
 
 # Words
@@ -186,28 +298,47 @@ def _pictures(
     return folder, pictures, options
 
 
-def _loaded(folder: str, options: Where, kind: type[Ready]) -> Ready:
+def _loaded(folder: str, options: Where, kind: type[Ready], here: World | None = None) -> Ready:
     import torch
 
     from regard.task.load import load
 
     dtypes = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-    ready: Loaded = load(folder, device=options.device, dtype=dtypes[options.precision])
+    device = options.device
+    if device == "cuda" and here is not None and here.size > 1:
+        device = f"cuda:{here.local}"
+    ready: Loaded = load(folder, device=device, dtype=dtypes[options.precision])
     if not isinstance(ready, kind):
         name = type(ready).__name__
         raise ValueError(f"{folder} holds a {name}, not a {kind.__name__}; see its config.json")
     return ready
 
 
-def _lines(files: Sequence[str]) -> Iterator[str]:
-    """Lines without their ends; bytes that are no UTF-8 become the sign for what is unknown."""
-    if not files:
-        yield from _decoded(sys.stdin.buffer)
-    for name in files:
-        with open(name, "rb") as stream:
-            yield from _decoded(stream)
+# Lines
 
 
-def _decoded(stream: Iterable[bytes]) -> Iterator[str]:
-    for line in stream:
-        yield line.decode("utf-8", "replace").rstrip("\r\n")
+def _all(files: Sequence[str]) -> list[str]:
+    return [line for line in Lines(files) if line is not None]
+
+
+def _batches(pictures: list[str], size: int = 64) -> Iterator[list[str]]:
+    return (pictures[n : n + size] for n in range(0, len(pictures), size))
+
+
+def _write(lines: Lines, texts: Iterable[str], here: World, note: Callable[[], str | None]) -> None:
+    """Each answer as it comes, and the note on standard error once there is one."""
+    bar, told = Bar(lines), False
+    for text in texts:
+        if here.first and not told and (words := note()) is not None:
+            print("regard:", words, file=sys.stderr, flush=True)
+            told = True
+        _say(text)
+        bar.answered()
+    bar.close()
+
+
+def _say(text: str) -> None:
+    """Always UTF-8, whatever a terminal's settings; a file's name comes out as it came in."""
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors != "surrogateescape":
+        sys.stdout.reconfigure(encoding="utf-8", errors="surrogateescape")
+    print(text, flush=True)

@@ -1,0 +1,341 @@
+"""Lines in, answers out, in the order of the lines, however many and whoever waits for them.
+
+    Lines(files)          standard input, or files, as text; None where no more is there for now
+    answers(lines, work)  work's answers, one for each line, made by all processes that there are
+    Bar(lines)            how far it is, on a terminal
+
+A pipe is read as it fills: what is there is worked on together, and a line that comes alone is
+answered alone. Memory is that of a window of lines.
+
+Under torchrun the first process reads and writes, and hands a share of each window to the others:
+line n goes to process n modulo their number. Whatever goes wrong in any of them ends all of them,
+and is said once.
+"""
+
+import json
+import lzma
+import os
+import select
+import stat
+import sys
+import time
+import zlib
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, TypeAlias, TypeVar
+
+from regard.data.files import LineFile, Reading
+from regard.train.display import duration
+
+Line: TypeAlias = tuple[int, str]
+"""A line and its number, counted from 0."""
+
+Work: TypeAlias = Callable[[Iterable[Line | None]], Iterator[str]]
+"""An answer for each line, in order; None is no line, and says that no more are there for now."""
+
+Made = TypeVar("Made")
+
+SOON = 0.01
+"""Seconds for which a busy writer is waited for, so that its lines are worked on together."""
+
+WINDOW = 64, 2048
+"""Lines that a process is handed at first, and at most."""
+
+
+# Reading
+
+
+class Lines:
+    """The lines of standard input, or of files, without their ends.
+
+    Lines end with a line feed alone. Bytes that are no UTF-8 become the sign for what is unknown.
+    """
+
+    def __init__(self, files: Sequence[str] = ()):
+        self.files = [Path(name) for name in files]
+        if absent := [str(path) for path in self.files if not path.is_file()]:
+            raise ValueError(
+                f"{', '.join(absent)} cannot be found; name text files, plain or compressed, or "
+                "none to read standard input"
+            )
+        self.size = self._size()
+        """Bytes in all; None where nobody knows."""
+        self.marks: deque[int] = deque()
+        """The byte at which each line ended that was read, for somebody who counts answers."""
+
+    def _size(self) -> int | None:
+        if self.files:
+            return sum(path.stat().st_size for path in self.files)
+        try:
+            about = os.fstat(sys.stdin.fileno())
+        except (OSError, ValueError):  # no file at all
+            return None
+        return about.st_size if stat.S_ISREG(about.st_mode) else None
+
+    def __iter__(self) -> Iterator[str | None]:
+        if self.files:
+            return self._from_files()
+        try:
+            fd = sys.stdin.fileno()
+        except (OSError, ValueError):
+            fd = -1
+        if fd < 0 or self.size is not None or os.name != "posix":
+            return self._from(sys.stdin.buffer)
+        return _live(fd)
+
+    def _from(self, stream: Iterable[bytes]) -> Iterator[str]:
+        at = 0
+        for line in stream:
+            at += len(line)
+            if self.size is not None:
+                self.marks.append(at)
+            yield _text(line)
+
+    def _from_files(self) -> Iterator[str]:
+        reading = Reading()
+        for path in self.files:
+            with ExitStack() as stack:
+                before, offset = reading.bytes, 0
+                file = LineFile(path, reading, stack)
+                plain = path.stat().st_size
+                try:
+                    for line in file.stream:
+                        offset += len(line)
+                        # The file itself may be compressed, and is read ahead.
+                        read = reading.bytes - before
+                        self.marks.append(before + (min(offset, read) if read == plain else read))
+                        yield _text(line)
+                except (EOFError, zlib.error, lzma.LZMAError, OSError) as error:
+                    raise ValueError(f"{path} is damaged ({error}); fetch it again") from error
+
+
+def _live(fd: int) -> Iterator[str | None]:
+    begun: list[bytes] = []  # of a line whose end has not come yet
+    while True:
+        if not select.select([fd], [], [], SOON)[0]:
+            yield None
+        data = os.read(fd, 2**16)
+        if not data:
+            break
+        first, *others = data.split(b"\n")
+        begun.append(first)
+        if others:
+            yield _text(b"".join(begun))
+            yield from map(_text, others[:-1])
+            begun = others[-1:]
+    if last := b"".join(begun):
+        yield _text(last)
+
+
+def _text(line: bytes) -> str:
+    return line.decode("utf-8", "replace").rstrip("\r\n")
+
+
+class Bar:
+    """How many lines are answered: one line on a terminal, where the answers go elsewhere."""
+
+    def __init__(self, lines: Lines):
+        self.lines = lines
+        self.shown = sys.stderr.isatty() and not sys.stdout.isatty()
+        self.count, self.at = 0, 0
+        self.begun = self.last = time.monotonic()
+
+    def answered(self) -> None:
+        self.count += 1
+        if self.lines.marks:
+            self.at = self.lines.marks.popleft()
+        now = time.monotonic()
+        if self.shown and now - self.last > 0.2:
+            self.last = now
+            self._show(now - self.begun)
+
+    def _show(self, seconds: float) -> None:
+        line = f"{self.count:,} lines, {self.count / seconds:,.0f} a second"
+        if self.lines.size and self.at:
+            share = min(1.0, self.at / self.lines.size)
+            line += f", {share:.0%}, {duration(seconds * (1 - share) / share)} left"
+        print(f"\r{line}\x1b[K", end="", file=sys.stderr, flush=True)
+
+    def close(self) -> None:
+        if self.shown and self.last > self.begun:
+            self._show(time.monotonic() - self.begun)
+            print(file=sys.stderr)
+
+
+# Processes
+
+
+@dataclass(frozen=True)
+class World:
+    """The processes that torchrun has started, as one of them sees it."""
+
+    rank: int = 0
+    size: int = 1
+    local: int = 0
+    """Which of its machine's it is."""
+
+    @property
+    def first(self) -> bool:
+        return self.rank == 0
+
+    def agreed(self, make: Callable[[], Made]) -> Made:
+        """What `make` makes in every process, if it does in all."""
+        made, fault = None, None
+        try:
+            made = make()
+        except (ValueError, OSError) as error:
+            if self.size == 1:
+                raise
+            fault = _one_line(error)
+        if self.size > 1:
+            if self.first:
+                faults = [fault, *(self.receive(rank) for rank in range(1, self.size))]
+                fault = next((one for one in faults if one is not None), None)
+                for rank in range(1, self.size):
+                    self.send(rank, fault)
+                if fault is not None:
+                    raise ValueError(fault)
+            else:
+                self.send(0, fault)
+                if self.receive(0) is not None:
+                    raise SystemExit(2)  # the first says why
+        assert made is not None
+        return made
+
+    # Words between processes are JSON: nothing is unpickled.
+
+    def send(self, rank: int, message: Any) -> None:
+        import torch
+        import torch.distributed as dist
+
+        data = torch.frombuffer(bytearray(json.dumps(message).encode()), dtype=torch.uint8)
+        with self._lost(rank):
+            dist.send(torch.tensor([len(data)]), rank)
+            dist.send(data, rank)
+
+    def receive(self, rank: int) -> Any:
+        import torch
+        import torch.distributed as dist
+
+        with self._lost(rank):
+            size = torch.zeros(1, dtype=torch.int64)
+            dist.recv(size, rank)
+            data = torch.zeros(int(size), dtype=torch.uint8)
+            dist.recv(data, rank)
+        return json.loads(bytes(data.tolist()))
+
+    @contextmanager
+    def _lost(self, rank: int) -> Iterator[None]:
+        try:
+            yield
+        except RuntimeError:
+            if not self.first:
+                raise SystemExit(1) from None  # the first has said why, or cannot any more
+            raise ValueError(f"process {rank} ended before its work did; see its output") from None
+
+
+@contextmanager
+def world() -> Iterator[World]:
+    """The world that torchrun has started, or one process alone."""
+    size = int(os.environ.get("WORLD_SIZE", "1"))
+    if size == 1:
+        yield World()
+        return
+    import torch.distributed as dist
+
+    # Whoever types may take a long time over a line.
+    dist.init_process_group("gloo", timeout=timedelta(days=30))
+    try:
+        yield World(dist.get_rank(), size, int(os.environ.get("LOCAL_RANK", "0")))
+    finally:
+        with suppress(RuntimeError):
+            dist.destroy_process_group()
+
+
+def answers(
+    lines: Iterable[str | None],
+    work: Work,
+    here: World,
+    prepare: Callable[[list[str]], None] = lambda sample: None,
+) -> Iterator[str]:
+    """An answer for each line, in order; those of other processes have none to give.
+
+    `prepare` is shown the first lines of every window that is shared out, the same in every
+    process, for whatever all of them must agree on.
+    """
+    if here.size == 1:
+        yield from work(_numbered(lines))
+    elif here.first:
+        yield from _shared(lines, work, here, prepare)
+    else:
+        _help(work, here, prepare)
+
+
+def _numbered(lines: Iterable[str | None]) -> Iterator[Line | None]:
+    number = 0
+    for line in lines:
+        if line is None:
+            yield None
+        else:
+            yield number, line
+            number += 1
+
+
+def _shared(
+    lines: Iterable[str | None], work: Work, here: World, prepare: Callable[[list[str]], None]
+) -> Iterator[str]:
+    others = range(1, here.size)
+    try:
+        for window in _windows(_numbered(lines), here.size):
+            sample = [text for _, text in window[: WINDOW[0]]]
+            for rank in others:
+                here.send(rank, {"lines": window[rank :: here.size], "sample": sample})
+            prepare(sample)
+            found = [list(work(window[:: here.size]))]
+            for rank in others:
+                said = here.receive(rank)
+                if "error" in said:
+                    raise ValueError(said["error"])
+                found.append(said["answers"])
+            for n in range(len(window)):
+                yield found[n % here.size][n // here.size]
+    finally:
+        for rank in others:
+            with suppress(ValueError):  # one that has ended needs no telling
+                here.send(rank, None)
+
+
+def _help(work: Work, here: World, prepare: Callable[[list[str]], None]) -> None:
+    while (said := here.receive(0)) is not None:
+        try:
+            prepare(said["sample"])
+            reply: dict[str, Any] = {
+                "answers": list(work((number, text) for number, text in said["lines"]))
+            }
+        except Exception as error:  # whatever it is, the first process has to know
+            reply = {"error": _one_line(error) or type(error).__name__}
+        here.send(0, reply)
+
+
+def _windows(lines: Iterable[Line | None], processes: int) -> Iterator[list[Line]]:
+    """Few lines at first, so that answers come soon, and what is there where there is no more."""
+    least, most = (count * processes for count in WINDOW)
+    held: list[Line] = []
+    size = least
+    for line in lines:
+        if line is not None:
+            held.append(line)
+        if len(held) == size or (line is None and held):
+            size = min(2 * size, most) if line is not None else least
+            yield held
+            held = []
+    if held:
+        yield held
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())
