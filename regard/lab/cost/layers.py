@@ -1,0 +1,367 @@
+"""Layers that mix the positions of a sequence: what each costs, by formula and by count.
+
+n positions of width d; k taps of a convolution; h heads; a window of w positions to each side.
+
+    attention        4nd² + 2n²d    projections, and two products of every pair
+    convolution      knd²           depthwise knd
+    recurrence       8nd², 6nd², 2nd²   LSTM, GRU and the plain one, step after step
+    dense            n²d²           one weight for each pair of numbers
+
+Vaswani et al. (2017), table 1, with nothing left out.
+"""
+
+import math
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from regard.attention.attend import attend
+from regard.attention.host import whole
+from regard.attention.mask import window
+from regard.attention.multihead import MultiHeadAttention
+from regard.lab.cost.count import Counter, Counts, counted, without_memory
+from regard.lab.cost.path import longest_path
+from regard.model.baseline import Convolution, Dense, Recurrent
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Of one layer and its input."""
+
+    length: int = 512
+    """n, positions."""
+    width: int = 512
+    """d, numbers for each position."""
+    kernel: int = 3
+    """k, taps of a convolution."""
+    heads: int = 8
+    """h, of attention."""
+    window: int = 64
+    """w, positions to each side that windowed attention sees."""
+    batch: int = 1
+
+    def __post_init__(self) -> None:
+        for name in ("length", "width", "kernel", "heads", "window", "batch"):
+            whole(name, getattr(self, name))
+        if self.width % self.heads:
+            fits = [n for n in range(1, self.width + 1) if self.width % n == 0 and n <= 64]
+            raise ValueError(
+                f"heads ({self.heads}) must divide width ({self.width}); try "
+                f"{' or '.join(map(str, fits[-2:]))}"
+            )
+
+
+@dataclass(frozen=True)
+class Cost:
+    """A layer's cost; `None` where there is none to name."""
+
+    parameters: int
+    multiply_adds: int
+    additions: int | None
+    steps: int
+    """Products of which each waits for the one before."""
+    path: int | None
+    """Products between the first position and the last, at least; steps where it is recurrent.
+    None where no number of layers leads there."""
+    cache: int
+    """Numbers to keep for the next position, when positions come one by one."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What came out when the layer was run."""
+
+    parameters: int
+    multiply_adds: int
+    additions: int
+    others: int
+    steps: int
+    path: int | None
+    activations: int
+    """Numbers kept for the backward pass."""
+
+
+class Layer(NamedTuple):
+    name: str
+    parameters: str
+    """Their number, as one writes it."""
+    multiply_adds: str
+    steps: str
+    path: str
+    cost: Callable[[Sizes], Cost]
+    make: Callable[[Sizes], nn.Module]
+
+
+class Attention(nn.Module):
+    """Attention itself, without projections: every row is query, key and value."""
+
+    def __init__(self, heads: int):
+        super().__init__()
+        self.heads = heads
+
+    def forward(self, x: Tensor) -> Tensor:
+        split = x.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+        return attend(split, split, split).transpose(1, 2).flatten(2)
+
+
+class Windowed(Attention):
+    """The same, where each position sees those nearby; what lies outside is not computed."""
+
+    def __init__(self, heads: int, around: int):
+        super().__init__(heads)
+        self.around = around
+
+    def forward(self, x: Tensor) -> Tensor:
+        split = x.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+        out = attend(split, split, split, mask=window(self.around), backend="packed")
+        return out.transpose(1, 2).flatten(2)
+
+
+class Plain(nn.Module):
+    """h_n = tanh(W x_n + U h_{n-1} + b): recurrence without gates (Elman 1990)."""
+
+    def __init__(self, width: int):
+        super().__init__()
+        self.forwards = nn.RNN(width, width, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.forwards(x)[0]
+
+
+# The formulas
+
+
+def _products(pairs: int, s: Sizes) -> Counts:
+    """Two products and a softmax over so many pairs of positions, of all heads."""
+    n, d, h = s.batch * s.length, s.width, s.heads
+    scores = pairs * (d - h)
+    softmax = h * (pairs - n)
+    return Counts(2 * pairs * d, scores + softmax + d * (pairs - n))
+
+
+def _attention_alone(s: Sizes) -> Cost:
+    products = _products(s.batch * s.length**2, s)
+    cache = 2 * s.length * s.width
+    return Cost(0, products.multiply_adds, products.additions, 2, 1, cache)
+
+
+def _attention(s: Sizes) -> Cost:
+    n, d = s.batch * s.length, s.width
+    alone = _attention_alone(s)
+    projections = 4 * n * d * d
+    assert alone.additions is not None
+    return Cost(
+        4 * d * d + 4 * d,
+        projections + alone.multiply_adds,
+        projections + alone.additions,
+        4,
+        3,
+        alone.cache,
+    )
+
+
+def pairs_in_window(length: int, around: int) -> int:
+    """Pairs of positions at most so far apart."""
+    w = min(around, length - 1)
+    return length * (2 * w + 1) - w * (w + 1)
+
+
+def _windowed(s: Sizes) -> Cost:
+    products = _products(s.batch * pairs_in_window(s.length, s.window), s)
+    layers = max(1, math.ceil((s.length - 1) / s.window))
+    cache = 2 * min(s.length, s.window + 1) * s.width
+    return Cost(0, products.multiply_adds, products.additions, 2, layers, cache)
+
+
+def _convolution(s: Sizes, groups: int) -> Cost:
+    n, d, k = s.batch * s.length, s.width, s.kernel
+    weights = k * d * d // groups
+    near = (k - 1) // 2
+    path = 1 if s.length == 1 else math.ceil((s.length - 1) / near) if near else None
+    cache = min(s.length, k - 1) * d
+    return Cost(weights + d, n * weights, n * weights, 1, path, cache)
+
+
+def _recurrent(s: Sizes, gates: int, elementwise: int, states: int) -> Cost:
+    """`elementwise` additions of each state's numbers, beside those of the products."""
+    n, d = s.batch * s.length, s.width
+    weights = 2 * gates * d * d
+    return Cost(
+        weights + 2 * gates * d,
+        n * weights,
+        n * weights + n * elementwise * d,
+        s.length,
+        s.length,
+        states * d,
+    )
+
+
+def _dense(s: Sizes) -> Cost:
+    whole_width = s.length * s.width
+    square = whole_width**2
+    products = s.batch * square
+    return Cost(square + whole_width, products, products, 1, 1, whole_width)
+
+
+LAYERS: tuple[Layer, ...] = (
+    Layer(
+        "attention, with projections",
+        "4d² + 4d",
+        "4nd² + 2n²d",
+        "4",
+        "3",
+        _attention,
+        lambda s: MultiHeadAttention(s.width, s.heads),
+    ),
+    Layer(
+        "attention alone",
+        "0",
+        "2n²d",
+        "2",
+        "1",
+        _attention_alone,
+        lambda s: Attention(s.heads),
+    ),
+    Layer(
+        "attention in a window",
+        "0",
+        "2(n(2w+1) − w(w+1))d",
+        "2",
+        "⌈(n−1)/w⌉",
+        _windowed,
+        lambda s: Windowed(s.heads, s.window),
+    ),
+    Layer(
+        "convolution",
+        "kd² + d",
+        "knd²",
+        "1",
+        "⌈(n−1)/⌊(k−1)/2⌋⌉",
+        lambda s: _convolution(s, 1),
+        lambda s: Convolution(s.width, s.kernel),
+    ),
+    Layer(
+        "depthwise convolution",
+        "kd + d",
+        "knd",
+        "1",
+        "⌈(n−1)/⌊(k−1)/2⌋⌉",
+        lambda s: _convolution(s, s.width),
+        lambda s: Convolution(s.width, s.kernel, groups=s.width),
+    ),
+    Layer(
+        "plain recurrence",
+        "2d² + 2d",
+        "2nd²",
+        "n",
+        "n",
+        lambda s: _recurrent(s, 1, 1, 1),
+        lambda s: Plain(s.width),
+    ),
+    Layer(
+        "GRU",
+        "6d² + 6d",
+        "6nd²",
+        "n",
+        "n",
+        lambda s: _recurrent(s, 3, 5, 1),
+        lambda s: Recurrent(s.width, "gru"),
+    ),
+    Layer(
+        "LSTM",
+        "8d² + 8d",
+        "8nd²",
+        "n",
+        "n",
+        lambda s: _recurrent(s, 4, 5, 2),
+        lambda s: Recurrent(s.width),
+    ),
+    Layer(
+        "dense over all positions",
+        "n²d² + nd",
+        "n²d²",
+        "1",
+        "1",
+        _dense,
+        lambda s: Dense(s.width, s.length),
+    ),
+)
+
+
+def layer(name: str) -> Layer:
+    """By name."""
+    found = [each for each in LAYERS if each.name == name]
+    if not found:
+        known = ", ".join(each.name for each in LAYERS)
+        raise ValueError(f"layer ({name!r}) is unknown; choose from {known}")
+    return found[0]
+
+
+# The counts
+
+WORK = 3 * 10**9
+"""Multiply-adds up to which a layer is run for real. Only recurrence and windows are: the others
+are run without memory, where nothing takes time."""
+
+FARTHEST = 2048
+"""Positions up to which a path is followed, layer by layer."""
+
+
+def measure(layer: Layer, sizes: Sizes) -> Measured | None:
+    """Runs the layer forwards and counts; None where that would take long."""
+    kind = type(_small(layer))
+    real = issubclass(kind, Recurrent | Plain | Windowed)
+    if real and layer.cost(sizes).multiply_adds > WORK:
+        return None
+    # A window's rectangles are made from numbers. In float64 recurrence is as many operators as it
+    # has steps, where float32 has one for all.
+    with nullcontext() if real else without_memory():
+        module = layer.make(sizes)
+        if real:
+            module = module.double()
+        dtype = torch.float64 if real else torch.float32
+        shape = sizes.batch, sizes.length, sizes.width
+        counter, kept = _run(module, torch.zeros(shape, dtype=dtype, requires_grad=True))
+    far = sizes.length > FARTHEST
+    return Measured(
+        sum(parameter.numel() for parameter in module.parameters()),
+        counter.total.multiply_adds,
+        counter.total.additions,
+        counter.total.others,
+        counter.chain,
+        layer.cost(sizes).path if far else measured_path(layer, sizes),
+        kept,
+    )
+
+
+def measured_path(layer: Layer, sizes: Sizes) -> int | None:
+    """Products between the first position and the last; the width has nothing to do with it."""
+    narrow = Sizes(sizes.length, 2, sizes.kernel, 1, sizes.window)
+    return longest_path(layer.make(narrow), sizes.length, 2)
+
+
+def _small(layer: Layer) -> nn.Module:
+    with torch.device("meta"):
+        return layer.make(Sizes(2, 2, 1, 1, 1))
+
+
+def _run(module: nn.Module, x: Tensor) -> tuple[Counter, int]:
+    """What is computed forwards, and how many numbers are kept for the way back."""
+    kept: dict[int, int] = {}
+    storages: list[Any] = []
+    own = {parameter.untyped_storage()._cdata for parameter in module.parameters()}
+
+    def keep(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage._cdata not in own:
+            kept[storage._cdata] = storage.nbytes() // tensor.element_size()
+            storages.append(storage)  # so that no address comes twice
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        counter = counted(lambda: module(x))
+    return counter, sum(kept.values())
