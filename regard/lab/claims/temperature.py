@@ -1,0 +1,637 @@
+"""Temperature: how decided attention is, and what a change of one key does to it.
+
+    a = softmax(β s)        β → 0 spreads it over all keys, β → ∞ puts it on the best one
+
+β is an inverse temperature: cold is a large β. Hard attention, β = ∞, copies values; soft
+attention mixes them.
+"""
+
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from regard import attend, statistics, weights
+from regard.attention.score import Dot
+from regard.lab.byhand import exercise
+from regard.lab.claims import plain
+from regard.lab.claims.sample import apart, normal, orthonormal
+from regard.lab.experiment import (
+    Curve,
+    Experiment,
+    Finding,
+    Plot,
+    Table,
+    conditional,
+    corrected,
+    holds,
+)
+
+SAME, DIFFERENT = 1e-12, 1e-3
+"""Below the first two results are one up to rounding, above the second they are two."""
+
+BETAS = tuple(10 ** (n / 4) for n in range(-8, 9))
+"""From 0.01 to 100."""
+
+
+def sharpness() -> Finding:
+    query, key, _ = exercise()
+    entropy = [float(statistics(query, key, beta=beta).entropy[0]) for beta in BETAS]
+    largest = [float(weights(query, key, beta=beta)[0].max()) for beta in BETAS]
+    by_hand = [_entropy(plain.softmax(beta * plain.array(query @ key.T))[0]) for beta in BETAS]
+    worst = max(abs(ours - theirs) for ours, theirs in zip(entropy, by_hand))
+    # Beyond a β of about 30 the entropy is less than float64 can take from a weight of 1.
+    falls = all(a > b for (a, b), beta in zip(pairwise(entropy), BETAS) if beta < 20)
+    rises = all(a < b for (a, b), beta in zip(pairwise(largest), BETAS) if beta < 20)
+    return Finding(
+        holds(falls and rises and worst < SAME),
+        {
+            "entropy at β = 0.01, in nats": entropy[0],
+            "entropy at β = 100": entropy[-1],
+            "log 3": math.log(3),
+            "largest weight at β = 0.01": largest[0],
+            "largest weight at β = 100": largest[-1],
+        },
+        plots=(
+            Plot(
+                "first query of exercise 3",
+                "β",
+                "nats, or share",
+                (Curve("entropy", BETAS, entropy), Curve("largest weight", BETAS, largest)),
+                log_x=True,
+            ),
+        ),
+    )
+
+
+def cold_limit() -> Finding:
+    scores = torch.tensor([[4, 2, 3], [1, 5, 0]])
+    found = _softargmax(scores, math.inf)
+    encoded = F.one_hot(scores)
+    index = F.one_hot(scores.argmax(-1), 3)
+    taught = encoded.shape == found.shape and torch.equal(encoded.double(), found)
+    # The largest score may have any value: only where it stands counts.
+    shifted = apart(_softargmax(scores + 7, math.inf), found)
+    near = apart(_softargmax(scores, 50.0), found)
+    tied = _softargmax(torch.tensor([[4, 4, 3]]), math.inf)[0]
+    correct = torch.equal(index.double(), found) and shifted == 0 and near < SAME
+    correct = correct and tied.tolist() == [0.5, 0.5, 0]
+    return Finding(
+        corrected(taught, correct),
+        {
+            "scores": scores.tolist(),
+            "limit": found.tolist(),
+            "one-hot of the scores has shape": list(encoded.shape),
+            "limit has shape": list(found.shape),
+            "limit less that of scores larger by 7": shifted,
+            "two best scores": tied.tolist(),
+        },
+    )
+
+
+def hot_limit() -> Finding:
+    query, key, value = normal(0, 3, 5), normal(1, 7, 5), normal(2, 7, 2)
+    uniform = torch.full((3, 7), 1 / 7, dtype=torch.float64)
+    zero = apart(weights(query, key, beta=0.0), uniform)
+    mean = apart(attend(query, key, value, beta=0.0), value.mean(0).expand(3, 2))
+    betas = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)
+    distance = [apart(weights(query, key, beta=beta), uniform) for beta in betas]
+    slope = math.log10(distance[1] / distance[0])
+    return Finding(
+        holds(max(zero, mean) < SAME and abs(slope - 1) < 0.01),
+        {
+            "β = 0, weights less 1/7": zero,
+            "β = 0, output less the mean of the values": mean,
+            "distance at β = 0.001": distance[1],
+            "power of β by which it grows": slope,
+        },
+        plots=(
+            Plot(
+                "how far from uniform, 7 keys",
+                "β",
+                "largest |a - 1/7|",
+                (Curve("distance", betas, distance),),
+                log_x=True,
+                log_y=True,
+            ),
+        ),
+    )
+
+
+def convenient_beta() -> Finding:
+    keys, choices = 8, ("1/√d", "1/d", "1")
+    rows, natural = [], True
+    for d in (4, 16, 64, 256):
+        query, key = normal(0, 1, 200, d), normal(1, 40, keys, d)
+        # How much less than the entropy of uniform weights: 0 is no choice at all.
+        decided = [
+            math.log(keys) - float(statistics(query, key, beta=beta).entropy.mean())
+            for beta in (d**-0.5, 1 / d, 1.0)
+        ]
+        ours = math.log(keys) - float(statistics(query, key).entropy.mean())
+        natural &= abs(ours - decided[0]) < SAME
+        rows.append((d, float(Dot()(query, key).var()) / d, *decided))
+    ratios = [max(column) / min(column) for column in list(zip(*rows))[2:]]
+    return Finding(
+        holds(natural and ratios[0] < 1.1 and min(ratios[1:]) > 2),
+        {
+            "attend's own β is 1/√d": natural,
+            **{f"most over least, β = {name}": ratio for name, ratio in zip(choices, ratios)},
+        },
+        tables=(
+            Table(
+                "how decided random vectors are: log 8 less the mean entropy, in nats",
+                ("d", "variance of q·k/√d", *(f"β = {name}" for name in choices)),
+                (*rows,),
+            ),
+        ),
+    )
+
+
+def preserving_a_value() -> Finding:
+    query, key, value = exercise()
+
+    def lost(beta: float) -> float:
+        """How far the first query's output is from the value of its best key."""
+        return float((attend(query, key, value, beta=beta)[0] - value[0]).norm())
+
+    small, large = lost(0.01), lost(50.0)
+    some = (0.0, 0.1, 1 / math.sqrt(2), 2.0, 10.0)
+    first = [float(weights(query, key, beta=beta)[0, 0]) for beta in some]
+    # The first query's scores are 4, 3 and 2.
+    by_hand = [1 / (1 + math.exp(-beta) + math.exp(-2 * beta)) for beta in some]
+    agree = max(abs(a - b) for a, b in zip(first, by_hand)) < SAME
+    return Finding(
+        corrected(small < 1e-6, large < 1e-6 and agree),
+        {
+            "A₁₁ at β = 0, 0.1, 0.707, 2, 10": first,
+            "distance from the value, β = 0.01": small,
+            "distance from the value, β = 50": large,
+        },
+        plots=(
+            Plot(
+                "first query of exercise 3",
+                "β",
+                "distance of the output from the value",
+                (Curve("|c₁ - v₁|", BETAS[:13], [lost(beta) for beta in BETAS[:13]]),),
+                log_x=True,
+                log_y=True,
+            ),
+        ),
+    )
+
+
+def one_hot_suffices() -> Finding:
+    key, value = orthonormal(0, 4, 4), normal(1, 4, 3)
+    wanted = torch.tensor([2, 2, 0, 3])
+    found = weights(key[wanted], key, beta=math.inf)
+    output = attend(key[wanted], key, value, beta=math.inf)
+    one_hot = bool(((found == 1).sum(-1) == 1).all())
+    preserved = apart(output, value[wanted])
+    return Finding(
+        corrected(
+            preserved < SAME and torch.equal(found, torch.eye(4).double()),
+            preserved < SAME and one_hot,
+        ),
+        {
+            "weights": found.tolist(),
+            "output less the values that were asked for": preserved,
+            "every row has one 1": one_hot,
+        },
+    )
+
+
+def hard_attention() -> Finding:
+    query, key, value = normal(0, 29, 5), normal(1, 11, 5), normal(2, 11, 3)
+    scores = [[float(q @ k) for k in key] for q in query]
+    best = [row.index(max(row)) for row in scores]
+    hard = attend(query, key, value, beta=math.inf)
+    picked = apart(hard, value[best])
+    betas = (1.0, 10.0, 100.0, 1000.0, 10000.0)
+    distance = [apart(attend(query, key, value, beta=beta), hard) for beta in betas]
+    return Finding(
+        holds(picked == 0 and all(a >= b for a, b in pairwise(distance)) and distance[-1] < 1e-6),
+        {
+            "hard attention less the best keys' values": picked,
+            "soft less hard, β = 1": distance[0],
+            "soft less hard, β = 10,000": distance[-1],
+        },
+        tables=(
+            Table(
+                "soft attention on its way to hard",
+                ("β", "largest difference"),
+                tuple(zip(betas, distance)),
+            ),
+        ),
+    )
+
+
+def four_kinds() -> Finding:
+    x, source = normal(0, 5, 4), normal(1, 7, 4)
+    rows, fits = [], True
+    for name, read in (("self", x), ("cross", source)):
+        for sharpness, beta in (("soft", None), ("hard", math.inf)):
+            shares, output = weights(x, read, beta=beta), attend(x, read, read, beta=beta)
+            fits &= shares.shape == (5, len(read)) and apart(output, shares @ read) < SAME
+            fits &= bool(((shares == 0) | (shares == 1)).all()) == (sharpness == "hard")
+            spent = float(statistics(x, read, beta=beta).entropy.mean())
+            rows.append((name, sharpness, f"5×{len(read)}", spent))
+    return Finding(
+        holds(fits and len({row[:2] for row in rows}) == 4),
+        {"all four are one function": fits},
+        tables=(
+            Table(
+                "five queries",
+                ("reads", "chooses", "weights", "mean entropy, in nats"),
+                (*rows,),
+            ),
+        ),
+    )
+
+
+def dense_identity() -> Finding:
+    return _as_dense(math.inf, torch.eye(5, dtype=torch.float64), "weights less the identity")
+
+
+def dense_mean() -> Finding:
+    alike = torch.full((5, 5), 1 / 5, dtype=torch.float64)
+    return _as_dense(0.0, alike, "weights less 1/m everywhere")
+
+
+def spreading() -> Finding:
+    query, key, value = exercise()
+    rows = [
+        (beta, *weights(query, key, beta=beta)[0].tolist(), _from_mean(beta))
+        for beta in (0.0, 0.01, 1.0, 50.0)
+    ]
+    big, small = weights(query, key, beta=50.0), weights(query, key, beta=1e-9)
+    peaked = bool(((big < 1e-6) | (big > 1 - 1e-6)).all())
+    uniform = apart(small, torch.full((2, 3), 1 / 3, dtype=torch.float64))
+    return Finding(
+        corrected(_from_mean(50.0) < 1e-6, uniform < 1e-6 and _from_mean(1e-9) < 1e-6 and peaked),
+        {
+            "β = 50, weights are near 0 or 1": peaked,
+            "β = 50, output less the mean of the values": _from_mean(50.0),
+            "β → 0, weights less 1/3": uniform,
+            "β → 0, output less the mean of the values": _from_mean(1e-9),
+        },
+        tables=(
+            Table(
+                "first query of exercise 3",
+                ("β", "a₁", "a₂", "a₃", "output less the mean"),
+                (*rows,),
+            ),
+        ),
+    )
+
+
+def moved_key_line() -> Finding:
+    worst_a, worst_h, worst_line = [], [], []
+    for sigma in SIGMAS:
+        case = _Moved(sigma, 401)
+        a, h = case.exact()
+        worst_a.append(apart(a, case.a_after))
+        worst_h.append(apart(h, case.h_after))
+        worst_line.append(apart(a * case.v + (1 - a) * case.others, case.h_after))
+    return Finding(
+        holds(max(*worst_a, *worst_h, *worst_line) < SAME),
+        {
+            "weight by the formula, off by": max(worst_a),
+            "output by the formula, off by": max(worst_h),
+            "distance from the line between v_j and the mean of the others": max(worst_line),
+        },
+        tables=(
+            Table(
+                "largest error of 401 draws",
+                ("σ", "weight", "output", "line"),
+                tuple(zip(SIGMAS, worst_a, worst_h, worst_line)),
+            ),
+        ),
+    )
+
+
+def moved_key_linear() -> Finding:
+    sigmas = tuple(10 ** (n / 4) for n in range(-12, 4))
+    cases = [_Moved(sigma, 801) for sigma in sigmas]
+    medians = [float(case.linear_error().median()) for case in cases]
+    expected = [float(((0.5 - case.a) * case.exponent).abs().median()) for case in cases]
+    rows = []
+    for sigma in SIGMAS:
+        case = _Moved(sigma, 4001)
+        quantiles = case.linear_error().quantile(torch.tensor([0.1, 0.5, 0.9]).double())
+        exact = float((case.exact()[1] - case.h_after).norm(dim=-1).median())
+        rows.append((sigma, *quantiles.tolist(), exact))
+    half = [row[2] for row in rows]
+    exact = apart(_Moved(5.0, 4001).exact()[1], _Moved(5.0, 4001).h_after)
+    return Finding(
+        corrected(max(half) < 0.01, exact < SAME and half[0] < 0.01 and half[-1] > 0.1),
+        {
+            "σ": list(SIGMAS),
+            "relative error of the linear formula, median": half,
+            "largest error of the exact formula, σ = 5": exact,
+        },
+        tables=(
+            Table(
+                "relative error of the linear formula in 4,001 draws; the exact formula's error",
+                ("σ", "lowest tenth", "median", "highest tenth", "exact"),
+                (*rows,),
+            ),
+        ),
+        plots=(
+            Plot(
+                "median relative error of the linear formula",
+                "σ",
+                "relative error",
+                (
+                    Curve("measured", sigmas, medians),
+                    Curve("|(1/2 - a_j) βδ|", sigmas, expected),
+                ),
+                log_x=True,
+                log_y=True,
+            ),
+        ),
+    )
+
+
+def split_softmax() -> Finding:
+    query, key, change = normal(0, 3, 5), normal(1, 7, 5), normal(2, 3, 7)
+    whole = weights(query, key, bias=change)
+    before, alone = weights(query, key), torch.softmax(change, -1)
+    product = before * change.exp()
+    product = product / product.sum(-1, keepdim=True)
+    added, multiplied = apart(whole, before + alone), apart(whole, product)
+    return Finding(
+        corrected(added < SAME, multiplied < SAME),
+        {
+            "less the sum of two softmaxes": added,
+            "less their product, divided by its sum": multiplied,
+            "rows of the sum add up to": float((before + alone).sum(-1).mean()),
+        },
+    )
+
+
+def longer_key() -> Finding:
+    query, keys = torch.tensor([[1.0, 2.0, 2.0]]).double(), normal(1, 6, 3)
+    directions = {"q·k > 0": (2, 1, 0), "q·k = 0": (2, 1, -2), "q·k < 0": (-2, 1, -1)}
+    alphas = (1.0, 1.5, 2.0, 3.0, 5.0, 8.0, 12.0, 20.0)
+
+    def weight(direction: Sequence[int], alpha: float) -> float:
+        key = torch.cat((keys, alpha * torch.tensor([direction]).double()))
+        return float(weights(query, key)[0, -1])
+
+    paths = {name: [weight(d, alpha) for alpha in alphas] for name, d in directions.items()}
+    limits = {name: weight(d, 1e3) for name, d in directions.items()}
+    along, *others = paths
+    return Finding(
+        conditional(
+            all(a < b for a, b in pairwise(paths[along])) and limits[along] > 1 - SAME,
+            all(limits[name] > paths[name][0] for name in others),
+        ),
+        {name: [path[0], limits[name]] for name, path in paths.items()},
+        plots=(
+            Plot(
+                "weight of one of seven keys as it grows longer",
+                "α",
+                "weight",
+                tuple(Curve(name, alphas, path) for name, path in paths.items()),
+                log_x=True,
+            ),
+        ),
+    )
+
+
+SIGMAS = (0.001, 0.1, 1.0, 5.0)
+"""How far a key is moved."""
+
+
+class _Moved:
+    """Many draws of a query, and what moving key j by ε of deviation σ does to its output."""
+
+    def __init__(self, sigma: float, draws: int, S: int = 5, K: int = 4, V: int = 3):
+        query, key, value = normal(0, draws, 1, K), normal(1, draws, S, K), normal(2, draws, S, V)
+        epsilon = sigma * normal(3, draws, 1, K)
+        moved = torch.cat((key[:, :1] + epsilon, key[:, 1:]), 1)
+        before = weights(query, key)
+        self.a, self.a_after = before[..., 0], weights(query, moved)[..., 0]
+        self.h, self.h_after = (attend(query, k, value)[:, 0] for k in (key, moved))
+        self.v = value[:, 0]
+        self.others = (before[..., 1:] @ value[:, 1:])[:, 0] / (1 - self.a)
+        self.exponent = (epsilon * query).sum(-1) / math.sqrt(K)  # βδ
+
+    def exact(self) -> tuple[Tensor, Tensor]:
+        """a'_j = a_j e^{βδ} / (1 + a_j (e^{βδ} - 1)), h' = h + (a'_j - a_j)/(1 - a_j) (v_j - h)"""
+        a = self.a * self.exponent.exp() / (1 + self.a * self.exponent.expm1())
+        return a, self.h + (a - self.a) / (1 - self.a) * (self.v - self.h)
+
+    def linear_error(self) -> Tensor:
+        """Of h + β a_j δ (v_j - h), relative to how far the output moved."""
+        linear = self.h + self.exponent * self.a * (self.v - self.h)
+        return (linear - self.h_after).norm(dim=-1) / (self.h_after - self.h).norm(dim=-1)
+
+
+def _softargmax(scores: Tensor, beta: float) -> Tensor:
+    """softmax(β scores): the keys are unit vectors, so that a query's entries are its scores."""
+    return weights(scores.double(), torch.eye(scores.shape[-1]).double(), beta=beta)
+
+
+def _entropy(shares: plain.Array) -> float:
+    return -math.fsum(a * math.log(a) for a in shares.tolist() if a > 0)
+
+
+def _from_mean(beta: float) -> float:
+    """How far the first output of exercise 3 is from the mean of its values."""
+    query, key, value = exercise()
+    return apart(attend(query, key, value, beta=beta)[0], value.mean(0))
+
+
+def _as_dense(beta: float, matrix: Tensor, name: str) -> Finding:
+    """Attention over orthonormal keys, and the dense layer over positions with this matrix."""
+    x, value = orthonormal(0, 5, 5), normal(1, 5, 3)
+    dense = nn.Linear(5, 5, bias=False).double().requires_grad_(False)
+    dense.weight.copy_(matrix)
+    shares = apart(weights(x, x, beta=beta), matrix)
+    output = apart(attend(x, x, value, beta=beta), dense(value.T).T)
+    return Finding(
+        holds(max(shares, output) < SAME), {name: shares, "attention less the dense layer": output}
+    )
+
+
+EXPERIMENTS: tuple[Experiment, ...] = (
+    Experiment(
+        37,
+        "sharpness",
+        "homework",
+        "β sets how sharp the weights are: a smaller β makes them smoother.",
+        "For the first query of exercise 3, the entropy of the weights and the largest of them are "
+        "followed while β grows from 0.01 to 100.",
+        "The entropy falls from log m to 0 and the largest weight rises from 1/m to 1, without "
+        "ever turning back.",
+        sharpness,
+        (r"a_j = \frac{e^{\beta s_j}}{\sum_k e^{\beta s_k}}",),
+    ),
+    Experiment(
+        37,
+        "cold-limit",
+        "homework",
+        "In the cold limit, the softargmax of x is the one-hot vector of x.",
+        "The limit is computed for scores that are whole numbers, so that they could be encoded, "
+        "and again with 7 added to all of them, and with two that are equal.",
+        "It is one-hot at the index of the largest entry, whatever the value of that entry is. "
+        "Where several are largest, they share the 1.",
+        cold_limit,
+        (r"\lim_{\beta \to \infty} \operatorname{softargmax}_\beta(x) = e_{\arg\max_i x_i}",),
+    ),
+    Experiment(
+        38,
+        "hot-limit",
+        "homework",
+        "In the hot limit all m weights are 1/m.",
+        "Weights at β = 0 are compared with 1/m, and the output with the mean of the values. The "
+        "distance from 1/m is followed while β grows.",
+        "They are exactly 1/m at β = 0, and differ from it in proportion to β while it is small.",
+        hot_limit,
+        (r"a_j = \frac{1}{m} + \frac{\beta}{m} (s_j - \bar{s}) + O(\beta^2)",),
+    ),
+    Experiment(
+        39,
+        "convenient-beta",
+        "homework",
+        "A convenient β is 1/√d.",
+        "By how much the weights of random vectors are sharper than uniform ones is averaged at "
+        "four widths, with β = 1/√d, with 1/d and with 1. What is used by default is compared.",
+        "With 1/√d the weights are equally sharp at any width. With 1 they become hard as vectors "
+        "grow wider, with 1/d uniform.",
+        convenient_beta,
+        (r"\beta = \frac{1}{\sqrt{d}}",),
+    ),
+    Experiment(
+        40,
+        "preserving-a-value",
+        "homework",
+        "To pass on one value unchanged, attention has to be cold: β has to be very small.",
+        "For exercise 3, the distance of the output from the value of the best key is measured "
+        "while β grows.",
+        "Cold it is, but β is an inverse temperature: cold means a large β. At a small one the "
+        "output is the mean of all values.",
+        preserving_a_value,
+        (r"A_{11} = \frac{1}{1 + e^{-\beta} + e^{-2\beta}}",),
+    ),
+    Experiment(
+        40,
+        "one-hot-suffices",
+        "homework",
+        "Values are preserved where the matrix of weights is the identity.",
+        "Four queries ask for four orthonormal keys, two of them for the same one, at β = ∞.",
+        "Each output is one of the values as soon as its weights are one-hot, at any key. The "
+        "identity is the case in which each position asks for itself.",
+        one_hot_suffices,
+    ),
+    Experiment(
+        41,
+        "hard-attention",
+        "homework",
+        "Attention that picks one value is called hard.",
+        "attend() at β = ∞ is compared with picking the value of the best key, and soft attention "
+        "with hard as β grows.",
+        "At β = ∞ the output is exactly the best key's value. Soft attention comes as near as one "
+        "likes; where two keys are almost equally good it takes a large β.",
+        hard_attention,
+        (r"\lim_{\beta \to \infty} c_i = v_{\arg\max_j q_i \cdot k_j}",),
+    ),
+    Experiment(
+        41,
+        "four-kinds",
+        "homework",
+        "There are four types of attention: self or cross, each of them hard or soft.",
+        "The same function is called with one or two sequences, and with β = 1/√d or β = ∞.",
+        "What is read and how sharply are two separate choices, and one function does all four.",
+        four_kinds,
+    ),
+    Experiment(
+        41,
+        "dense-identity",
+        "homework",
+        "Attention that preserves each value is a dense layer with identity weights and no bias.",
+        "Orthonormal vectors attend to themselves at β = ∞, beside a dense layer over positions.",
+        "The two agree. Such a layer is fixed, whereas attention's matrix depends on its input.",
+        dense_identity,
+        (r"A = I, \quad C = V",),
+    ),
+    Experiment(
+        42,
+        "spreading",
+        "homework",
+        "To spread attention over all values, β has to be very big, so that most weights are near "
+        "0 and some near 1.",
+        "The weights of exercise 3 and the distance of the output from the mean of all values are "
+        "measured at small and at large β.",
+        "Spread evenly, all weights are 1/m, which is the limit β → 0. A big β does the opposite. "
+        "It is soft attention.",
+        spreading,
+        (r"\beta \to 0: \quad a_j \to \frac{1}{m}, \quad c \to \frac{1}{m} \sum_j v_j",),
+    ),
+    Experiment(
+        42,
+        "dense-mean",
+        "homework",
+        "Attention that spreads evenly is a dense layer whose weights are all 1/m.",
+        "Five vectors attend to each other at β = 0, beside a dense layer over positions.",
+        "The two agree: every output is the mean of the values.",
+        dense_mean,
+        (r"A = \frac{1}{m} \mathbf{1} \mathbf{1}^\top",),
+    ),
+    Experiment(
+        43,
+        "moved-key-line",
+        "homework",
+        "What a small change of one key does to the output can be written down.",
+        "One of five keys is moved by ε, of deviation 0.001 to 5. Weight and output are computed "
+        "by attend() and by closed formulas, with δ = ε·q, in 401 draws each.",
+        "Exactly: the key's weight changes as below, and the output slides on the straight line "
+        "between that key's value and the mean of the others. That is so for large changes too.",
+        moved_key_line,
+        (
+            r"a_j' = \frac{a_j e^{\beta\delta}}{1 + a_j (e^{\beta\delta} - 1)}",
+            r"h' = h + \frac{a_j' - a_j}{1 - a_j} (v_j - h)",
+        ),
+    ),
+    Experiment(
+        43,
+        "moved-key-linear",
+        "homework",
+        "If a key moves a little, the output changes linearly.",
+        "The linear formula's error, relative to how far the output moved, is measured in 4,001 "
+        "draws for changes of deviation 0.001 to 5, beside the exact formula's.",
+        "The linear formula is the first term of a series: its relative error grows with the "
+        "change, about as |(1/2 - a_j) βδ|. The exact formula has none.",
+        moved_key_linear,
+        (r"h' = h + \beta a_j \delta (v_j - h) + O(\delta^2)",),
+    ),
+    Experiment(
+        43,
+        "split-softmax",
+        "homework",
+        "A softmax of a sum is the sum of the softmaxes.",
+        "Scores with something added to them are weighed by weights(), and compared with the sum "
+        "of two softmaxes, and with their product.",
+        "It is their product, divided by its sum along the row. A sum of two softmaxes has rows "
+        "that add up to 2.",
+        split_softmax,
+        (r"\operatorname{softmax}(s + t)_j \propto \operatorname{softmax}(s)_j \, e^{t_j}",),
+    ),
+    Experiment(
+        44,
+        "longer-key",
+        "homework",
+        "A key that is made longer draws more attention.",
+        "One of seven keys is stretched by α, for a key that points along the query, one that "
+        "points away from it, and one at a right angle.",
+        "Only if q·k > 0, and then its weight goes to 1. If q·k < 0 the weight goes to 0, and if "
+        "q·k = 0 nothing changes.",
+        longer_key,
+        (r"s = \alpha \, q \cdot k",),
+    ),
+)
