@@ -117,15 +117,24 @@ def our_translator(batch: Batch) -> System:
 class TorchTransformer(nn.Module):
     """nn.Transformer with what it leaves to its user: embeddings, positions, masks, output."""
 
-    def __init__(self) -> None:
+    def __init__(
+        self,
+        vocabulary: int = VOCABULARY,
+        width: int = 512,
+        heads: int = 8,
+        layers: int = 6,
+        feed_forward: int = 2048,
+    ) -> None:
         super().__init__()
-        self.table = nn.Embedding(VOCABULARY, 512)
-        self.body = nn.Transformer(512, 8, 6, 6, 2048, 0.1, batch_first=True)
-        self.register_buffer("positions", Sinusoidal(512).encoding(torch.arange(64)))
+        self.table = nn.Embedding(vocabulary, width)
+        self.body = nn.Transformer(
+            width, heads, layers, layers, feed_forward, 0.1, batch_first=True
+        )
+        self.register_buffer("positions", Sinusoidal(width).encoding(torch.arange(512)))
         self.dropout = nn.Dropout(0.1)
 
     def embed(self, ids: Tensor) -> Tensor:
-        x = self.table(ids) * math.sqrt(512) + self.positions[: ids.shape[1]]
+        x = self.table(ids) * math.sqrt(self.table.embedding_dim) + self.positions[: ids.shape[1]]
         return self.dropout(x)
 
     def forward(self, source: Tensor, target: Tensor, hidden: Tensor, mask: Tensor) -> Tensor:
@@ -158,18 +167,24 @@ class Logits(nn.Module):
         return self.model(**dict(zip(self.names, inputs))).logits
 
 
-def marian(batch: Batch) -> System:
+def marian_model(
+    vocabulary: int = VOCABULARY,
+    width: int = 512,
+    heads: int = 8,
+    layers: int = 6,
+    feed_forward: int = 2048,
+) -> nn.Module:
     from transformers import MarianConfig, MarianMTModel
 
     config = MarianConfig(
-        vocab_size=VOCABULARY,
-        d_model=512,
-        encoder_layers=6,
-        decoder_layers=6,
-        encoder_attention_heads=8,
-        decoder_attention_heads=8,
-        encoder_ffn_dim=2048,
-        decoder_ffn_dim=2048,
+        vocab_size=vocabulary,
+        d_model=width,
+        encoder_layers=layers,
+        decoder_layers=layers,
+        encoder_attention_heads=heads,
+        decoder_attention_heads=heads,
+        encoder_ffn_dim=feed_forward,
+        decoder_ffn_dim=feed_forward,
         activation_function="relu",
         dropout=0.1,
         pad_token_id=0,
@@ -177,9 +192,12 @@ def marian(batch: Batch) -> System:
         decoder_start_token_id=0,
         use_cache=False,
     )
-    names = ("input_ids", "attention_mask", "decoder_input_ids")
+    return Logits(MarianMTModel(config), ("input_ids", "attention_mask", "decoder_input_ids"))
+
+
+def marian(batch: Batch) -> System:
     inputs = (batch.source, batch.visible("source").long(), batch.target)
-    return System(Logits(MarianMTModel(config), names), inputs, smoothed(batch.labels))
+    return System(marian_model(), inputs, smoothed(batch.labels))
 
 
 # Vision

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from regard.attention.cache import CrossCache, SelfCache
 from regard.attention.host import whole
 from regard.attention.mask import Mask
+from regard.model.dropout import Dropout
 
 Activation: TypeAlias = Literal["relu", "gelu", "silu", "swiglu"]
 Norm: TypeAlias = Literal["post", "pre"]
@@ -37,7 +38,7 @@ class FeedForward(nn.Module):
         whole("feed_forward", hidden)
         self.expand = nn.Linear(width, hidden)
         self.activation = activation
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
         self.reduce = nn.Linear(hidden, width)
 
     def forward(self, x: Float[Tensor, "*b D"]) -> Float[Tensor, "*b D"]:
@@ -55,7 +56,7 @@ class GatedFeedForward(nn.Module):
         whole("feed_forward", hidden)
         self.gate = nn.Linear(width, hidden, bias=False)
         self.expand = nn.Linear(width, hidden, bias=False)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
         self.reduce = nn.Linear(hidden, width, bias=False)
 
     def forward(self, x: Float[Tensor, "*b D"]) -> Float[Tensor, "*b D"]:
@@ -71,7 +72,7 @@ class PostNorm(nn.Module):
     def __init__(self, width: int, dropout: float | int = 0.0, epsilon: float = 1e-5):
         super().__init__()
         self.norm = nn.LayerNorm(width, epsilon)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
 
     def forward(
         self, x: Float[Tensor, "B L D"], sublayer: Sublayer, rows: int | None = None
@@ -85,7 +86,7 @@ class PreNorm(nn.Module):
     def __init__(self, width: int, dropout: float | int = 0.0, epsilon: float = 1e-5):
         super().__init__()
         self.norm = nn.LayerNorm(width, epsilon)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
 
     def forward(
         self, x: Float[Tensor, "B L D"], sublayer: Sublayer, rows: int | None = None

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from regard.attention.arguments import check_input
 from regard.attention.host import whole
 from regard.attention.position import Concatenated, InputPosition, Positions
+from regard.model.dropout import Dropout
 
 Size: TypeAlias = int | tuple[int, int]
 """Rows and columns of an image; an int means a square."""
@@ -31,7 +32,7 @@ class Embedded(nn.Module):
         whole("width", width)
         self.width = width
         self.position = position
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
 
     @property
     def inner(self) -> int:

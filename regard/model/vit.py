@@ -21,6 +21,7 @@ from regard.attention.position import Grid, LearnedGrid
 from regard.model import build, init
 from regard.model.block import Activation, Norm
 from regard.model.build import BlockConfig, GridPosition, MakeAttention, MakeFeedForward
+from regard.model.dropout import Dropout
 from regard.model.embedding import Patches, Size, grid, image_size
 
 Pool: TypeAlias = Literal["class", "mean"]
@@ -129,7 +130,7 @@ class VisionTransformer(nn.Module):
             self.class_token = nn.Parameter(torch.empty(config.width))
             if config.position == "learned":
                 self.class_position = nn.Parameter(torch.empty(config.width))
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = Dropout(config.dropout)
         blocks = replace(config, final_norm=False) if config.pool_norm else config
         self.encoder = build.stack(
             blocks, config.layers, attention=attention, feed_forward=feed_forward

@@ -7,7 +7,8 @@ gathered into one batch and handed to SDPA; what no row sees is never computed. 
 backwards too; it is the way without padding for the CPU, and for CUDA in float32 and float64.
 """
 
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -24,6 +25,11 @@ UNIFORM, TRIANGLE, RAGGED = range(3)
 """All rows see the same keys; row i sees the first i + 1; or it takes a mask to say."""
 
 
+Places: TypeAlias = tuple[Tensor, Tensor]
+"""Which token lies at each place of a group's rectangles, (n, R), and whether for itself or to fill
+its rectangle up."""
+
+
 class Group(NamedTuple):
     """Rectangles of like size, computed as one batch of n."""
 
@@ -37,10 +43,53 @@ class Group(NamedTuple):
     """Which of the n·R results are rows of their own, where some only fill up a rectangle."""
 
 
+class Move(NamedTuple):
+    """Rows of one layout in another, each at most once, and the way back for their gradients.
+
+    An index one past the last row gives zeros. Where `there` repeats a row to fill a rectangle up,
+    the filling's gradient is zero, and no index of `back` asks for it.
+    """
+
+    there: Tensor
+    back: Tensor
+    zeros: tuple[bool, bool]
+    """Whether `there`, and `back`, have an index that gives zeros."""
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        moved: Tensor = _Moved.apply(rows, self)  # type: ignore[no-untyped-call]
+        return moved
+
+    def to(self, device: torch.device) -> "Move":
+        return Move(self.there.to(device), self.back.to(device), self.zeros)
+
+
+class _Moved(torch.autograd.Function):
+    """Two look-ups, where autograd's way back would add row by row into zeros."""
+
+    @staticmethod
+    def forward(rows: Tensor, move: Move) -> Tensor:
+        if move.zeros[0]:
+            rows = torch.cat((rows, rows.new_zeros(1, *rows.shape[1:])))
+        return rows.index_select(0, move.there)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        there, back, zeros = inputs[1]
+        ctx.back = Move(back, there, zeros[::-1])
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        return ctx.back(grads[0]), None
+
+
 class Runs(NamedTuple):
     groups: list[Group]
-    place: Tensor
-    """For each of the B·L queries, where its result lies; one past the last for an empty row."""
+    rows: Move | None
+    """Queries into the rectangles, group after group; and for keys and values `columns`. None where
+    a key is in several rectangles, or where one rectangle is all there is."""
+    columns: Move | None
+    results: Move
+    """What comes out of the rectangles, to where its query was; zeros for an empty row."""
     covered: float
     """Share of the L x S pairs that is computed."""
 
@@ -80,9 +129,7 @@ def _compute(
         return F.scaled_dot_product_attention(query, key[:, :1, :1], value[:, :1, :1], nothing)
     q, k, v = (t.transpose(1, 2).flatten(0, 1) for t in fit(query, key, value))
     results = []
-    for group in runs.groups:
-        rows, keys = _take(q, group.rows), _take(k, group.columns)
-        values = _take(v, group.columns)
+    for group, rows, keys, values in _rectangles_of(runs, q, k, v):
         out = F.scaled_dot_product_attention(
             rows,
             keys,
@@ -93,11 +140,37 @@ def _compute(
             scale=beta,
             enable_gqa=rows.shape[1] != keys.shape[1],
         )
-        out = out.transpose(1, 2).flatten(0, 1)
-        results.append(out if group.real is None else out[group.real])
-    results.append(q.new_zeros(1, H, v.shape[-1]))
-    together = torch.cat(results)[runs.place]
+        results.append(out.transpose(1, 2).flatten(0, 1))
+    together = runs.results(torch.cat(results))
     return together.view(B, L, H, -1).transpose(1, 2)[..., :V]
+
+
+def _rectangles_of(
+    runs: Runs, q: Tensor, k: Tensor, v: Tensor
+) -> Iterator[tuple[Group, Tensor, Tensor, Tensor]]:
+    """Queries, keys and values of each group, (n, H, R, K)."""
+    if runs.rows is None or runs.columns is None:
+        for group in runs.groups:
+            columns = group.columns
+            yield group, _take(q, group.rows), _take(k, columns), _take(v, columns)
+        return
+    heights, widths = zip(*((_size(group.rows), _size(group.columns)) for group in runs.groups))
+    parts = (runs.rows(q), heights), (runs.columns(k), widths), (runs.columns(v), widths)
+    split = ([size[0] * size[1] for size in sizes] for _, sizes in parts)
+    pieces = (tokens.split(n) for (tokens, _), n in zip(parts, split))
+    for group, height, width, rows, keys, values in zip(runs.groups, heights, widths, *pieces):
+        yield (
+            group,
+            rows.unflatten(0, height).transpose(1, 2),
+            keys.unflatten(0, width).transpose(1, 2),
+            values.unflatten(0, width).transpose(1, 2),
+        )
+
+
+def _size(which: slice | Tensor) -> tuple[int, int]:
+    if isinstance(which, slice):
+        return 1, which.stop - which.start
+    return which.shape[0], which.shape[1]
 
 
 def _take(tokens: Tensor, which: slice | Tensor) -> Tensor:
@@ -122,18 +195,48 @@ def _divide(first: Tensor, last: Tensor, B: int, S: int, device: torch.device) -
 
     flat_first = (first + torch.arange(B)[:, None] * S).flatten()
     flat_last = (last + torch.arange(B)[:, None] * S).flatten()
-    groups, order, area = [], [], 0
+    groups, rows, columns, area = [], [], [], 0
     for (kind, _, _), members in alike.items():
-        group, tokens = _group(kind, members, flat_first, flat_last, device)
+        group, queries, keys = _group(kind, members, flat_first, flat_last, device)
         groups.append(group)
-        order.append(tokens)
-        R = max(r1 - r0 for _, r0, r1, _, _ in members)
-        C = max(c1 - c0 for _, _, _, c0, c1 in members)
-        area += len(members) * R * C // (2 if kind == TRIANGLE else 1)
-    tokens = torch.cat(order) if order else torch.zeros(0, dtype=torch.int64)
-    place = torch.full((B * L,), len(tokens))
-    place[tokens] = torch.arange(len(tokens))
-    return Runs(groups, place.to(device), area / max(B * L * S, 1))
+        rows.append(queries)
+        columns.append(keys)
+        area += queries[0].numel() * keys[0].shape[1] // (2 if kind == TRIANGLE else 1)
+    all_queries, all_keys = _Side(rows, B * L), _Side(columns, B * S)
+    several = bool(all_keys.tokens[all_keys.real].bincount().gt(1).any())
+    move = not several and any(isinstance(group.rows, Tensor) for group in groups)
+    return Runs(
+        groups,
+        all_queries.inwards().to(device) if move else None,
+        all_keys.inwards().to(device) if move else None,
+        all_queries.outwards().to(device),
+        area / max(B * L * S, 1),
+    )
+
+
+class _Side:
+    """Queries or keys, `total` of them, and where they lie in the rectangles of all groups."""
+
+    def __init__(self, groups: list[Places], total: int):
+        nothing = torch.zeros(0, dtype=torch.int64)
+        self.tokens = torch.cat([nothing, *(tokens.flatten() for tokens, _ in groups)])
+        self.real = torch.cat([nothing.bool(), *(real.flatten() for _, real in groups)])
+        self.total = total
+
+    def places(self) -> Tensor:
+        """Of each token; one past the last where it has none."""
+        found = torch.full((self.total,), len(self.tokens))
+        found[self.tokens[self.real]] = self.real.nonzero().flatten()
+        return found
+
+    def inwards(self) -> Move:
+        places = self.places()
+        return Move(self.tokens, places, (False, bool((places == len(self.tokens)).any())))
+
+    def outwards(self) -> Move:
+        places = self.places()
+        zeros = bool((places == len(self.tokens)).any()), not bool(self.real.all())
+        return Move(places, torch.where(self.real, self.tokens, self.total), zeros)
 
 
 def _rectangles(
@@ -177,8 +280,8 @@ def _group(
     first: Tensor,
     last: Tensor,
     device: torch.device,
-) -> tuple[Group, Tensor]:
-    """One batch of rectangles, and the tokens whose results it gives, in order."""
+) -> tuple[Group, Places, Places]:
+    """One batch of rectangles, and what lies in it of queries and of keys."""
     _, r0, r1, c0, c1 = (torch.tensor(x) for x in zip(*members))
     heights, widths = r1 - r0, c1 - c0
     R, C = int(heights.max()), int(widths.max())
@@ -203,7 +306,7 @@ def _group(
         None if allowed is None else allowed.to(device),
         None if whole else real.flatten().nonzero().flatten().to(device),
     )
-    return group, rows[real]
+    return group, (rows, real), (columns, inside)
 
 
 @torch.library.custom_op("regard::runs", mutates_args=())
