@@ -275,7 +275,7 @@ def _class_position() -> Finding:
 
 def _number_as_position() -> Finding:
     n = 20
-    number = torch.arange(n, dtype=torch.float64)
+    number = torch.arange(1, n + 1, dtype=torch.float64)
     product = torch.outer(number, number)
     r = Sinusoidal(64).encoding(torch.arange(n), torch.float64)
     kernel = r @ r.T
