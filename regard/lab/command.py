@@ -100,16 +100,17 @@ def _finite(value: Measured) -> Measured:
 
 def _chosen(words: Sequence[str]) -> tuple[list[Experiment], list[int]]:
     """The experiments that words ask for, once each, and the numbers of items only stated."""
-    from regard.lab.claims import experiments, names
+    from regard.lab.claims import experiments, lines, names
     from regard.lab.claims.stated import STATED
 
     if not words:
         return list(experiments()), []
-    items = {str(entry.item): entry.item for entry in STATED}
-    stated = [items[word] for word in words if word in items]
-    wanted = dict.fromkeys(name for word in words if word not in items for name in names(word))
+    stated = {str(entry.item): entry.item for entry in STATED}
+    computed = {str(line.item) for some in lines().values() for line in some}
+    only = stated.keys() - computed
+    wanted = dict.fromkeys(name for word in words if word not in only for name in names(word))
     by_name = {experiment.name: experiment for experiment in experiments()} if wanted else {}
-    return [by_name[name] for name in wanted], stated
+    return [by_name[name] for name in wanted], [stated[word] for word in words if word in stated]
 
 
 def _perform(chosen: Sequence[Experiment]) -> tuple[list[Result], list[Failure]]:

@@ -57,8 +57,9 @@ def mathml(latex: str) -> str:
     """The equation for a page, on a line of its own."""
     from latex2mathml.converter import convert
 
-    # A transposition is raised as it is; the converter would set it as a relation, with spaces.
-    set_ = convert(latex, display="block")
+    set_ = convert(re.sub(r"\\arg\b", r"\\operatorname{arg}", latex), display="block")
+    # Names of functions and a raised T are letters; the converter sets them apart, as relations.
+    set_ = re.sub(r"<mo>(?!max|min|lim)([A-Za-z]{2,})</mo>", r"<mi>\1</mi>", set_)
     return set_.replace("<mo>&#x022A4;</mo>", '<mi mathvariant="normal">&#x022A4;</mi>')
 
 

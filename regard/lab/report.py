@@ -84,7 +84,7 @@ def section(result: Result) -> str:
 {f'<div class="figures">{"".join(shown)}</div>' if shown else ""}
 <details{"" if shown else " open"}><summary>What the verdict rests on</summary>
 {_measurements(finding)}</details>
-<div class="correct"><p><b>Correct.</b> {words(experiment.correct)}</p></div>
+<div class="correct"><p><b>What is true.</b> {words(experiment.correct)}</p></div>
 </article>
 """
 
@@ -112,8 +112,9 @@ def _contents(grouped: Sequence[tuple[Family, Sequence[Result]]]) -> str:
         for family, some in grouped
     )
     return (
-        f"<nav><details open><summary>Contents</summary><ol>{entries}"
-        '<li><a class="group" href="#stated">Stated, not computed</a></li></ol></details></nav>'
+        '<nav><input type="checkbox" id="contents"><label for="contents">Contents</label>'
+        f'<p class="brand">Regard <span>lab</span></p><ol>{entries}'
+        '<li><a class="group" href="#stated">Stated, not computed</a></li></ol></nav>'
     )
 
 

@@ -102,7 +102,9 @@ def summary(
     body.add_column("verdict", no_wrap=True)
     body.add_column("item", justify="right", style="dim")
     body.add_column("experiment", no_wrap=True, style="bold")
-    body.add_column("what is true", no_wrap=True, overflow="ellipsis", style="dim")
+    body.add_column("what is true", no_wrap=True, style="dim")
+    names = max((len(found.experiment.name) for found in results), default=0)
+    room = max(24, console.width - _INDENT - len("◐ holds under conditions") - 4 - names - 9)
     for family, some in families:
         if some:
             body.add_section()
@@ -113,7 +115,7 @@ def summary(
                 verdict_mark(found.finding.verdict),
                 str(experiment.item),
                 experiment.name,
-                " ".join(experiment.correct.split()),
+                shorten(experiment.correct, room, placeholder=" …"),
             )
     console.print(_indented(body), "")
     counts = Counter(found.finding.verdict for found in results)
@@ -164,8 +166,7 @@ def _lines(rows: Sequence[tuple[str, str, str]], console: Console) -> Table:
     grid.add_column(no_wrap=True, overflow="ellipsis")
     room = console.width - _INDENT - 3 - names - 4
     for item, name, words in rows:
-        line = " ".join(words.split())
-        grid.add_row(item, name, shorten(line, max(20, room), placeholder=" …"))
+        grid.add_row(item, name, shorten(words, max(20, room), placeholder=" …"))
     return grid
 
 

@@ -6,6 +6,7 @@ time; `experiments` imports the files, and with them torch.
 
 import ast
 import difflib
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -30,9 +31,10 @@ FAMILIES = (
     ),
     Family(
         "scores",
-        "Scores, scale and masks",
-        "How well a key fits, why that is scaled, and who may attend to what.",
+        "Scores and their scale",
+        "How well a key fits, why that is scaled, and what else may serve as a score.",
     ),
+    Family("masks", "Masks", "Who may attend to what, and what becomes of who may not."),
     Family(
         "temperature",
         "Temperature",
@@ -62,6 +64,7 @@ def by_family() -> dict[str, tuple[Experiment, ...]]:
         costs,
         exercises,
         layers,
+        masks,
         positions,
         scores,
         symmetry,
@@ -72,6 +75,7 @@ def by_family() -> dict[str, tuple[Experiment, ...]]:
     return {
         "exercises": exercises.EXPERIMENTS,
         "scores": scores.EXPERIMENTS,
+        "masks": masks.EXPERIMENTS,
         "temperature": temperature.EXPERIMENTS,
         "symmetry": symmetry.EXPERIMENTS,
         "layers": layers.EXPERIMENTS,
@@ -98,7 +102,7 @@ class Line(NamedTuple):
 @cache
 def lines() -> dict[Family, tuple[Line, ...]]:
     """The list of experiments, read from the files without importing them."""
-    return {family: tuple(_read(family)) for family in FAMILIES}
+    return {family: tuple(_read(family.name)) for family in FAMILIES}
 
 
 def names(word: str) -> tuple[str, ...]:
@@ -124,24 +128,20 @@ def find(word: str) -> tuple[Experiment, ...]:
     return tuple(experiment for experiment in experiments() if experiment.name in found)
 
 
-def _read(family: Family) -> list[Line]:
-    path = Path(__file__).with_name(f"{family.name}.py")
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    calls = [
-        node
-        for statement in tree.body
-        if isinstance(statement, ast.AnnAssign | ast.Assign) and _target(statement) == "EXPERIMENTS"
-        for node in ast.walk(statement)
-        if isinstance(node, ast.Call) and ast.unparse(node.func) == "Experiment"
-    ]
+def _read(file: str) -> Iterator[Line]:
+    """The lines of a file's EXPERIMENTS, and of other files' that are unpacked among them."""
+    tree = ast.parse(Path(__file__).with_name(f"{file}.py").read_text(encoding="utf-8"))
     fields = list(Experiment.__dataclass_fields__)
-    read = []
-    for call in calls:
-        given = dict(zip(fields, call.args)) | {word.arg: word.value for word in call.keywords}
-        read.append(Line(*(ast.literal_eval(given[field]) for field in Line._fields)))
-    return read
-
-
-def _target(statement: ast.AnnAssign | ast.Assign) -> str:
-    target = statement.target if isinstance(statement, ast.AnnAssign) else statement.targets[0]
-    return ast.unparse(target)
+    for statement in tree.body:
+        match statement:
+            case ast.AnnAssign(target=ast.Name("EXPERIMENTS"), value=ast.Tuple(elts=entries)):
+                break
+    else:
+        raise ValueError(f"{file}.py has no tuple EXPERIMENTS: tuple[Experiment, ...] = (…)")
+    for entry in entries:
+        match entry:
+            case ast.Call(args=given, keywords=named):
+                values = dict(zip(fields, given)) | {word.arg: word.value for word in named}
+                yield Line(*(ast.literal_eval(values[field]) for field in Line._fields))
+            case ast.Starred(value=ast.Attribute(value=ast.Name(other), attr="EXPERIMENTS")):
+                yield from _read(other)

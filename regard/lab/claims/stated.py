@@ -1,7 +1,8 @@
-"""What no computation here can settle: history, opinion, and descriptions of what was built.
+"""What no computation here can settle: history, opinion, and what others have built.
 
 Each has the words of what is said and the source that settles it, with its number on arXiv where
-it has one. Together with the experiments they account for every item.
+it has one. Of some items a part is computed and a part is here; together with the experiments
+these account for every one.
 """
 
 from typing import NamedTuple
@@ -11,7 +12,7 @@ ITEMS = 103
 
 
 class Stated(NamedTuple):
-    """An item that is only said."""
+    """An item, or the part of one, that is only said."""
 
     item: int
     words: str
@@ -22,25 +23,11 @@ class Stated(NamedTuple):
 
 STATED: tuple[Stated, ...] = (
     Stated(
-        26,
-        "Multi-head attention is to be implemented in PyTorch.",
-        "A task, not a statement: `regard lab exercise multihead` writes the notebook, and "
-        "`regard/attention/multihead.py` is an answer (Vaswani et al. 2017, arXiv 1706.03762, "
-        "section 3.2.2).",
-    ),
-    Stated(
         30,
         "Cross-attention joins two modalities, such as a text prompt and an image's features.",
         "So it is in latent diffusion (Rombach et al. 2021, arXiv 2112.10752), in Flamingo "
         "(Alayrac et al. 2022, arXiv 2204.14198) and in Whisper, for speech (Radford et al. 2022, "
         "arXiv 2212.04356).",
-    ),
-    Stated(
-        31,
-        "In the figure of the architecture, one box is self-attention, one is masked "
-        "self-attention, and one is cross-attention.",
-        "Vaswani et al. 2017, arXiv 1706.03762, figure 1 and section 3.2.3: the encoder's box, the "
-        "decoder's lower one, and the decoder's upper one.",
     ),
     Stated(
         53,
@@ -55,12 +42,6 @@ STATED: tuple[Stated, ...] = (
         "No paper gives that reason. The widths are of the same range: 512 and 1024 (Vaswani et "
         "al. 2017, arXiv 1706.03762, table 3) beside 768, 1024 and 1280 (Dosovitskiy et al. 2020, "
         "arXiv 2010.11929, table 1, where B and L follow BERT, arXiv 1810.04805).",
-    ),
-    Stated(
-        76,
-        "A Vision Transformer is to be implemented.",
-        "A task, not a statement: `regard lab exercise vit` writes the notebook, and "
-        "`regard/model/vit.py` is an answer (Dosovitskiy et al. 2020, arXiv 2010.11929).",
     ),
     Stated(
         77,
