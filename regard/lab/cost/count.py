@@ -45,7 +45,7 @@ class Counter(TorchDispatchMode):
     """Counts what is executed inside `with Counter() as counter:`, forwards and backwards."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.total = Counts()
         self.parts: dict[str, Counts] = {}
         """By the names given to `within`."""

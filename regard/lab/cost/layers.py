@@ -94,6 +94,9 @@ class Layer(NamedTuple):
     path: str
     cost: Callable[[Sizes], Cost]
     make: Callable[[Sizes], nn.Module]
+    real: bool = False
+    """Whether it has to be run for real. A window's rectangles are made from numbers, and without
+    memory recurrence would take more time than it takes."""
 
 
 class Attention(nn.Module):
@@ -234,6 +237,7 @@ LAYERS: tuple[Layer, ...] = (
         "⌈(n−1)/w⌉",
         _windowed,
         lambda s: Windowed(s.heads, s.window),
+        real=True,
     ),
     Layer(
         "convolution",
@@ -261,6 +265,7 @@ LAYERS: tuple[Layer, ...] = (
         "n",
         lambda s: _recurrent(s, 1, 1, 1),
         lambda s: Plain(s.width),
+        real=True,
     ),
     Layer(
         "GRU",
@@ -270,6 +275,7 @@ LAYERS: tuple[Layer, ...] = (
         "n",
         lambda s: _recurrent(s, 3, 5, 1),
         lambda s: Recurrent(s.width, "gru"),
+        real=True,
     ),
     Layer(
         "LSTM",
@@ -279,6 +285,7 @@ LAYERS: tuple[Layer, ...] = (
         "n",
         lambda s: _recurrent(s, 4, 5, 2),
         lambda s: Recurrent(s.width),
+        real=True,
     ),
     Layer(
         "dense over all positions",
@@ -303,9 +310,9 @@ def layer(name: str) -> Layer:
 
 # The counts
 
-WORK = 3 * 10**9
-"""Multiply-adds up to which a layer is run for real. Only recurrence and windows are: the others
-are run without memory, where nothing takes time."""
+LITTLE, MUCH = 10**7, 3 * 10**9
+"""Multiply-adds up to which a layer is run for real, and recurrence and windows, which have to be.
+The others are run without memory, where nothing takes time but to start."""
 
 FARTHEST = 2048
 """Positions up to which a path is followed, layer by layer."""
@@ -313,12 +320,11 @@ FARTHEST = 2048
 
 def measure(layer: Layer, sizes: Sizes) -> Measured | None:
     """Runs the layer forwards and counts; None where that would take long."""
-    kind = type(_small(layer))
-    real = issubclass(kind, Recurrent | Plain | Windowed)
-    if real and layer.cost(sizes).multiply_adds > WORK:
+    work = layer.cost(sizes).multiply_adds
+    real = layer.real or work <= LITTLE
+    if real and work > MUCH:
         return None
-    # A window's rectangles are made from numbers. In float64 recurrence is as many operators as it
-    # has steps, where float32 has one for all.
+    # In float64 recurrence is as many operators as it has steps, where float32 has one for all.
     with nullcontext() if real else without_memory():
         module = layer.make(sizes)
         if real:
@@ -342,11 +348,6 @@ def measured_path(layer: Layer, sizes: Sizes) -> int | None:
     """Products between the first position and the last; the width has nothing to do with it."""
     narrow = Sizes(sizes.length, 2, sizes.kernel, 1, sizes.window)
     return longest_path(layer.make(narrow), sizes.length, 2)
-
-
-def _small(layer: Layer) -> nn.Module:
-    with torch.device("meta"):
-        return layer.make(Sizes(2, 2, 1, 1, 1))
 
 
 def _run(module: nn.Module, x: Tensor) -> tuple[Counter, int]:

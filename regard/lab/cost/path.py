@@ -92,6 +92,10 @@ class _Handover(torch.autograd.Function):
         return above[0]
 
 
+def _handed(state: Tensor) -> Tensor:
+    return _Handover.apply(state)  # type: ignore[no-untyped-call]
+
+
 def _through_states(recurrent: nn.Module, length: int, width: int) -> int | None:
     """Steps from the first position to the last, taken one by one: is there a shorter way?
 
@@ -102,7 +106,7 @@ def _through_states(recurrent: nn.Module, length: int, width: int) -> int | None
     y, state = recurrent(x)
     for _ in range(length - 1):
         one = isinstance(state, Tensor)
-        handed = [_Handover.apply(part) for part in ((state,) if one else state)]
+        handed = [_handed(part) for part in ((state,) if one else state)]
         y, state = recurrent(torch.zeros(1, 1, width), handed[0] if one else tuple(handed))
     handovers = shortest(y, x, ("_Handover",))
     return None if handovers is None else handovers + 1
