@@ -388,23 +388,6 @@ def four_words() -> Finding:
     )
 
 
-def shuffled_pairs() -> Finding:
-    query, key, value = _given(7, 11, 5, 3)
-    order = torch.randperm(11, generator=torch.Generator().manual_seed(92))
-    output = attend(query, key, value)
-    pairs = apart(attend(query, key[order], value[order]), output)
-    loose = apart(attend(query, key, value[order]), output)
-    follow = apart(weights(query, key[order]), weights(query, key)[:, order])
-    return Finding(
-        holds(max(pairs, follow) < ROUNDING and loose > 0.1),
-        {
-            "pairs shuffled": pairs,
-            "weights less shuffled weights": follow,
-            "values shuffled without their keys": loose,
-        },
-    )
-
-
 def audio_and_text() -> Finding:
     text, audio = normal(0, 1, 7, 12), normal(1, 1, 31, 20)
     layer = alive(MultiHeadAttention(12, 3, source_width=20), 2)
@@ -691,17 +674,6 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "answer can be checked by it without knowing the random numbers.",
         four_words,
         (r"s_{13} = s_{11} + s_{12}, \quad \frac{a_{13}}{a_{11} a_{12}} = \sum_j e^{s_{1j}}",),
-    ),
-    Experiment(
-        92,
-        "shuffled-pairs",
-        "handout",
-        "Shuffling the pairs of keys and values changes nothing.",
-        "The pairs are shuffled, and then, for comparison, the values alone.",
-        "The output is a sum over the pairs, so their order doesn't matter, as long as each key "
-        "keeps its value. It is the queries whose order the output has.",
-        shuffled_pairs,
-        (r"\sum_j a_j v_j = \sum_j a_{\pi(j)} v_{\pi(j)}",),
     ),
     Experiment(
         92,

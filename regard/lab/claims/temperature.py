@@ -12,7 +12,7 @@ from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from regard import attend, statistics, weights
 from regard.attention.score import Dot
@@ -252,15 +252,6 @@ def four_kinds() -> Finding:
     )
 
 
-def dense_identity() -> Finding:
-    return _as_dense(math.inf, torch.eye(5, dtype=torch.float64), "weights less the identity")
-
-
-def dense_mean() -> Finding:
-    alike = torch.full((5, 5), 1 / 5, dtype=torch.float64)
-    return _as_dense(0.0, alike, "weights less 1/m everywhere")
-
-
 def spreading() -> Finding:
     query, key, value = exercise()
     rows = [
@@ -447,18 +438,6 @@ def _from_mean(beta: float) -> float:
     return apart(attend(query, key, value, beta=beta)[0], value.mean(0))
 
 
-def _as_dense(beta: float, matrix: Tensor, name: str) -> Finding:
-    """Attention over orthonormal keys, and the dense layer over positions with this matrix."""
-    x, value = orthonormal(0, 5, 5), normal(1, 5, 3)
-    dense = nn.Linear(5, 5, bias=False).double().requires_grad_(False)
-    dense.weight.copy_(matrix)
-    shares = apart(weights(x, x, beta=beta), matrix)
-    output = apart(attend(x, x, value, beta=beta), dense(value.T).T)
-    return Finding(
-        holds(max(shares, output) < SAME), {name: shares, "attention less the dense layer": output}
-    )
-
-
 EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         37,
@@ -551,16 +530,6 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         four_kinds,
     ),
     Experiment(
-        41,
-        "dense-identity",
-        "homework",
-        "Attention that preserves each value is a dense layer with identity weights and no bias.",
-        "Orthonormal vectors attend to themselves at β = ∞, beside a dense layer over positions.",
-        "The two agree. Such a layer is fixed, whereas attention's matrix depends on its input.",
-        dense_identity,
-        (r"A = I, \quad C = V",),
-    ),
-    Experiment(
         42,
         "spreading",
         "homework",
@@ -572,16 +541,6 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "It is soft attention.",
         spreading,
         (r"\beta \to 0: \quad a_j \to \frac{1}{m}, \quad c \to \frac{1}{m} \sum_j v_j",),
-    ),
-    Experiment(
-        42,
-        "dense-mean",
-        "homework",
-        "Attention that spreads evenly is a dense layer whose weights are all 1/m.",
-        "Five vectors attend to each other at β = 0, beside a dense layer over positions.",
-        "The two agree: every output is the mean of the values.",
-        dense_mean,
-        (r"A = \frac{1}{m} \mathbf{1} \mathbf{1}^\top",),
     ),
     Experiment(
         43,

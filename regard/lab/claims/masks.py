@@ -1,0 +1,295 @@
+"""Masks: who may attend to what, and what becomes of those who may attend to nothing.
+
+    a_i = softmax(β s_i + m_i)        m_ij = 0 where query i may see key j, -∞ where it may not
+
+A causal mask is n×n, with -∞ strictly above the diagonal. A padding mask hides what fills a batch
+up; it, and weights shared by all positions, are what lets sentences of any length stand together.
+"""
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from regard import (
+    Mask,
+    MultiHeadAttention,
+    Sinusoidal,
+    Transformer,
+    TransformerConfig,
+    attend,
+    causal,
+    padding,
+    weights,
+)
+from regard.lab.claims import plain
+from regard.lab.claims.sample import alive, apart, influence, normal
+from regard.lab.experiment import (
+    Curve,
+    Experiment,
+    Finding,
+    Plot,
+    Table,
+    conditional,
+    corrected,
+    holds,
+)
+
+SAME, DIFFERENT = 1e-12, 1e-3
+"""Below the first two results are one up to rounding, above the second they are two."""
+
+D, H, L, S = 12, 3, 7, 11
+"""Width, heads, and the lengths of two sequences."""
+
+
+def causal_mask() -> Finding:
+    query, key = normal(0, L, 5), normal(1, L, 5)
+    shares = weights(query, key, mask=causal())
+    below = torch.ones(L, L).tril() > 0
+    rows = [
+        plain.softmax(plain.array(query[[i]] @ key[: i + 1].T) / math.sqrt(5)) for i in range(L)
+    ]
+    by_hand = max(plain.apart(shares[i, : i + 1], row[0]) for i, row in enumerate(rows))
+    strict = torch.equal(shares > 0, below) and by_hand < SAME
+    strict = strict and torch.equal(causal().tensor(L, L)[0, 0], below)
+    # The other reading: the diagonal is hidden too.
+    without = weights(query, key, mask=Mask.from_tensor(below & ~torch.eye(L).bool()))
+    empty = int((without.sum(-1) == 0).sum())
+    return Finding(
+        conditional(strict, empty == 0),
+        {
+            "mask": [L, L],
+            "pairs hidden": int((~causal().tensor(L, L)).sum()),
+            "weights less a softmax over the first i keys": by_hand,
+            "queries with nothing to see, diagonal kept": int((shares.sum(-1) == 0).sum()),
+            "queries with nothing to see, diagonal hidden": empty,
+        },
+        tables=(
+            Table(
+                "weights under a causal mask",
+                ("", *(f"k{n + 1}" for n in range(5))),
+                tuple((f"q{n + 1}", *shares[n, :5].tolist()) for n in range(5)),
+            ),
+        ),
+    )
+
+
+def masked_row() -> Finding:
+    query, key, value = (
+        x.requires_grad_() for x in (normal(0, 3, 5), normal(1, 4, 5), normal(2, 4, 2))
+    )
+    allowed = torch.tensor([[True, True, False, False], [False] * 4, [False, True, True, True]])
+    output = attend(query, key, value, mask=Mask.from_tensor(allowed))
+    gradients = torch.autograd.grad(output.sum(), (query, key, value))
+    scores = (query @ key.T / math.sqrt(5)).masked_fill(~allowed, -math.inf)
+    listing = torch.softmax(scores, -1) @ value
+    some = [0, 2]
+    inside = apart(listing.detach()[some], output.detach()[some])
+    (lost,) = torch.autograd.grad(listing.sum(), value)
+    sound = bool((output[1] == 0).all()) and bool((gradients[0][1] == 0).all())
+    sound = sound and all(bool(gradient.isfinite().all()) for gradient in gradients)
+    return Finding(
+        conditional(inside < SAME and sound, bool(listing[1].isfinite().all())),
+        {
+            "rows that see something, listing and attend": inside,
+            "empty row by the listing is NaN": bool(listing[1].isnan().all()),
+            "gradients of all values by the listing are NaN": bool(lost.isnan().all()),
+            "empty row by attend": output[1].tolist(),
+            "gradient of its query by attend": gradients[0][1].tolist(),
+            "all gradients of attend are finite": sound,
+        },
+    )
+
+
+def large_negative() -> Finding:
+    query, key, value = normal(0, 3, 5), normal(1, 4, 5), normal(2, 4, 2)
+    allowed = torch.tensor([[True, True, False, False], [False] * 4, [False, True, True, True]])
+    bias = torch.zeros(3, 4, dtype=torch.float64).masked_fill(~allowed, -1e9)
+    added = attend(query, key, value, bias=bias)
+    output = attend(query, key, value, mask=Mask.from_tensor(allowed))
+    seen = apart(added[[0, 2]], output[[0, 2]])
+    # Where all are lowered alike, a softmax doesn't notice: the hidden values come out.
+    leak = apart(added[1], output[1])
+    unmasked = apart(added[1], attend(query, key, value)[1])
+    return Finding(
+        conditional(seen < SAME, leak < SAME),
+        {
+            "rows that see something": seen,
+            "row that sees nothing": leak,
+            "the same row, less that without any mask": unmasked,
+        },
+    )
+
+
+def no_future() -> Finding:
+    model, memory = _transformer(), normal(1, 1, S, D)
+    x = normal(2, 1, L, D)
+    moved = influence(lambda x: model.decoder(x, memory, mask=causal()), x)
+    future = float(moved.triu(1).max())
+    past = float(moved[torch.ones(L, L).tril() > 0].min())
+    # And through the whole model: other words after position n change no logits up to n.
+    source, target = torch.arange(S)[None], torch.arange(L)[None]
+    other = target.clone()
+    other[:, 4:] = torch.tensor([[11, 13, 17]])
+    before, after = model(source, target), model(source, other)
+    kept, changed = apart(before[:, :4], after[:, :4]), apart(before[:, 4:], after[:, 4:])
+    return Finding(
+        holds(future == 0 and past > 0 and kept < SAME and changed > DIFFERENT),
+        {
+            "largest ∂y_i/∂x_j, j > i": future,
+            "least ∂y_i/∂x_j, j ≤ i": past,
+            "logits before a change": kept,
+            "logits from it on": changed,
+        },
+        tables=(
+            Table(
+                "how much the decoder's row i moves with its input's row j",
+                ("", *(f"x{n + 1}" for n in range(L))),
+                tuple((f"y{n + 1}", *row) for n, row in enumerate(moved.tolist())),
+            ),
+        ),
+    )
+
+
+def variable_lengths() -> Finding:
+    layer, lengths = alive(MultiHeadAttention(D, H), 0), (3, 7, 5)
+    sentences = [normal(n, n, D) for n in lengths]
+    batch = nn.utils.rnn.pad_sequence(sentences, batch_first=True)
+    position = Sinusoidal(D)
+
+    def worst(x: Tensor, alone: list[Tensor], mask: Mask | None) -> float:
+        """How far a sentence's rows in the batch are from the same sentence alone."""
+        rows = layer(x, mask=mask)
+        return max(apart(rows[b, :n], layer(alone[b])) for b, n in enumerate(lengths))
+
+    placed, places = position(batch), [position(x) for x in sentences]
+    tried = {
+        ("no", "no"): worst(batch, sentences, None),
+        ("yes", "no"): worst(placed, places, None),
+        ("no", "yes"): worst(batch, sentences, padding(lengths)),
+        ("yes", "yes"): worst(placed, places, padding(lengths)),
+    }
+    return Finding(
+        corrected(
+            tried["yes", "no"] < SAME, tried["no", "yes"] < SAME and tried["yes", "yes"] < SAME
+        ),
+        {
+            "positions without a padding mask": tried["yes", "no"],
+            "a padding mask without positions": tried["no", "yes"],
+        },
+        tables=(
+            Table(
+                "sentences of 3, 7 and 5 words in a batch, less the same sentences alone",
+                ("positions", "padding mask", "largest difference"),
+                tuple((*case, gap) for case, gap in tried.items()),
+            ),
+        ),
+    )
+
+
+def counting_by_mask() -> Finding:
+    n = 16
+    nothing, first = torch.zeros(n, 1, dtype=torch.float64), torch.eye(n, 1, dtype=torch.float64)
+    masked = attend(nothing, nothing, first, mask=causal())[:, 0]
+    free = attend(nothing, nothing, first)[:, 0]
+    places = [1 / share for share in masked.tolist()]
+    wanted = [float(i + 1) for i in range(n)]
+    error = max(abs(a - b) for a, b in zip(places, wanted))
+    return Finding(
+        corrected(error > 0.5, error < 1e-9 and float(free.max() - free.min()) < SAME),
+        {
+            "positions read off, causal mask": places,
+            "off by": error,
+            "outputs without a mask differ by": float(free.max() - free.min()),
+        },
+        plots=(
+            Plot(
+                "what attention to a sign at the start gives",
+                "position",
+                "output",
+                (
+                    Curve("causal mask", wanted, masked.tolist()),
+                    Curve("no mask", wanted, free.tolist()),
+                ),
+            ),
+        ),
+    )
+
+
+def _transformer() -> Transformer:
+    config = TransformerConfig(
+        19, width=D, heads=H, feed_forward=17, encoder_layers=2, decoder_layers=2
+    )
+    return alive(Transformer(config), 0)
+
+
+EXPERIMENTS: tuple[Experiment, ...] = (
+    Experiment(
+        7,
+        "causal-mask",
+        "exercises",
+        "In the masked variant a matrix with -∞ above the diagonal is added to the scores.",
+        "The weights under causal() are compared with a softmax over the first i keys of row i. "
+        "Then the diagonal is hidden as well.",
+        "The matrix is n×n, -∞ strictly above the diagonal and 0 on it and below. With -∞ on the "
+        "diagonal too, the first query could see nothing.",
+        causal_mask,
+        (r"M_{ij} = -\infty \text{ for } j > i, \quad M_{ij} = 0 \text{ for } j \le i",),
+    ),
+    Experiment(
+        7,
+        "masked-row",
+        "exercises",
+        "With -∞ added to the scores, the softmax does what is wanted by itself.",
+        "One of three queries may see nothing. The output and the gradients of a plain softmax are "
+        "compared with those of attend().",
+        "It does where a row has at least one key to see. A row of -∞ alone is 0/0, and its NaN "
+        "reaches the gradient of every value; attend() gives zeros there, and zero gradients.",
+        masked_row,
+    ),
+    Experiment(
+        7,
+        "large-negative",
+        "exercises",
+        "A large negative number does as well as -∞.",
+        "-10⁹ is added to the scores of hidden pairs, with one query that may see nothing.",
+        "It does where something may be seen. Where nothing may be seen, all scores are lowered "
+        "alike, which a softmax doesn't notice, and the hidden values come out.",
+        large_negative,
+    ),
+    Experiment(
+        23,
+        "no-future",
+        "slides",
+        "The decoder's self-attention hides the positions to come.",
+        "The Jacobian of a decoder of two blocks is computed, and words at the end of a target are "
+        "exchanged.",
+        "Row i of the output depends on rows 1 to i of the input, and on no other; the logits "
+        "before a change stay what they were.",
+        no_future,
+        (r"\frac{\partial y_i}{\partial x_j} = 0 \text{ for } j > i",),
+    ),
+    Experiment(
+        32,
+        "counting-by-mask",
+        "exercise sheet",
+        "Attention can't tell where a token stands unless it is told by a positional encoding.",
+        "All queries and keys are zero, and only the first value is 1. The output is read with and "
+        "without a causal mask.",
+        "Under a causal mask, row n takes the mean of n values, so the output is 1/n: one head "
+        "counts. Without a mask all rows are equal.",
+        counting_by_mask,
+        (r"c_n = \frac{1}{n} \sum_{j \le n} v_j = \frac{1}{n}",),
+    ),
+    Experiment(
+        54,
+        "variable-lengths",
+        "homework",
+        "Positional encodings let a Transformer handle sequences of variable length.",
+        "Sentences of 3, 7 and 5 words are filled up to a batch, and their rows compared with the "
+        "same sentences alone, with and without positions and a padding mask.",
+        "It is the weights shared by all positions that allow any length, and the padding mask "
+        "that keeps the filling out. Positions tell the order, and no more.",
+        variable_lengths,
+    ),
+)
