@@ -24,6 +24,7 @@ from regard.attention.host import integers, on_host, shown
 from regard.attention.mask import Packed
 from regard.attention.multihead import Core, MultiHeadAttention
 from regard.attention.weights import weights
+from regard.decode import fused
 from regard.model.block import Block
 from regard.model.language import LanguageModel
 from regard.model.lengths import Lengths
@@ -108,13 +109,16 @@ def translation(
     *,
     capacity: int | None = None,
     attention: bool = False,
-) -> tuple[Step, Reading]:
+) -> tuple[Step, State]:
     """The step and the first state of a Transformer that has read this source: text or images.
 
     With a `capacity`, the most tokens that a row may come to, caches are allocated once. With
     `attention` the state says what each step looked at, as a coverage penalty wants to know.
+    A model with 8-bit weights runs in kernels of its own, where nobody asks what happens inside.
     """
     _check_eval(model)
+    if not attention and (found := fused.translation(model, source, source_lengths, capacity)):
+        return found
     memory = model.encode(source, source_lengths)
     device = memory.device
     lengths: Tensor | None
@@ -200,7 +204,7 @@ def language(model: LanguageModel, *, capacity: int | None = None) -> tuple[Step
     _check_eval(model)
 
     def step(tokens: Tensor, state: StackCache) -> tuple[Tensor, StackCache]:
-        states = model.states(tokens.to(model.output.weight.device), cache=state)
+        states = model.states(tokens.to(model.tokens.table.weight.device), cache=state)
         return model.output(states[:, -1]), state
 
     return step, model.cache(capacity)

@@ -1,0 +1,301 @@
+"""Our search beside the peers': the same weights, sentences and lengths, greedily and by beams.
+
+    random weights   the base Transformer (6 + 6 layers, width 512, 16,000 tokens), 20 tokens in and
+                     exactly 30 out, on a CPU against Hugging Face's generate and CTranslate2, on
+                     CUDA against generate. The encoder counts. What is found in float32 is
+                     compared, token by token.
+    a trained model  --model RUN --source FILE --target FILE: the lines of a real test set, from
+                     text to text, and BLEU beside the speed.
+
+Speeds are tokens found per second, best hypotheses alone. Ratios are a peer's time divided by
+ours: above 1, ours is faster. All take turns in one run; each keeps its median.
+"""
+
+import argparse
+import contextlib
+import copy
+import itertools
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bench.timing import Run, turns
+from regard.decode.beam import beam, power
+from regard.decode.greedy import greedy
+from regard.decode.quantized import int8
+from regard.decode.step import translation
+from regard.interop import write
+from regard.model.transformer import Transformer, TransformerConfig
+
+VOCABULARY, SOURCE, TARGET = 16_000, 20, 30
+START, END = 0, 1
+TASK = {"start": START, "end": END, "pad": START}
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+Rows = list[list[int]]
+Search = Callable[[torch.Tensor, int], Rows]
+"""From ids (B, S) and the number of beams to the tokens found."""
+
+
+# Systems
+
+
+def ours(model: Transformer, precision: str, device: str) -> Search:
+    made = copy.deepcopy(model)
+    made = int8(made) if precision == "int8" else made.to(device, DTYPES[precision])
+
+    def search(source: torch.Tensor, beams: int) -> Rows:
+        step, state = translation(made, source, capacity=TARGET + 1)
+        prompts = [[START]] * len(source)
+        limits: dict[str, Any] = {"end": END, "max_length": TARGET, "min_length": TARGET}
+        if beams == 1:
+            return [found.tokens for found in greedy(step, state, prompts, **limits)]
+        found = beam(step, state, prompts, width=beams, penalty=power(1.0), **limits)
+        return [best[0].tokens for best in found]
+
+    return search
+
+
+def hugging_face(folder: Path, precision: str, device: str) -> Search:
+    import transformers
+
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    load = transformers.MarianMTModel.from_pretrained
+    model = load(folder, dtype=DTYPES[precision]).to(device).eval()
+    model.generation_config.forced_eos_token_id = None
+
+    def search(source: torch.Tensor, beams: int) -> Rows:
+        with torch.inference_mode():
+            out = model.generate(
+                source,
+                attention_mask=torch.ones_like(source),
+                num_beams=beams,
+                do_sample=False,
+                min_new_tokens=TARGET,
+                max_new_tokens=TARGET,
+            )
+        return out[:, 1:].tolist()
+
+    return search
+
+
+def ctranslate2_folder(folder: Path, precision: str) -> Path:
+    """Their own folder, from a Marian one, with numbers for words."""
+    import transformers
+    from ctranslate2.converters.transformers import BartLoader
+
+    model = transformers.MarianMTModel.from_pretrained(folder)
+    model.config.normalize_before = model.config.normalize_embedding = False
+    spec = BartLoader().get_model_spec(model)
+    words = [str(n) for n in range(model.config.vocab_size)]
+    spec.register_source_vocabulary(words)
+    spec.register_target_vocabulary(words)
+    spec.config.decoder_start_token = words[model.config.decoder_start_token_id]
+    spec.config.bos_token = spec.config.unk_token = words[model.config.pad_token_id]
+    spec.config.eos_token = words[model.config.eos_token_id]
+    spec.validate()
+    spec.optimize(quantization={"fp32": "float32", "int8": "int8"}[precision])
+    to = folder / f"ctranslate2-{precision}"
+    to.mkdir()
+    spec.save(str(to))
+    return to
+
+
+def ctranslate2(folder: Path, precision: str, device: str) -> Search:
+    import ctranslate2
+
+    path = str(ctranslate2_folder(folder, precision))
+    threads = torch.get_num_threads()
+    model = ctranslate2.Translator(path, device=device, inter_threads=1, intra_threads=threads)
+
+    def search(source: torch.Tensor, beams: int) -> Rows:
+        found = model.translate_batch(
+            [[str(token) for token in row] for row in source.tolist()],
+            beam_size=beams,
+            min_decoding_length=TARGET,
+            max_decoding_length=TARGET,
+        )
+        return [[int(word) for word in result.hypotheses[0]] for result in found]
+
+    return search
+
+
+def systems(options: argparse.Namespace) -> Iterator[tuple[str, Search]]:
+    torch.manual_seed(0)
+    model = Transformer(TransformerConfig.base(VOCABULARY)).eval()
+    # The more the vectors differ, the less do near ties decide what is found.
+    torch.nn.init.normal_(model.target.table.weight, std=0.1)
+    made: dict[str, Callable[..., Search]] = {
+        "ours": lambda precision, device: ours(model, precision, device),
+        "HF": lambda *how: hugging_face(folder, *how),
+        "CTranslate2": lambda *how: ctranslate2(folder, *how),
+    }
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary) / "marian"
+        write(model, folder, "marian", task=TASK)
+        for name in options.systems:
+            kind, precision = name.rsplit(" ", 1)
+            try:
+                yield name, made[kind](precision, options.device)
+            except ImportError as error:
+                print(f"  {name} is left out: {error}")
+
+
+# Random weights
+
+
+def random_weights(options: argparse.Namespace) -> None:
+    everyone = dict(systems(options))
+    for beams, sentences in itertools.product(options.beams, options.sentences):
+        torch.manual_seed(sentences)
+        source = torch.randint(2, VOCABULARY, (sentences, SOURCE)).to(options.device)
+        print(f"{sentences} sentences, {f'beam {beams}' if beams > 1 else 'greedy'}", flush=True)
+        found = {name: search(source, beams) for name, search in everyone.items()}
+        for rows in found.values():
+            assert all(len(row) == TARGET for row in rows), [len(row) for row in rows]
+        runs = {
+            name: Run(lambda search=search: search(source, beams))  # type: ignore[misc]
+            for name, search in everyone.items()
+        }
+        took = turns(runs, rounds=options.rounds, at_least=0.0)
+        first = next(iter(everyone))
+        for name, seconds in took.items():
+            speed = sentences * TARGET / seconds
+            ratios = "".join(
+                f"  {took[name] / took[one]:5.2f} × slower than {one}"
+                for one in options.beside
+                if one in took and one != name
+            )
+            same = agreement(found[name], found[first])
+            print(f"  {name:18} {speed:9,.0f} tok/s  {same:6.1%} as {first}{ratios}", flush=True)
+
+
+def agreement(some: Rows, others: Rows) -> float:
+    """The share of tokens before which, and in which, two systems agree."""
+    same = 0
+    for one, other in zip(some, others):
+        pairs = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(one, other))
+        same += sum(1 for _ in pairs)
+    return same / sum(map(len, some))
+
+
+# A trained model
+
+
+def trained(options: argparse.Namespace) -> None:
+    import sacrebleu
+
+    from regard.task.load import load
+
+    source, target = (Path(name).read_text().splitlines() for name in (options.source, options.target))
+    everyone: dict[str, Callable[[int], Sequence[str]]] = {}
+    for precision in ("fp32", "bf16", "int8"):
+        dtype = DTYPES.get(precision, torch.float32)
+        ready: Any = load(options.model, device=options.device, dtype=dtype)
+        if precision == "int8":
+            if options.device != "cpu":
+                continue
+            int8(ready.model)
+        everyone[f"ours {precision}"] = lambda beams, ready=ready: ready.translate(  # type: ignore[misc]
+            source, beams=beams, batch=options.batch
+        )
+    reason = ""
+    with contextlib.ExitStack() as stack:
+        if options.device == "cpu":
+            try:
+                folder = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "marian"
+                ready = load(options.model)
+                write(ready.model, folder, "marian", task=ready.about)
+                for precision in ("fp32", "int8"):
+                    everyone[f"CTranslate2 {precision}"] = _translated(
+                        folder, precision, ready, source, options.batch
+                    )
+            except (ImportError, ValueError) as error:
+                reason = str(error)
+    if reason:
+        print(f"  CTranslate2 is left out: {reason}")
+    texts: dict[str, Sequence[str]] = {}
+    for beams in options.beams:
+        print(f"{len(source):,} lines, {f'beam {beams}' if beams > 1 else 'greedy'}", flush=True)
+        took: dict[str, float] = {}
+        for name, run in everyone.items():
+            run(beams)
+        for _ in range(options.rounds):
+            for name, run in everyone.items():
+                start = time.perf_counter()
+                texts[name] = run(beams)
+                took[name] = min(took.get(name, 1e9), time.perf_counter() - start)
+        for name, seconds in took.items():
+            bleu = sacrebleu.corpus_bleu(list(texts[name]), [target])
+            same = sum(a == b for a, b in zip(texts[name], texts["ours fp32"])) / len(source)
+            words = sum(len(text.split()) for text in texts[name])
+            print(
+                f"  {name:18} {len(source) / seconds:7,.0f} lines/s {words / seconds:8,.0f} words/s"
+                f"  BLEU {bleu.score:.2f}  {same:.1%} of lines as fp32",
+                flush=True,
+            )
+
+
+def _translated(
+    folder: Path, precision: str, ready: Any, source: Sequence[str], batch: int
+) -> Callable[[int], Sequence[str]]:
+    import ctranslate2
+
+    path = str(ctranslate2_folder(folder, precision))
+    threads = torch.get_num_threads()
+    model = ctranslate2.Translator(path, inter_threads=1, intra_threads=threads)
+    how = ready.how
+
+    def run(beams: int) -> Sequence[str]:
+        words = [
+            [str(token) for token in (*ready.source_tokenizer.encode(line.strip()), how.end)]
+            for line in source
+        ]
+        found = model.translate_batch(
+            words, max_batch_size=batch, beam_size=beams, length_penalty=how.length_penalty
+        )
+        return [
+            ready.tokenizer.decode([int(word) for word in one.hypotheses[0]]) for one in found
+        ]
+
+    return run
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--sentences", type=int, nargs="+", default=None)
+    parser.add_argument("--beams", type=int, nargs="+", default=[1, 4])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--systems", nargs="+", default=None, help="such as 'ours int8' 'HF bf16'")
+    parser.add_argument("--model", help="a trained model's folder")
+    parser.add_argument("--source", help="a file with a sentence in each line")
+    parser.add_argument("--target", help="its translation")
+    parser.add_argument("--batch", type=int, default=64, help="lines of --source at a time")
+    options = parser.parse_args()
+    if options.model:
+        trained(options)
+        return
+    cuda = options.device == "cuda"
+    options.sentences = options.sentences or ([1, 64, 512] if cuda else [1, 16, 64])
+    options.beside = ["ours bf16"] if cuda else ["ours int8"]
+    options.systems = options.systems or (
+        ["ours fp32", "HF fp32", "ours bf16", "HF bf16"]
+        if cuda
+        else [
+            *("ours fp32", "HF fp32", "CTranslate2 fp32"),
+            *("ours int8", "CTranslate2 int8", "HF bf16"),
+        ]
+    )
+    where = torch.cuda.get_device_name() if cuda else f"{torch.get_num_threads()} threads"
+    print(f"torch {torch.__version__}, {where}", flush=True)
+    random_weights(options)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,118 @@
+"""Layers whose weights are whole numbers of 8 bits, for decoding on a CPU.
+
+    y_rn = s_r t_n Σ_k q_rk w_nk + b_n,     s_r = max |x_r| / 127,  t_n = max |w_n| / 127
+
+Weights are a quarter as large, and integer arithmetic is several times as fast. Each row of x has
+its own scale s_r, so that a row gives the same result whatever else is in the batch: with one
+scale for all of it, a loud neighbour would round a quiet row to nothing.
+"""
+
+from typing import TypeVar
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int8
+from torch import Tensor, nn
+
+from regard.decode import native
+from regard.model.stack import Stack
+
+Model = TypeVar("Model", bound=nn.Module)
+
+COLUMNS, DEPTH = 64, 4
+"""Columns that the kernel computes together, and numbers that it multiplies in one instruction."""
+
+
+class Int8Linear(nn.Module):
+    """A linear layer with its weights rounded once, each row to its own scale."""
+
+    packed: Tensor
+    start: Tensor
+    scale: Tensor
+    bias: Tensor | None
+
+    def __init__(self, linear: nn.Linear):
+        super().__init__()
+        given = linear.weight.detach()
+        if given.device.type != "cpu" or given.dtype != torch.float32:
+            raise ValueError(
+                f"8-bit layers are made of float32 weights on the cpu, not of {given.dtype} on "
+                f"{given.device}; load the model with precision fp32 on the cpu first"
+            )
+        self.in_features, self.out_features = linear.in_features, linear.out_features
+        whole, scale = rounded(given)
+        self.native = native.library() is not None
+        # Activations are stored with 128 added, which their products are started without.
+        start = F.pad(-128 * whole.sum(1, dtype=torch.int32), (0, -len(whole) % COLUMNS))
+        self.register_buffer("packed", pack(whole) if self.native else whole.T, persistent=False)
+        self.register_buffer("start", start, persistent=False)
+        self.register_buffer("scale", scale, persistent=False)
+        bias = None if linear.bias is None else linear.bias.detach().clone()
+        self.register_buffer("bias", bias, persistent=False)
+
+    def forward(self, x: Float[Tensor, "*b D"]) -> Float[Tensor, "*b N"]:
+        if x.shape[-1] != self.in_features or x.dtype != torch.float32 or x.device.type != "cpu":
+            raise ValueError(
+                f"x of shape {tuple(x.shape)}, {x.dtype} on {x.device} must be "
+                f"{self.in_features} wide, float32 on the cpu, where 8-bit layers are"
+            )
+        rows = x.reshape(-1, self.in_features)
+        return self._product(rows.contiguous()).view(*x.shape[:-1], self.out_features)
+
+    def _product(self, x: Tensor) -> Tensor:
+        library = native.library() if self.native else None
+        if library is None:
+            whole, scale = rounded(x)
+            y = torch._int_mm(whole, self.packed).float() * (scale[:, None] * self.scale)
+            return y if self.bias is None else y + self.bias
+        y = x.new_empty(len(x), self.out_features)
+        threads = torch.get_num_threads()
+        library.linear(self.address(), x.data_ptr(), len(x), y.data_ptr(), threads)
+        return y
+
+    def address(self) -> native.Linear:
+        """What the kernels are told of this layer."""
+        tensors = map(native.address, (self.packed, self.start, self.scale, self.bias))
+        return native.Linear(self.in_features, self.out_features, *tensors)
+
+    def extra_repr(self) -> str:
+        return f"{self.in_features}, {self.out_features}, bias={self.bias is not None}"
+
+
+def rounded(x: Float[Tensor, "R D"]) -> tuple[Int8[Tensor, "R D"], Float[Tensor, "R"]]:
+    """Whole numbers from -127 to 127, and what a 1 stands for in each row."""
+    most = x.abs().amax(1)
+    by = torch.where(most > 0, 127 / most, 0.0)
+    return (x * by[:, None]).round().to(torch.int8), most / 127
+
+
+def pack(whole: Int8[Tensor, "N D"]) -> Int8[Tensor, "n d columns depth"]:
+    """As the kernel reads them: blocks of columns, and in each all of the depth."""
+    N, D = whole.shape
+    filled = F.pad(whole, (0, -D % DEPTH, 0, -N % COLUMNS))
+    blocks = filled.view(-1, COLUMNS, filled.shape[1] // DEPTH, DEPTH)
+    return blocks.transpose(1, 2).contiguous()
+
+
+def int8(model: Model) -> Model:
+    """The same model, in place, with 8-bit weights in its stacks and its output layer.
+
+    What it needs of memory is a quarter, for these. It is for use alone: it cannot be trained or
+    saved. Tables of token vectors stay as they are.
+    """
+    if model.training:
+        raise ValueError("8-bit layers cannot be trained; call model.eval() first")
+    for part in model.modules():
+        if isinstance(part, Stack):
+            _replace(part)
+    if isinstance(output := getattr(model, "output", None), nn.Linear):
+        model.output = Int8Linear(output)
+    return model
+
+
+def _replace(part: nn.Module) -> None:
+    for name, child in part.named_children():
+        if type(child) is nn.Linear:
+            setattr(part, name, Int8Linear(child))
+        else:
+            _replace(child)
