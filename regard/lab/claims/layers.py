@@ -650,7 +650,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     ),
     Experiment(
         101,
-        "heads-and-filters",
+        "heads-share-width",
         "handout",
         "The number of heads is like the number of filters of a convolution.",
         "Parameters are counted for 1 to 16 heads that share the width, for heads of a fixed "
