@@ -2,16 +2,19 @@
 
     order      does A come before B?            the same tokens, another order, another answer
     bag        are there more A than B?         the order does not matter
+    winner     who plays better?                the same words, another order, another answer
     distance   what was the first token?        asked at the end, so far away
+    number     what do some of the bits write?  several places, read at once
+    ones       how many of some bits are set?   the same places, another question
 
 Each is a function that makes a batch from (seed, step): the same pair gives the same batch. A model
 is whatever takes tokens (B, L) and gives logits (B, N): a `TextClassifier`, with or without
 positions, with few heads or many, with another layer in the place of attention.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 import numpy as np
 import torch
@@ -21,6 +24,12 @@ from torch import Tensor, nn
 
 FIRST, SECOND = 0, 1
 """The tokens A and B."""
+
+WORDS = ("plays", "better", ",", "not")
+"""What is said of two teams; their tokens come after the teams'."""
+
+PLACES = (1, 4, 6, 9)
+"""Where the bits stand that a question is about."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +42,8 @@ class Asked:
 
 Task: TypeAlias = Callable[[int, int], Asked]
 """From (seed, step) to a batch: `lambda seed, step: order(seed, step, length=20)`."""
+
+Model = TypeVar("Model", bound=nn.Module)
 
 
 def order(
@@ -78,6 +89,29 @@ def bag(
     return _asked(_noisy(tokens, noise, vocabulary, chance), (2 * ones > both).astype(np.int64))
 
 
+def winner(seed: int, step: int, *, batch: int = 64, teams: int = 5) -> Asked:
+    """Sentences that say which of two teams plays better; the answer is that team.
+
+    All sentences about two teams have the same words: whoever does not see their order can do no
+    more than choose one of the two.
+    """
+    if teams < 2:
+        raise ValueError(f"teams ({teams}) must be 2 or more")
+    chance = _chance(seed, step)
+    pairs = np.argsort(chance.random((batch, teams)), 1)[:, :2]
+    turned = chance.random(batch) < 0.5
+    said = [sentence(a, b, teams, turn) for (a, b), turn in zip(pairs.tolist(), turned.tolist())]
+    return _asked(np.array(said), pairs[:, 0])
+
+
+def sentence(better: int, worse: int, teams: int, turned: bool = False) -> list[int]:
+    """The tokens of "A plays better, not B", or, turned, of "not B, A plays better"."""
+    plays, well, comma, no = range(teams, teams + len(WORDS))
+    if turned:
+        return [no, worse, comma, better, plays, well]
+    return [better, plays, well, comma, no, worse]
+
+
 def distance(
     seed: int, step: int, *, batch: int = 64, gap: int = 20, classes: int = 5, vocabulary: int = 13
 ) -> Asked:
@@ -99,6 +133,29 @@ def distance(
     return _asked(tokens, labels)
 
 
+def number(
+    seed: int, step: int, *, batch: int = 64, length: int = 11, places: Sequence[int] = PLACES
+) -> Asked:
+    """Bits; the answer is the number that those at the given places write, the lowest first."""
+    bits, chosen = _bits(seed, step, batch, length, places)
+    return _asked(bits, chosen @ 2 ** np.arange(len(places)))
+
+
+def ones(
+    seed: int, step: int, *, batch: int = 64, length: int = 11, places: Sequence[int] = PLACES
+) -> Asked:
+    """Bits; the answer is how many of those at the given places are 1."""
+    bits, chosen = _bits(seed, step, batch, length, places)
+    return _asked(bits, chosen.sum(1))
+
+
+def fresh(make: Callable[[], Model], seed: int) -> Model:
+    """What `make` makes, with first weights that depend on the seed alone."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return make()
+
+
 def train(
     model: nn.Module,
     task: Task,
@@ -109,22 +166,43 @@ def train(
     seed: int = 0,
     judged: int = 20,
 ) -> float:
-    """Trains a model with Adam on batches 1, 2, …, and gives its accuracy on fresh ones."""
+    """Trains a model as `learn` does, and gives its accuracy on fresh batches."""
+    learn(model, task, steps, lr=lr, warmup=warmup, seed=seed)
+    return accuracy(model, task, range(steps + 1, steps + 1 + judged), seed)
+
+
+def learn(
+    model: nn.Module,
+    task: Task,
+    steps: int,
+    *,
+    lr: float = 3e-3,
+    warmup: int = 20,
+    seed: int = 0,
+    clip: float = 1.0,
+) -> list[float]:
+    """Trains a model with Adam on batches 1, 2, …, and gives each step's loss.
+
+    Gradients longer than `clip` are shortened to it; what is frozen stays as it is.
+    """
     device = next(model.parameters()).device
-    optimizer = torch.optim.Adam(model.parameters(), lr=lr, betas=(0.9, 0.98))
+    learned = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.Adam(learned, lr=lr, betas=(0.9, 0.98))
+    losses = []
     model.train()
     with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)  # dropout's
         for step in range(1, steps + 1):
-            torch.manual_seed(seed * 1_000_003 + step)  # dropout's
             asked = task(seed, step)
             loss = F.cross_entropy(model(asked.tokens.to(device)), asked.labels.to(device))
             optimizer.zero_grad()
             loss.backward()
-            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            nn.utils.clip_grad_norm_(learned, clip)
             for group in optimizer.param_groups:
                 group["lr"] = lr * min(1.0, step / max(1, warmup), 2 * (1 - (step - 1) / steps))
             optimizer.step()
-    return accuracy(model, task, range(steps + 1, steps + 1 + judged), seed)
+            losses.append(loss.item())
+    return losses
 
 
 @torch.no_grad()
@@ -141,6 +219,16 @@ def accuracy(model: nn.Module, task: Task, steps: range, seed: int = 0) -> float
 
 def _chance(seed: int, step: int) -> np.random.Generator:
     return np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed, step])))
+
+
+def _bits(
+    seed: int, step: int, batch: int, length: int, places: Sequence[int]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Random bits, and those of them that stand at the places."""
+    if not all(0 <= place < length for place in places):
+        raise ValueError(f"places {tuple(places)} must lie from 0 to {length - 1}")
+    bits = _chance(seed, step).integers(0, 2, (batch, length))
+    return bits, bits[:, list(places)]
 
 
 def _asked(tokens: np.ndarray, labels: np.ndarray) -> Asked:

@@ -1,0 +1,377 @@
+"""What a part of a model is worth: the same small model with it and without it, trained.
+
+Heads, normalisation and scale, on questions of `regard.task.probe`. As in `training`, each model
+is trained once for each seed, and a verdict asks that all of them agree, by a margin.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from regard import MultiHeadAttention
+from regard.lab.experiment import (
+    Curve,
+    Experiment,
+    Finding,
+    Plot,
+    Table,
+    by_seeds,
+    conditional,
+)
+from regard.model.baseline import Baseline
+from regard.model.block import PostNorm, PreNorm
+from regard.model.build import MakeAttention
+from regard.model.classifier import ClassifierConfig, TextClassifier
+from regard.task import probe
+from regard.task.probe import Task
+
+SEEDS = (0, 1, 2)
+SMALL = ClassifierConfig(2, 13, width=16, heads=2, feed_forward=32, layers=1, dropout=0.0)
+"""One block, which reads thirteen tokens and answers yes or no."""
+BITS = replace(SMALL, classes=16, vocabulary=2, pool="last")
+"""The same for questions about bits, answered where the last of them stands."""
+
+HEADS = (1, 2, 4, 8)
+DEPTHS = (2, 6)
+RATES = (3e-3, 1e-2)
+NOISES = (0.0, 0.5, 1.0, 2.0)
+
+
+def trained(
+    config: ClassifierConfig,
+    task: Task,
+    steps: int,
+    seed: int,
+    lr: float = 1e-2,
+    attention: MakeAttention | None = None,
+) -> tuple[TextClassifier, float]:
+    """A model that has learned, and the share of its right answers afterwards."""
+    model = probe.fresh(lambda: TextClassifier(config, attention=attention), seed)
+    return model, probe.train(model, task, steps, lr=lr, seed=seed)
+
+
+def scores(
+    config: ClassifierConfig,
+    task: Task,
+    steps: int,
+    lr: float = 1e-2,
+    attention: MakeAttention | None = None,
+) -> list[float]:
+    """The share of right answers of one trained model for each seed."""
+    return [trained(config, task, steps, seed, lr, attention)[1] for seed in SEEDS]
+
+
+def more(values: Sequence[float], others: Sequence[float]) -> list[float]:
+    """How much more, for each seed."""
+    return [value - other for value, other in zip(values, others, strict=True)]
+
+
+def mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+def by_seed(title: str, measured: Mapping[str, Sequence[float]]) -> Table:
+    head = ("", *(f"seed {seed}" for seed in SEEDS))
+    return Table(title, head, tuple((name, *values) for name, values in measured.items()))
+
+
+def heads_at_once() -> Finding:
+    several: Task = probe.number
+    single: Task = partial(probe.number, places=(4,))
+    first, last = HEADS[0], HEADS[-1]
+    many = {heads: scores(replace(BITS, heads=heads), several, 150, 2e-2) for heads in HEADS}
+    one = {heads: scores(replace(BITS, heads=heads), single, 100, 2e-2) for heads in (first, last)}
+    parameters = [_parameters(replace(BITS, heads=heads)) for heads in HEADS]
+    return Finding(
+        conditional(
+            inside=min(more(many[last], many[first])) > 0.2,
+            outside=min(more(one[last], one[first])) > 0.2,
+        ),
+        {
+            "parameters": parameters,
+            **{f"four places, {heads} heads": values for heads, values in many.items()},
+            **{f"one place, {heads} heads": values for heads, values in one.items()},
+        },
+        tables=(
+            by_seed("The bits at four places", {f"{n} heads": v for n, v in many.items()}),
+            by_seed("The bit at one place", {f"{n} heads": v for n, v in one.items()}),
+        ),
+        plots=(
+            Plot(
+                "Reading four places at once",
+                "heads",
+                "right answers",
+                tuple(
+                    Curve(f"seed {seed}", list(map(float, HEADS)), [many[h][n] for h in HEADS])
+                    for n, seed in enumerate(SEEDS)
+                ),
+                log_x=True,
+            ),
+        ),
+    )
+
+
+def heads_and_noise() -> Finding:
+    tasks: dict[str, tuple[ClassifierConfig, Task]] = {
+        "order": (SMALL, partial(probe.order, batch=32, length=8)),
+        "bag": (SMALL, partial(probe.bag, batch=32, length=8)),
+        "distance": (replace(SMALL, classes=5), partial(probe.distance, batch=32, gap=8)),
+    }
+    kept: dict[tuple[str, int], list[list[float]]] = {}
+    for name, (config, task) in tasks.items():
+        for heads in (1, 4):
+            models = (trained(replace(config, heads=heads), task, 100, s)[0] for s in SEEDS)
+            kept[name, heads] = [
+                [_under_noise(model, task, noise, seed) for noise in NOISES]
+                for seed, model in zip(SEEDS, models)
+            ]
+    noisy = {key: [mean(row[1:]) for row in rows] for key, rows in kept.items()}
+    gained = {name: more(noisy[name, 4], noisy[name, 1]) for name in tasks}
+    return Finding(
+        by_seeds([gain for gains in gained.values() for gain in gains], margin=0.05),
+        {
+            **{f"{name}, {heads} heads, under noise": v for (name, heads), v in noisy.items()},
+            **{f"{name}, gained by four heads": v for name, v in gained.items()},
+        },
+        tables=(
+            Table(
+                "Share of right answers, mean of three seeds",
+                ("question", "heads", *(f"noise {noise:g}" for noise in NOISES)),
+                tuple(
+                    (name, heads, *(mean(column) for column in zip(*rows)))
+                    for (name, heads), rows in kept.items()
+                ),
+            ),
+            by_seed("What four heads gain under noise", gained),
+        ),
+    )
+
+
+def _under_noise(model: TextClassifier, task: Task, noise: float, seed: int) -> float:
+    """The share of right answers where every token's vector is off by normal noise."""
+    chance = torch.Generator().manual_seed(seed)
+
+    def spoil(module: nn.Module, given: object, x: Tensor) -> Tensor:
+        return x + noise * torch.randn(x.shape, generator=chance)
+
+    hook = model.tokens.register_forward_hook(spoil)
+    right = probe.accuracy(model, task, range(1000, 1020), seed)
+    hook.remove()
+    return right
+
+
+def layer_norm() -> Finding:
+    task: Task = partial(probe.order, batch=32, length=8)
+
+    def losses(layers: int, norms: bool, rate: float) -> list[float]:
+        """At the end; nothing else steadies the training, neither a warm-up nor clipping."""
+        found = []
+        for seed in SEEDS:
+            config = replace(SMALL, layers=layers, norm="pre")
+            model = probe.fresh(lambda config=config: TextClassifier(config), seed)
+            if not norms:
+                _remove_norms(model)
+            learned = probe.learn(model, task, 60, lr=rate, warmup=0, clip=math.inf, seed=seed)
+            found.append(mean(learned[-10:]))
+        return found
+
+    measured = {
+        (layers, norms): [losses(layers, norms, rate) for rate in RATES]
+        for layers in DEPTHS
+        for norms in (True, False)
+    }
+    # Each at the rate that suits it best.
+    best = {which: min(found, key=max) for which, found in measured.items()}
+    shallow, deep = (more(best[layers, False], best[layers, True]) for layers in DEPTHS)
+    names = {True: "with LayerNorm", False: "without"}
+    return Finding(
+        conditional(inside=min(deep) > 0.1, outside=min(shallow) > 0.1),
+        {
+            "learning rates": RATES,
+            **{f"loss, {layers} blocks {names[n]}": v for (layers, n), v in measured.items()},
+        },
+        tables=(
+            Table(
+                "Loss after 60 steps, mean of three seeds; a guess costs 0.69",
+                ("blocks", "learning rate", *names.values()),
+                tuple(
+                    (layers, rate, *(mean(measured[layers, norms][n]) for norms in names))
+                    for layers in DEPTHS
+                    for n, rate in enumerate(RATES)
+                ),
+            ),
+        ),
+    )
+
+
+def _remove_norms(model: nn.Module) -> None:
+    for module in model.modules():
+        if isinstance(module, PreNorm | PostNorm):
+            module.norm = nn.Identity()  # type: ignore[assignment]
+
+
+def scale_and_training() -> Finding:
+    width = 64
+    config = replace(SMALL, width=width, heads=1, feed_forward=width, pool="last")
+    task: Task = partial(probe.order, batch=32, length=8)
+
+    def learned(key_width: int, beta: float | None) -> list[float]:
+        def attention(position: object) -> nn.Module:
+            return MultiHeadAttention(width, 1, key_width=key_width, value_width=width, beta=beta)
+
+        return scores(config, task, 100, 3e-3, attention)
+
+    narrow, wide = 4, width
+    measured = {
+        f"key width {key_width}, {name}": learned(key_width, beta)
+        for key_width in (narrow, wide)
+        for name, beta in (("scaled", None), ("unscaled", 1.0))
+    }
+    gained = {
+        key_width: more(
+            measured[f"key width {key_width}, scaled"], measured[f"key width {key_width}, unscaled"]
+        )
+        for key_width in (narrow, wide)
+    }
+    return Finding(
+        conditional(inside=min(gained[wide]) > 0.1, outside=min(gained[narrow]) > 0.1),
+        measured,
+        tables=(by_seed("Share of right answers after 100 steps", measured),),
+    )
+
+
+class Filters(Baseline):
+    """A convolution with fewer filters than the width, and a linear map back to it."""
+
+    def __init__(self, width: int, filters: int, kernel: int):
+        super().__init__(width)
+        self.convolution = nn.Conv1d(width, filters, kernel, padding=kernel // 2)
+        self.output = nn.Linear(filters, width)
+
+    def mix(
+        self, x: Float[Tensor, "B L D"], causal: bool, lengths: Int[Tensor, " B"] | None
+    ) -> Float[Tensor, "B L D"]:
+        return self.output(self.convolution(x.transpose(1, 2)).transpose(1, 2))
+
+
+def heads_and_filters() -> Finding:
+    numbers = (1, 4, 8)
+    width, reach = BITS.width, 21  # from the last of eleven bits to the first
+
+    def filters(n: int) -> MakeAttention:
+        return lambda position: Filters(width, n, reach)
+
+    task: Task = probe.number
+    heads = {n: scores(replace(BITS, heads=n), task, 150, 2e-2) for n in numbers}
+    taps = {n: scores(BITS, task, 150, 2e-2, filters(n)) for n in numbers}
+    sizes = {
+        "heads": [_parameters(replace(BITS, heads=n)) for n in numbers],
+        "filters": [_parameters(BITS, filters(n)) for n in numbers],
+    }
+    first, last = numbers[0], numbers[-1]
+    # More of either is worth something, and nowhere a loss; does it also cost something?
+    worth = [a + b for a, b in zip(*(more(of[last], of[first]) for of in (heads, taps)))]
+    lost = min(more(heads[last], heads[first]) + more(taps[last], taps[first])) < -0.05
+    grown = all(found[0] < found[-1] for found in sizes.values())
+    return Finding(
+        conditional(inside=min(worth) > 0.2 and not lost, outside=grown),
+        {
+            **{f"accuracy, {n} heads": values for n, values in heads.items()},
+            **{f"accuracy, {n} filters": values for n, values in taps.items()},
+            **{f"parameters with {numbers} {name}": found for name, found in sizes.items()},
+        },
+        tables=(
+            Table(
+                "Four bits read at once, mean of three seeds",
+                ("how many", "as heads", "parameters", "as filters", "parameters"),
+                tuple(
+                    (n, mean(heads[n]), sizes["heads"][k], mean(taps[n]), sizes["filters"][k])
+                    for k, n in enumerate(numbers)
+                ),
+            ),
+        ),
+    )
+
+
+def _parameters(config: ClassifierConfig, attention: MakeAttention | None = None) -> int:
+    with torch.device("meta"):
+        model = TextClassifier(config, attention=attention)
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+EXPERIMENTS: tuple[Experiment, ...] = (
+    Experiment(
+        item=60,
+        name="heads-at-once",
+        source="homework",
+        taught="Several heads give richer representations than one.",
+        method="One block of the same width, and so of the same number of parameters, with 1 to 8 "
+        "heads learns to read the bits at four places of a row at once, and at one place.",
+        correct="Where several places must be told apart at once, several heads learn it and one "
+        "does not, since it can only give a mean of what it reads. Where one place suffices, one "
+        "head is as good.",
+        run=heads_at_once,
+        equations=(
+            r"\mathrm{head}_h = \mathrm{softmax}\left(\beta\, Q_h K_h^\top\right) V_h",
+            r"\left[\mathrm{head}_1;\dots;\mathrm{head}_H\right] W_O",
+        ),
+        trained=True,
+    ),
+    Experiment(
+        item=61,
+        name="heads-and-noise",
+        source="homework",
+        taught="Several heads make attention less sensitive to noise.",
+        method="Models with one head and with four learn three questions from clean tokens, and "
+        "answer them with normal noise added to every token's vector. Compared is the share of "
+        "right answers under noise, for each question and each seed.",
+        correct="Nothing of the kind follows from the number of heads alone: what four heads gain "
+        "or lose under noise differs from question to question and from seed to seed.",
+        run=heads_and_noise,
+        trained=True,
+    ),
+    Experiment(
+        item=65,
+        name="layer-norm",
+        source="homework",
+        taught="LayerNorm stabilises and speeds up training.",
+        method="Two blocks and six learn which of two tokens comes first, with a LayerNorm before "
+        "each sublayer and with none, at two learning rates, without warm-up or clipping.",
+        correct="A stack of six blocks learns at these rates with LayerNorm and does not without. "
+        "Two blocks need none to learn as fast.",
+        run=layer_norm,
+        equations=(r"x + \mathrm{Sublayer}(\mathrm{LayerNorm}(x))",),
+        trained=True,
+    ),
+    Experiment(
+        item=100,
+        name="scale-and-training",
+        source="handout",
+        taught="Scaling the scores is optional, but helps training.",
+        method="One block with one head learns which of two tokens comes first, with β = 1/√K and "
+        "with β = 1, for narrow keys and for wide ones.",
+        correct="For wide keys, whose products are large, training without the scale falls behind. "
+        "For narrow keys it hardly matters.",
+        run=scale_and_training,
+        equations=(r"\mathrm{softmax}\left(\frac{Q K^\top}{\sqrt{K}}\right) V",),
+        trained=True,
+    ),
+    Experiment(
+        item=101,
+        name="heads-and-filters",
+        source="handout",
+        taught="The number of heads is like the number of a convolution's filters.",
+        method="One block reads the bits at four places at once, either with 1 to 8 heads or with "
+        "a convolution of 1 to 8 filters over the whole row. Parameters are counted beside it.",
+        correct="More of either tells more apart. But more filters are more parameters, while "
+        "heads divide a width that stays; and a filter has fixed weights of any sign, so that one "
+        "can do what one head, which gives a mean, cannot.",
+        run=heads_and_filters,
+        trained=True,
+    ),
+)
