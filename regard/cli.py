@@ -65,6 +65,12 @@ def _attend(options: argparse.Namespace) -> None:
     attend(options.words)
 
 
+def _cost(options: argparse.Namespace) -> None:
+    from regard.lab.cost_command import cost
+
+    cost(options.words)
+
+
 def _lab(options: argparse.Namespace) -> int:
     from regard.lab.command import lab
 
@@ -97,8 +103,9 @@ def _import(options: argparse.Namespace) -> None:
 
 def _export(options: argparse.Namespace) -> None:
     from regard import checkpoint, interop
+    from regard.task.load import model_folder
 
-    saved = checkpoint.load(options.folder)
+    saved = checkpoint.load(model_folder(options.folder))
     interop.write(saved.model, options.out, options.to, files=saved.files, task=saved.task)
     print(f"{options.out}: a {options.to} model for transformers")
 
@@ -134,6 +141,7 @@ def _parser() -> argparse.ArgumentParser:
         ("generate", _use, "go on with a text"),
         ("label", _use, "say which class a text is in"),
         ("attend", _attend, "work out attention by hand, step by step"),
+        ("cost", _cost, "count what a layer or a model costs, beside the formula"),
     ):
         command = commands.add_parser(name, help=about, add_help=False, prefix_chars="\0")
         command.add_argument("words", nargs=argparse.REMAINDER)
@@ -170,7 +178,7 @@ def _parser() -> argparse.ArgumentParser:
         description="Turns a Regard folder into one that another library opens, with the same "
         "results, or says why that library has no such model.",
     )
-    export.add_argument("folder", help="the Regard folder to read")
+    export.add_argument("folder", help="the Regard folder to read, a model's or a run's")
     export.add_argument("out", help="the folder to write, which must be new")
     export.add_argument("--to", required=True, choices=["marian", "vit"], help="the format")
     export.set_defaults(run=_export)

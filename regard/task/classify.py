@@ -20,6 +20,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from regard import checkpoint
+from regard.config import from_json
 from regard.data import image
 from regard.data.batch import LabelBatch, image_batch, plan
 from regard.data.image import Augmentation, Images
@@ -182,19 +183,8 @@ class Classify:
             losses = mixed.weight * losses + (1 - mixed.weight) * entropy(target=mixed.others)
         return losses.sum(), len(labels)
 
-    @torch.no_grad()
     def evaluate(self, model: nn.Module) -> dict[str, float]:
-        device = next(model.parameters()).device
-        right = torch.zeros((), device=device, dtype=torch.float64)
-        loss = torch.zeros_like(right)
-        for begin in range(0, len(self.validation), 256):
-            some = np.arange(begin, min(begin + 256, len(self.validation)))
-            batch = _batch(self.validation, some).to(device)
-            logits = model(self.preparation.normalized(batch.inputs)).float()
-            right += (logits.argmax(-1) == batch.labels).sum()
-            loss += F.cross_entropy(logits, batch.labels, reduction="sum")
-        count = len(self.validation)
-        return {"accuracy": float(right) / count, "validation_loss": float(loss) / count}
+        return measure(model, self.validation, self.preparation)
 
     def files(self) -> dict[str, bytes | Path]:
         return {}
@@ -235,6 +225,49 @@ def build(config: Config, run: Path | None = None, progress: Progress | None = N
     model = _fitted(model, task, train, config)
     preparation = Preparation.of({**task, "size": size}, every.shape[0], config.start)
     return Classify(model, train, validation, preparation, config)
+
+
+@torch.no_grad()
+def measure(model: nn.Module, images: Images, preparation: Preparation) -> dict[str, float]:
+    """The share of images whose class is the model's first choice, and the mean loss."""
+    device = next(model.parameters()).device
+    right = torch.zeros((), device=device, dtype=torch.float64)
+    loss = torch.zeros_like(right)
+    for begin in range(0, len(images), 256):
+        some = np.arange(begin, min(begin + 256, len(images)))
+        batch = _batch(images, some).to(device)
+        logits = model(preparation.normalized(batch.inputs)).float()
+        right += (logits.argmax(-1) == batch.labels).sum()
+        loss += F.cross_entropy(logits, batch.labels, reduction="sum")
+    return {"accuracy": float(right) / len(images), "validation_loss": float(loss) / len(images)}
+
+
+def evaluate(
+    folder: str | Path,
+    *,
+    images: str | None = None,
+    labels: str | None = None,
+    device: str = "cpu",
+    progress: Progress | None = None,
+) -> dict[str, float]:
+    """How well a model, or a run's, classifies these images; by default those it held out."""
+    saved = checkpoint.load(model_folder(folder), device=device)
+    classifier = Classifier(saved)
+    said = (saved.task or {}).get("config")
+    if images is None and said is None:
+        raise ValueError(
+            f"{folder} does not say what it was trained on; name images to score it on"
+        )
+    config = Config() if said is None else from_json(Config, said, str(folder), "task.config")
+    preparation = classifier.preparation
+    if images is None:
+        held = build(config, None, progress).validation
+    else:
+        C, size = _channels(preparation.channels), preparation.size
+        form = Images(np.empty((0, C, *size), np.uint8), classes=tuple(classifier.labels))
+        how = Decoding(size, C, config.fit, config.background)
+        held = _read(config, how, images, labels, form, progress)
+    return measure(classifier.model, held, preparation)
 
 
 def _batch(images: Images, indices: np.ndarray) -> LabelBatch:

@@ -13,14 +13,15 @@ import json
 import re
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Literal, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from regard import checkpoint
 from regard.config import from_json
 from regard.task.load import model_folder, run_config
+from regard.task.settings import Preset, check_preset
 from regard.train.display import duration
 
 Settings = TypeVar("Settings")
@@ -107,15 +108,14 @@ def _next(name: str, run: Path) -> list[str]:
     return [f"try: regard evaluate {run}"]
 
 
-def _size(words: list[str]) -> Literal["tiny", "base", "big"]:
+def _size(words: list[str]) -> Preset:
     """Takes --size out: it decides what all other settings begin with."""
     for n, word in enumerate(words):
         if word == "--size" or word.startswith("--size="):
             value = word.partition("=")[2] or "".join(words[n + 1 : n + 2])
             del words[n : n + (1 if "=" in word else 2)]
-            if value not in ("tiny", "base", "big"):
-                raise ValueError(f"size ({value!r}) is unknown; choose from tiny, base, big")
-            return cast(Literal["tiny", "base", "big"], value)
+            check_preset(value)
+            return cast(Preset, value)
     return "tiny"
 
 
@@ -124,7 +124,7 @@ def _size(words: list[str]) -> Literal["tiny", "base", "big"]:
 
 @dataclass(frozen=True)
 class Evaluate:
-    """Scores of a trained model: on what it was validated on, or on files of one's own."""
+    """Scores of a trained model: on what it was validated on, or on data of one's own."""
 
     source: tuple[str, ...] = ()
     """Translation: files to translate."""
@@ -132,60 +132,67 @@ class Evaluate:
     """Translation: what they should become."""
     pairs: tuple[str, ...] = ()
     """Translation: instead, files with tabs that hold both."""
-    columns: tuple[int, int] = (0, 1)
-    """Translation: which columns of those files, counted from 0, are source and target."""
+    columns: tuple[int, int] | None = None
+    """Translation: which columns of those files, counted from 0, are source and target; labels:
+    which are label and text."""
+    texts: tuple[str, ...] = ()
+    """Language models: files of text. Labels: files with a label and a text in each line."""
+    images: str | None = None
+    """Images: a folder, or an archive, as train takes it."""
+    labels: str | None = None
+    """Images in classes: the labels of an idx file."""
+    captions: str | None = None
+    """Images to read: the file of their texts."""
+    count: int | None = None
+    """Dates: how many to write."""
     beams: int | None = None
-    """Hypotheses that stay open; by default as the model was trained to be used."""
+    """Translation, reading: hypotheses that stay open; by default as the model was trained for."""
     device: str = "cpu"
     """Where to compute: cpu or cuda."""
     json: bool = False
     """Print one JSON object, for programs."""
 
 
+EVALUATED = {
+    "translate": ("source", "target", "pairs", "columns", "beams"),
+    "dates": ("count",),
+    "classify": ("images", "labels"),
+    "read": ("images", "captions", "beams"),
+    "language": ("texts",),
+    "label": ("texts", "columns"),
+}
+"""What of `Evaluate` each task has a use for; its `evaluate` has arguments of the same names."""
+
+
 def evaluate(words: Sequence[str]) -> None:
     """`regard evaluate RUN …`."""
-    name = "regard evaluate RUN"
-    folder, rest = (
-        (words[0], words[1:]) if words and not words[0].startswith("-") else (None, words)
-    )
-    options = parse(Evaluate, Evaluate(), rest, name)
-    if folder is None:
-        raise ValueError(f"evaluate needs a run's or a model's folder: {name}")
-    scores, notes = _scores(Path(folder), options)
+    folder, options = with_folder("evaluate", Evaluate, Evaluate(), words)
+    scores, notes = _scores(folder, options)
     if options.json:
-        print(json.dumps({"folder": folder, "scores": scores, "notes": notes}, ensure_ascii=False))
+        said = {"folder": str(folder), "scores": scores, "notes": notes}
+        print(json.dumps(said, ensure_ascii=False))
         return
     for score, value in scores.items():
         print(f"{score} {value:.4g}" + (f"  {notes[score]}" if score in notes else ""))
 
 
 def _scores(folder: Path, options: Evaluate) -> tuple[dict[str, float], dict[str, str]]:
-    saved = checkpoint.load(model_folder(folder), device=options.device)
+    """The scores, and what is to be said of some: sacrebleu's signatures."""
+    saved = checkpoint.load(model_folder(folder), verify=False)
     name = (saved.task or {}).get("name")
-    if name == "translate":
-        from regard.task import translate
-
-        found = translate.evaluate(
-            folder,
-            source=options.source,
-            target=options.target,
-            pairs=options.pairs,
-            columns=options.columns,
-            beams=options.beams,
-            device=options.device,
-            progress=Progress(),
-        )
-        return found.scores, found.signatures
-    if options.source or options.target or options.pairs:
-        raise ValueError(f"{folder} is for {name!r}; files are for translation alone")
-    if run_config(folder) is None:
-        raise ValueError(
-            f"{folder} is a model without its run, which would say what to score it on"
-        )
-    _, config = repeated(folder)
-    config = replace(config, training=replace(config.training, device=options.device))
-    task = module(str(name)).build(config, folder, Progress())
-    return task.evaluate(saved.model), {}
+    if name not in EVALUATED:
+        raise ValueError(f"{folder} is for {name!r}; known are {', '.join(EVALUATED)}")
+    ours = {"device", "json", *EVALUATED[name]}
+    for field in fields(Evaluate):
+        if field.name not in ours and getattr(options, field.name) != field.default:
+            raise ValueError(
+                f"{folder} is for {name!r}, which has no use for --{field.name}; it takes "
+                + ", ".join(f"--{other}" for other in EVALUATED[name])
+            )
+    given = {key: getattr(options, key) for key in EVALUATED[name]}
+    chosen = {key: value for key, value in given.items() if value not in (None, ())}
+    found = module(name).evaluate(folder, **chosen, device=options.device, progress=Progress())
+    return (found.scores, found.signatures) if name == "translate" else (found, {})
 
 
 # Words
@@ -234,6 +241,18 @@ def module(name: str) -> ModuleType:
 
             return label
     raise ValueError(f"task ({name!r}) is unknown; choose from {', '.join(TASKS)}")
+
+
+def with_folder(
+    name: str, kind: type[Settings], default: Settings, words: Sequence[str]
+) -> tuple[Path, Settings]:
+    """The folder that comes first, and what the flags say; `--help` needs no folder."""
+    folder = words[0] if words and not words[0].startswith("-") else None
+    rest = words if folder is None else words[1:]
+    options = parse(kind, default, rest, f"regard {name} RUN")
+    if folder is None:
+        raise ValueError(f"{name} needs a run's or a model's folder: regard {name} RUN")
+    return Path(folder), options
 
 
 def parse(kind: type[Settings], default: Settings, words: Sequence[str], name: str) -> Settings:

@@ -184,6 +184,11 @@ def alphabet(languages: Sequence[str]) -> list[str]:
     return [*texts, *(text.lower() for text in texts), "0123456789-"]
 
 
+def spoken(languages: Sequence[str]) -> int:
+    """How many languages there are among locales: en and en_GB are one."""
+    return len({name.partition("_")[0] for name in languages})
+
+
 def check(languages: Sequence[str]) -> None:
     """Refuse languages that babel does not know, all at once."""
     from babel.localedata import exists
@@ -209,11 +214,11 @@ def build(config: Config, run: Path | None = None, progress: Progress | None = N
     seed = config.training.seed
     tokenizer = Tokenizer.characters(alphabet(config.languages))
     if progress:
-        progress(f"dates in {len(config.languages)} languages", 0.0)
+        progress(f"dates in {spoken(config.languages)} languages", 0.0)
     dates = write(seen, config.languages, config.examples, seed)
     judged = write(held, config.languages, config.judged, seed)
     if progress:
-        progress(f"dates in {len(config.languages)} languages", 1.0)
+        progress(f"dates in {spoken(config.languages)} languages", 1.0)
     return Dates(config, tokenizer, dates, judged)
 
 
@@ -242,7 +247,11 @@ def _pairs(dates: Sequence[Date]) -> list[Pair]:
 
 
 def evaluate(
-    folder: str | Path, *, count: int | None = None, device: str = "cpu"
+    folder: str | Path,
+    *,
+    count: int | None = None,
+    device: str = "cpu",
+    progress: Progress | None = None,
 ) -> dict[str, float]:
     """How many held-out dates a model, or a run's, translates rightly."""
     saved = checkpoint.load(model_folder(folder), device=device)
@@ -251,5 +260,9 @@ def evaluate(
     config = Config() if said is None else from_json(Config, said, str(folder), "task.config")
     _, held = days(config.first, config.last)
     dates = write(held, config.languages, count or config.judged, config.training.seed)
-    written = translator.translate([date.text for date in dates], batch=256)
+    written = []
+    for text in translator.stream((date.text for date in dates), batch=256):
+        written.append(text)
+        if progress:
+            progress("dates", len(written) / len(dates))
     return exact(written, [date.iso for date in dates])

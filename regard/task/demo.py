@@ -13,9 +13,13 @@ import torch
 from jaxtyping import Float, UInt8
 from torch import Tensor
 
+from regard.checkpoint import CONFIG
+from regard.config import from_json, loads
 from regard.look.plot import grid
 from regard.task.command import carry_out
 from regard.task.load import model_folder, run_config
+from regard.train.config import TrainingConfig
+from regard.train.state import NUMBERS, State
 
 SHOWN = ("en", "de", "fr", "es", "ru", "el", "tr", "ja", "ko", "hi", "th", "vi")
 """Languages of which a date is shown; two of them with their attention."""
@@ -32,8 +36,13 @@ def demo(name: str, run: Path) -> None:
 
 
 def finished(run: Path) -> bool:
-    """Whether a run came to its end, of which its report tells."""
-    return run_config(run) is not None and (run / "report.md").is_file()
+    """Whether a run has made all its steps."""
+    said, last = run_config(run), run / "last" / NUMBERS
+    if said is None or not last.is_file():
+        return False
+    steps = from_json(TrainingConfig, said["training"], str(run / CONFIG), "training").steps
+    done = from_json(State, loads(last.read_bytes(), str(last)), str(last)).step
+    return steps is not None and done >= steps
 
 
 # Dates
@@ -46,9 +55,9 @@ def dates(run: Path) -> None:
 
     config = task.preset("tiny")
     print(
-        f"A Transformer learns to read dates in {len(config.languages)} languages and to write "
-        "them as ISO 8601,\ncharacter by character. One day in ten is held out: it is never seen "
-        "in any language.\n"
+        f"A Transformer learns to read dates in {task.spoken(config.languages)} languages and to "
+        "write them as ISO 8601,\ncharacter by character. One day in ten is held out: it is never "
+        "seen in any language.\n"
     )
     if not finished(run):
         carry_out("dates", config, run)

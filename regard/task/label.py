@@ -336,6 +336,7 @@ def evaluate(
     texts: Sequence[str] = (),
     columns: tuple[int, int] | None = None,
     device: str = "cpu",
+    progress: Progress | None = None,
 ) -> dict[str, float]:
     """How many of these texts a model, or a run's, labels rightly; by default all held out."""
     saved = checkpoint.load(model_folder(folder), device=device)
@@ -346,6 +347,8 @@ def evaluate(
     rows, _ = read(named or config.texts, columns or config.columns)
     held = rows if named else _split(rows, config.held_out)[1]
     read_as = Texts(held, labeler.labels, labeler.tokenizer, labeler.longest)
+    if progress:
+        progress("tokens", 1.0)
     return measure(labeler.model, read_as, config.training.batch)
 
 

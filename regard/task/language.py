@@ -393,7 +393,7 @@ def measure(
 def evaluate(
     folder: str | Path,
     *,
-    text: Sequence[str] = (),
+    texts: Sequence[str] = (),
     device: str = "cpu",
     progress: Progress | None = None,
 ) -> dict[str, float]:
@@ -405,7 +405,7 @@ def evaluate(
         raise ValueError(f"{folder} does not say how its text is read; train it with regard")
     config = from_json(Config, said, str(folder), "task.config")
     tokenizer = generator.tokenizer
-    named = tuple(text) or config.valid
+    named = tuple(texts) or config.valid
     read = _stored(config, _text(named or config.text, config.examples), tokenizer, progress)
     if named:
         held = _windows(config, read, np.arange(len(read)), tokenizer.end)

@@ -20,7 +20,7 @@ from jaxtyping import Float, Integer, UInt8
 from torch import Tensor, nn
 
 from regard import checkpoint
-from regard.config import to_json
+from regard.config import from_json, to_json
 from regard.data import image
 from regard.data.batch import Batch, image_text_batch, plan
 from regard.data.image import Augmentation, Images
@@ -237,12 +237,7 @@ class Read:
         return [self.train.number(batch, epoch) for batch in batches]
 
     def batch(self, indices: np.ndarray, step: int) -> Batch:
-        return self._batch(self.train, indices)
-
-    def _batch(self, examples: Examples, numbers: np.ndarray) -> Batch:
-        ids = self.tokenizer.encode_batch(examples.texts(numbers))
-        pixels = torch.from_numpy(examples.images(numbers))
-        return image_text_batch(pixels, ids, self.how.start, self.how.end)
+        return _batch(self.train, indices, self.tokenizer, self.how)
 
     def loss(self, batch: Batch) -> tuple[Tensor, int]:
         training = self.config.training
@@ -254,27 +249,10 @@ class Read:
         assert isinstance(self.model, Transformer)
         return _loss(self.model, x, batch, training.smoothing), batch.tokens
 
-    @torch.no_grad()
     def evaluate(self, model: nn.Module) -> dict[str, float]:
-        """How well held-out images are read by greedy search, and the perplexity of their texts."""
         assert isinstance(model, Transformer)
         greedy = replace(self.how, beams=1)
-        device = model.output.weight.device
-        written, wanted, total, count = [], [], 0.0, 0
-        numbers = np.arange(self.validation.count)
-        for begin in range(0, len(numbers), 128):
-            some = numbers[begin : begin + 128]
-            batch = self._batch(self.validation, some).to(device)
-            x = self.preparation.normalized(batch.source)
-            written += _written(model, self.tokenizer, x, greedy)
-            wanted += self.validation.texts(some)
-            total += float(_loss(model, x, batch, 0.0))
-            count += batch.tokens
-        return {
-            **exact(written, wanted),
-            "characters_right": characters_right(written, wanted),
-            "perplexity": math.exp(min(total / count, 700.0)),
-        }
+        return measure(model, self.tokenizer, self.validation, self.preparation, greedy)
 
     def files(self) -> dict[str, bytes | Path]:
         return dict(files(self.tokenizer, self.tokenizer))
@@ -286,6 +264,67 @@ class Read:
             **self.preparation.section(),
             **to_json(self.how),
         }
+
+
+def _batch(examples: Examples, numbers: np.ndarray, tokenizer: AnyTokenizer, how: Search) -> Batch:
+    ids = tokenizer.encode_batch(examples.texts(numbers))
+    return image_text_batch(torch.from_numpy(examples.images(numbers)), ids, how.start, how.end)
+
+
+@torch.no_grad()
+def measure(
+    model: Transformer,
+    tokenizer: AnyTokenizer,
+    examples: Examples,
+    preparation: Preparation,
+    how: Search,
+) -> dict[str, float]:
+    """How well images are read, and the perplexity of their texts."""
+    device = model.output.weight.device
+    written, wanted, total, count = [], [], 0.0, 0
+    numbers = np.arange(examples.count)
+    for begin in range(0, len(numbers), 128):
+        some = numbers[begin : begin + 128]
+        batch = _batch(examples, some, tokenizer, how).to(device)
+        x = preparation.normalized(batch.source)
+        written += _written(model, tokenizer, x, how)
+        wanted += examples.texts(some)
+        total += float(_loss(model, x, batch, 0.0))
+        count += batch.tokens
+    return {
+        **exact(written, wanted),
+        "characters_right": characters_right(written, wanted),
+        "perplexity": math.exp(min(total / count, 700.0)),
+    }
+
+
+def evaluate(
+    folder: str | Path,
+    *,
+    images: str | None = None,
+    captions: str | None = None,
+    beams: int | None = None,
+    device: str = "cpu",
+    progress: Progress | None = None,
+) -> dict[str, float]:
+    """How well a model, or a run's, reads these images; by default those it held out."""
+    saved = checkpoint.load(model_folder(folder), device=device)
+    reader = Reader(saved)
+    said = (saved.task or {}).get("config")
+    if (images is None) != (captions is None):
+        raise ValueError(f"images ({images}) and captions ({captions}) go together; name both")
+    if images is None and said is None:
+        raise ValueError(
+            f"{folder} does not say what it was trained on; name images to score it on"
+        )
+    config = Config() if said is None else from_json(Config, said, str(folder), "task.config")
+    if images is None:
+        held = build(config, None, progress).validation
+    else:
+        how = _decoding(replace(config, pixels=None), reader)
+        held = Captioned(_captioned(images, captions, how, config, progress))
+    search_by = reader.how if beams is None else replace(reader.how, beams=beams)
+    return measure(reader.model, reader.tokenizer, held, reader.preparation, search_by)
 
 
 def _loss(model: Transformer, x: Tensor, batch: Batch, smoothing: float) -> Tensor:

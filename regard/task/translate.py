@@ -180,10 +180,10 @@ def build(
         tokenizers = None
 
     given = _valid(config)
-    kept = None if run is None else run / HELD_OUT
+    split_off = None if run is None else run / HELD_OUT
     held: list[Pair] | None = None
-    if given is None and begun and kept is not None and kept.is_file():
-        held = _read_pairs(kept)
+    if given is None and begun and split_off is not None and split_off.is_file():
+        held = _read_pairs(split_off)
     reader = _Reader(text, progress)
     if tokenizers is None:
         # The one pass that a tokenizer is learned from splits off as well.
@@ -212,8 +212,8 @@ def build(
     else:
         assert held is not None
         indices = _others(examples, held, tokenizers[0])
-        if kept is not None and not begun:
-            _write_pairs(kept, held)
+        if split_off is not None and not begun:
+            _write_pairs(split_off, held)
     if not len(indices) or not held:
         raise ValueError(
             f"{', '.join(map(str, text.paths))}: {len(examples)} usable pairs are too few to train "

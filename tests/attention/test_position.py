@@ -774,6 +774,7 @@ def test_wrong_input_is_named(call: Callable[[], object], message: str) -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 @pytest.mark.usefixtures("unchecked")
 def test_nothing_waits_for_the_device() -> None:
     at = torch.tensor(31, device="cuda")
@@ -787,8 +788,8 @@ def test_nothing_waits_for_the_device() -> None:
     ]
     modules = [module.cuda() for module in modules]
     torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
     try:
+        torch.cuda.set_sync_debug_mode("error")
         got = [
             (module(x, at), module(x, at + torch.arange(5, device="cuda"))) for module in modules
         ]

@@ -12,6 +12,7 @@ from PIL import Image
 from regard import checkpoint
 from regard.config import from_json, to_json
 from regard.data.image import Augmentation
+from regard.data.image import digits as all_digits
 from regard.model.vit import VisionConfig, VisionShape, VisionTransformer
 from regard.task import classify
 from regard.task.classify import Classifier, Config
@@ -341,3 +342,20 @@ def test_digits_are_learned(tmp_path: Path) -> None:
     result = fit(task, config.training, tmp_path / "run")
     assert result.best is not None
     assert result.best >= 0.97
+
+
+def test_scores_on_other_images(tmp_path: Path) -> None:
+    config = classify.preset("tiny")
+    config = replace(config, training=replace(config.training, steps=1, tensorboard=False))
+    fit(classify.build(config, tmp_path / "run"), config.training, tmp_path / "run")
+    held = classify.evaluate(tmp_path / "run")
+    digits = all_digits()
+    archive = tmp_path / "other.npz"
+    labels = digits.labels[:37]
+    np.savez(archive, images=digits.pixels[:37, 0], labels=labels)
+    other = classify.evaluate(tmp_path / "run", images=str(archive))
+    assert held.keys() == other.keys()
+    assert held != other
+    classifier = load(tmp_path / "run")
+    said = classifier.classify(list(torch.from_numpy(digits.pixels[:37])))
+    assert other["accuracy"] == sum(map(str.__eq__, said, map(str, labels))) / 37

@@ -95,9 +95,42 @@ def test_scores(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert 0 <= float(lines["exact_match"]) <= 1
     data = json.loads(said(capsys, "evaluate", run, "--json"))
     assert data["scores"].keys() == lines.keys()
-    assert "files are for translation" in said(
-        capsys, "evaluate", run, "--pairs", "x.tsv", status=2
-    )
+    assert "no use for --pairs" in said(capsys, "evaluate", run, "--pairs", "x.tsv", status=2)
+
+
+def test_scores_on_data_of_ones_own(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert "exact_match" in said(capsys, "evaluate", run, "--count", 7)
+    line = said(capsys, "evaluate", run, "--images", tmp_path, status=2)
+    assert "'dates', which has no use for --images; it takes --count" in line
+
+
+def test_a_run_is_exported_as_its_best_model(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = said(capsys, "export", run, tmp_path / "out", "--to", "vit", status=2)
+    assert "Transformer" in line
+    assert "does not exist" not in line
+
+
+@pytest.mark.usefixtures("unchecked")  # a captured stream is no TextIO to the checks
+def test_an_interrupted_demonstration_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = dates.preset("tiny")
+    small = replace(config, examples=200, judged=400)
+    small = replace(small, training=replace(config.training, steps=3, tensorboard=False))
+    monkeypatch.setattr(dates, "preset", lambda size: small)
+    run = tmp_path / "run"
+    command.carry_out("dates", small, run)
+    assert demo.finished(run)
+    numbers = run / "last" / "training.json"
+    numbers.write_text(numbers.read_text().replace('"step": 3', '"step": 2'))
+    assert (run / "report.md").is_file()
+    assert not demo.finished(run)
+    numbers.unlink()
+    assert not demo.finished(run)
 
 
 def test_a_line_for_each_line(
