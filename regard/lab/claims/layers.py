@@ -367,15 +367,11 @@ def _uniform_dense() -> Finding:
     dense = nn.Linear(S, L, bias=False, dtype=torch.float64).requires_grad_(False)
     dense.weight.fill_(1 / S)
     spread = dense(value.T).T
-    errors = {beta: apart(attend(query, key, value, beta=beta), spread) for beta in (0.0, 100.0)}
-    largest = float(weights(query, key, beta=100.0).amax(-1).min())
+    betas = (0.0, 0.001, 0.1, 1 / math.sqrt(D), 100.0)
+    errors = {beta: apart(attend(query, key, value, beta=beta), spread) for beta in betas}
     return Finding(
-        corrected(taught=errors[100.0] < SAME, correct=errors[0.0] < SAME),
-        {
-            "β = 100, distance from a dense layer of weights 1/m": errors[100.0],
-            "β = 100, every row's largest weight is at least": largest,
-            "β = 0, distance from a dense layer of weights 1/m": errors[0.0],
-        },
+        conditional(inside=errors[0.0] < SAME, outside=errors[betas[3]] < SAME),
+        {f"distance from the dense layer, β = {beta:.3g}": e for beta, e in errors.items()},
     )
 
 
@@ -607,9 +603,11 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         42,
         "uniform-dense",
         "homework",
-        "Attention that spreads over all values has weights near 0 and 1, and a very large β.",
-        "Both ends of β are compared with a dense layer over the rows whose weights are all 1/m.",
-        "Spread weights are all 1/m and belong to β = 0; a large β picks one value.",
+        "Attention that spreads evenly is a dense layer whose weights are all 1/m.",
+        "Attention over eleven pairs is compared with such a layer over the rows, at β = 0, at "
+        "small β, at the usual 1/√d and at a large one.",
+        "At β = 0 it is, and a small β comes near. At any other β the weights depend on what is "
+        "read, which no dense layer's do.",
         _uniform_dense,
         (r"A_{ij} = 1/m",),
     ),

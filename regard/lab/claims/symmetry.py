@@ -296,7 +296,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     ),
     Experiment(
         92,
-        "shuffled-pairs",
+        "shuffled-source",
         "handout",
         "In cross-attention, shuffling the pairs of keys and values changes nothing.",
         "Seven frames of audio read eleven words of text through a whole module, before and after "
