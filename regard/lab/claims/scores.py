@@ -6,7 +6,7 @@ c_i  = Σ_j a_ij v_j     a weighted mean of the values, whoever the queries and 
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import combinations
 
 import torch
@@ -58,7 +58,7 @@ def scale_and_gradient() -> Finding:
                 "slope of the softmax, 16 keys",
                 "d",
                 "mean a(1-a)",
-                (Curve("scaled by 1/√d", WIDTHS, scaled), Curve("unscaled", WIDTHS, unscaled)),
+                (_curve("scaled by 1/√d", WIDTHS, scaled), _curve("unscaled", WIDTHS, unscaled)),
                 log_x=True,
                 log_y=True,
             ),
@@ -93,9 +93,9 @@ def score_variance() -> Finding:
                 "d",
                 "variance",
                 (
-                    Curve("q·k", WIDTHS, measured),
-                    Curve("d", WIDTHS, WIDTHS),
-                    Curve("β q·k", WIDTHS, scaled),
+                    _curve("q·k", WIDTHS, measured),
+                    _curve("d", WIDTHS, WIDTHS),
+                    _curve("β q·k", WIDTHS, scaled),
                 ),
                 log_x=True,
                 log_y=True,
@@ -202,9 +202,9 @@ def value_product() -> Finding:
                 "width of the values",
                 "multiplications",
                 (
-                    Curve("executed", widths, counts),
-                    Curve("L_q L_k (d_k + d_v)", widths, correct),
-                    Curve("L_q L_k d_k", widths, taught),
+                    _curve("executed", widths, counts),
+                    _curve("L_q L_k (d_k + d_v)", widths, correct),
+                    _curve("L_q L_k d_k", widths, taught),
                 ),
             ),
         ),
@@ -236,9 +236,9 @@ def beside_a_dense_layer() -> Finding:
                 "d",
                 "ratio",
                 (
-                    Curve("executed", widths, ratios),
-                    Curve("d/2", widths, [d / 2 for d in widths]),
-                    Curve("similar", widths, [1.0 for _ in widths]),
+                    _curve("executed", widths, ratios),
+                    _curve("d/2", widths, [d / 2 for d in widths]),
+                    _curve("similar", widths, [1 for _ in widths]),
                 ),
                 log_x=True,
                 log_y=True,
@@ -371,6 +371,10 @@ def _scores(width: int) -> dict[str, Score]:
         "general": alive(General(width, width), 3),
         "additive": alive(Additive(width, width, 5), 4),
     }
+
+
+def _curve(name: str, widths: Sequence[int], found: Sequence[float | int]) -> Curve:
+    return Curve(name, [float(d) for d in widths], [float(y) for y in found])
 
 
 def _centred(scores: Tensor) -> Tensor:
