@@ -225,7 +225,7 @@ def _by_words(
     """Summed over the tokens of each word, on both sides."""
     values = values.to(torch.float64)
     for axis, numbers in ((-1, source_words), (-2, target_words)):
-        places = torch.tensor(list(numbers))
+        places = torch.tensor(list(numbers)).long()
         real = places >= 0
         count = int(places.max()) + 1 if len(places) else 0
         shape = list(values.shape)

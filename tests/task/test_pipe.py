@@ -1,0 +1,334 @@
+"""The real command in a real pipe: a line for each line, soon, in order, by one process or two."""
+
+import gzip
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from regard import checkpoint
+from regard.cli import main
+from regard.data.tokenizer import Tokenizer
+from regard.task.load import load
+from regard.task.pipe import Lines, World, _windows, answers
+from regard.task.text import Search, Translator, build_transformer
+from tests.task.samples import SHAPE, sentences
+
+ROOT = Path(__file__).parents[2]
+REGARD = [sys.executable, "-m", "regard"]
+
+BAD = [
+    b"ab cd",
+    b"",
+    b"   \t ",
+    b"carriage\rreturn\r",
+    b"nul \x00 bell \x07 escape \x1b[31m",
+    "line\u2028separator \u2029 next\x85line \x0b\x0c\x1c".encode(),
+    b"no \xff\xfe UTF-8 \xc3",
+    "漢字 Ελληνικά עברית 😀👩‍👩‍👧 \U000e0041".encode(),
+    b"long " * 400,
+    b"x" * 3000,
+    b"</s> <pad> ||| \\n",
+    "\ufeffmark".encode(),
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A translator that has learned nothing, and says much."""
+    tokenizer = Tokenizer.bpe(sentences(50), 300)
+    model = build_transformer(replace(SHAPE, decoder_layers=2), (tokenizer, tokenizer), seed=3)
+    how = Search.of(tokenizer, beams=2, length=40)
+    task = {"name": "translate", **how.__dict__, "banned": list(how.banned)}
+    place = tmp_path_factory.mktemp("models") / "model"
+    checkpoint.save(place, model, files={"tokenizer.json": tokenizer.to_bytes()}, task=task)
+    return place
+
+
+def environment() -> dict[str, str]:
+    # No locale and one thread, as in many a container.
+    return os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "LC_ALL": "C"}
+
+
+def piped(words: list[Any], given: bytes, status: int = 0) -> tuple[bytes, str]:
+    done = subprocess.run(
+        [*REGARD, *map(str, words)],
+        input=given,
+        env=environment(),
+        capture_output=True,
+        check=False,
+    )
+    assert done.returncode == status, done.stderr.decode()
+    return done.stdout, done.stderr.decode()
+
+
+@contextmanager
+def running(words: list[Any]) -> Iterator[subprocess.Popen[bytes]]:
+    process = subprocess.Popen(
+        [*REGARD, *map(str, words)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=environment(),
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        for stream in (process.stdin, process.stdout, process.stderr):
+            if stream is not None:
+                stream.close()
+        process.wait()
+
+
+def test_every_bad_line_comes_out_as_one_line(folder: Path) -> None:
+    out, said = piped(["translate", folder, "--scores", "--align"], b"\n".join(BAD))
+    assert said.startswith("regard: words are aligned by head ")
+    assert said.count("\n") == 1
+    lines = out.decode().split("\n")  # UTF-8, and never another end of a line
+    assert lines.pop() == ""
+    assert len(lines) == len(BAD)
+    assert all(len(line.splitlines()) == 1 for line in lines)
+    assert lines[1] == lines[2] == " ||| 0 |||  ||| "
+    for given, line in zip(BAD, lines):
+        text, log_p, tokens, alignment = line.rsplit(" ||| ", 3)
+        assert float(log_p) == pytest.approx(sum(map(float, tokens.split())), rel=1e-4)
+        sources, targets = len(given.decode(errors="replace").split()), len(text.split())
+        pairs = [tuple(map(int, pair.split("-"))) for pair in alignment.split()]
+        assert [target for _, target in sorted(pairs, key=lambda p: p[1])] == list(range(targets))
+        assert all(0 <= source < sources for source, _ in pairs)
+
+
+def test_a_line_in_a_pipe_is_answered_at_once_and_a_reader_may_leave(folder: Path) -> None:
+    with running(["translate", folder]) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stderr is not None
+        guard = threading.Timer(120, process.kill)
+        guard.start()
+        for text in (b"ab cd\n", b"\n", b"efg\n"):
+            process.stdin.write(text)
+            process.stdin.flush()
+            assert process.stdout.readline().endswith(b"\n")  # while the pipe stays open
+        process.stdout.close()  # as head does
+        process.stdin.write(b"ab\n" * 50)
+        process.stdin.close()
+        assert process.wait() == 141
+        assert process.stderr.read() == b""
+        guard.cancel()
+
+
+# Two processes
+
+
+def torchrun(words: list[Any], given: bytes) -> subprocess.CompletedProcess[bytes]:
+    start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    return subprocess.run(
+        [*start, "-m", "regard", *map(str, words)],
+        input=given,
+        env=environment(),
+        capture_output=True,
+        check=False,
+        timeout=300,
+    )
+
+
+@pytest.mark.slow
+def test_two_processes_write_what_one_writes(folder: Path) -> None:
+    given = "\n".join(sentences(301, seed=5)).encode() + b"\n" + b"\n".join(BAD)
+    words = ["translate", folder, "--n-best", 2, "--align"]
+    alone, note = piped(words, given)
+    done = torchrun(words, given)
+    assert done.returncode == 0, done.stderr.decode()
+    assert done.stdout == alone
+    assert done.stderr.decode().count("regard: ") == 1
+    assert note in done.stderr.decode()
+
+
+@pytest.mark.slow
+def test_what_is_wrong_in_processes_is_said_once(folder: Path, tmp_path: Path) -> None:
+    done = torchrun(["translate", tmp_path / "nowhere"], b"ab\n")
+    assert done.returncode != 0
+    said = [line for line in done.stderr.decode().splitlines() if line.startswith("regard:")]
+    assert len(said) == 1
+    assert "nowhere does not exist" in said[0]
+
+
+class Mailbox(World):
+    """A world in which messages wait until they are fetched, and processes are threads."""
+
+    def send(self, rank: int, message: Any) -> None:
+        self.__dict__["post"][self.rank, rank].put(json.dumps(message))
+
+    def receive(self, rank: int) -> Any:
+        return json.loads(self.__dict__["post"][rank, self.rank].get(timeout=30))
+
+
+def shared(count: int, lines: list[str | None], work: Any) -> list[str]:
+    from queue import Queue
+
+    post = {(a, b): Queue() for a in range(count) for b in range(count)}  # type: ignore[var-annotated]
+    worlds = [Mailbox(rank, count) for rank in range(count)]
+    for one in worlds:
+        one.__dict__["post"] = post
+    helpers = [
+        threading.Thread(target=lambda one=one: list(answers([], work, one)), daemon=True)
+        for one in worlds[1:]
+    ]
+    for helper in helpers:
+        helper.start()
+    try:
+        return list(answers(lines, work, worlds[0]))
+    finally:
+        for helper in helpers:
+            helper.join(30)
+            assert not helper.is_alive()
+
+
+def echo(items: Any) -> Iterator[str]:
+    for item in items:
+        if item is not None:
+            number, text = item
+            if text == "bad":
+                raise ValueError(f"line {number}\nis bad")
+            yield f"{number} {text}"
+
+
+@pytest.mark.parametrize("processes", [1, 2, 3])
+@pytest.mark.parametrize("count", [0, 1, 2, 5, 300])
+def test_order_whatever_the_number_of_lines_and_processes(processes: int, count: int) -> None:
+    lines: list[str | None] = [f"text {n}" for n in range(count)]
+    want = [f"{n} text {n}" for n in range(count)]
+    lines[1:1] = [None, None]
+    assert shared(processes, lines, echo) == want
+
+
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_one_that_fails_ends_all(place: int) -> None:
+    lines: list[str | None] = ["good"] * 5
+    lines[place] = "bad"
+    with pytest.raises(ValueError, match=rf"line {place}\s+is bad"):
+        shared(3, lines, echo)
+
+
+def test_windows_grow_and_end_where_nothing_more_is_there() -> None:
+    lines: list[tuple[int, str] | None] = [(n, "") for n in range(1000)]
+    assert list(map(len, _windows(lines, 2))) == [128, 256, 512, 104]
+    lines[3:3] = [None]
+    assert list(map(len, _windows(lines, 2))) == [3, 128, 256, 512, 101]
+
+
+# Options, in this process
+
+
+def said(capsys: pytest.CaptureFixture[str], *words: object, status: int = 0) -> str:
+    assert main([str(word) for word in words]) == status
+    captured = capsys.readouterr()
+    if status:
+        assert captured.err.startswith("regard: ")
+        assert captured.err.count("\n") == 1
+    return captured.err if status else captured.out
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    path = tmp_path / "text.gz"
+    path.write_bytes(gzip.compress(b"ab cd efg\n\nhij klm"))
+    return path
+
+
+def test_the_forms_of_what_is_written(
+    folder: Path, table: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = load(folder)
+    assert isinstance(model, Translator)
+    texts = ["ab cd efg", "", "hij klm"]
+    plain = said(capsys, "translate", folder, "--files", table).splitlines()
+    assert plain == model.translate(texts)
+    found = model.hypotheses(texts, n_best=3)
+    ranked = said(capsys, "translate", folder, "--files", table, "--n-best", 3).splitlines()
+    assert ranked == [
+        f"{n} ||| {one.text} ||| {one.score:.6g}" for n, best in enumerate(found) for one in best
+    ]
+    assert [len(best) for best in found] == [3, 1, 3]
+    words = ["translate", folder, "--files", table, "--json", "--scores", "--align"]
+    rows = [json.loads(line) for line in said(capsys, *words, "--head", 2, 1, 1).splitlines()]
+    assert [row["source"] for row in rows] == texts
+    (first,), (empty,), _ = (row["translations"] for row in rows)
+    assert empty == {"text": "", "score": 0.0, "log_p": 0.0, "tokens": [], "alignment": []}
+    assert first["text"] == plain[0]
+    assert first["log_p"] == pytest.approx(sum(token["log_p"] for token in first["tokens"]))
+    assert first["score"] == pytest.approx(first["log_p"] / len(first["tokens"]))
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["--files", "nope.txt"], "nope.txt cannot be found; name text files"),
+        (["--files", "."], ". cannot be found"),
+        (["--device", "cudda"], 'device ("cudda") is not one that torch knows'),
+        (["--n-best", "0"], "n_best (0) must be 1 or more"),
+        (["--batch", "0"], "batch (0) must be 1 or more"),
+        (["--beams", "0"], "beams (0) must be 1 or more"),
+        (["--head", "3", "1", "0"], "head (3 1 0) is none of this model's 2 layers of 2 heads"),
+        (["--precision", "fp8"], "--precision"),
+    ],
+)
+def test_wrong_options_get_one_line(
+    folder: Path, words: list[str], line: str, capsys: pytest.CaptureFixture[str], tmp_path: Path,
+) -> None:  # fmt: skip
+    path = tmp_path / "text"
+    path.write_text("ab\n")
+    files = [] if "--files" in words else ["--files", path]
+    assert line in said(capsys, "translate", folder, *files, *words, status=2)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_no_gpu_is_one_line(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    line = said(capsys, "translate", folder, "--device", "cuda:1", status=2)
+    assert 'device ("cuda:1") needs a GPU, and torch finds none; try "cpu"' in line
+
+
+def test_a_damaged_folder_or_file_is_one_line(
+    folder: Path, table: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    broken = tmp_path / "broken"
+    broken.mkdir()
+    for path in folder.iterdir():
+        (broken / path.name).write_bytes(path.read_bytes())
+    weights = broken / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    assert "is damaged: model.safetensors" in said(capsys, "translate", broken, status=2)
+    (broken / "config.json").write_text("{")
+    assert "config.json" in said(capsys, "translate", broken, status=2)
+    table.write_bytes(table.read_bytes()[:-9])
+    line = said(capsys, "translate", folder, "--files", table, status=2)
+    assert "text.gz is damaged" in line
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_precisions(
+    folder: Path, table: Path, precision: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--files", table, "--precision", precision]
+    assert said(capsys, "translate", folder, *words).count("\n") == 3
+
+
+def test_a_file_is_measured_by_the_lines_that_were_answered(tmp_path: Path, table: Path) -> None:
+    path = tmp_path / "plain"
+    path.write_bytes(b"ab\ncde\n")
+    lines = Lines([str(path)])
+    assert list(lines) == ["ab", "cde"]
+    assert list(lines.marks) == [3, lines.size]
+    both = Lines([str(path), str(table)])
+    assert len(list(both)) == 5
+    assert both.marks[-1] == both.size == 7 + table.stat().st_size
