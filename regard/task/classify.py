@@ -7,10 +7,11 @@ scikit-learn. `start` names a trained model to go on from: its head is exchanged
 classes, and the table of its positions is resized where the images have another size.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal
 
 import numpy as np
@@ -141,6 +142,7 @@ class Classify:
 
     score = "accuracy"
     unit = "images"
+    signatures: Mapping[str, str] = MappingProxyType({})
 
     def __init__(
         self,

@@ -7,9 +7,10 @@ only the head is trained on what it makes of the texts (transfer learning).
 """
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Literal, TypeAlias
 
 import numpy as np
@@ -241,6 +242,7 @@ class Labels:
 
     score = "accuracy"
     unit = "texts"
+    signatures: Mapping[str, str] = MappingProxyType({})
 
     def __init__(
         self,

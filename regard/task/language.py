@@ -9,9 +9,10 @@ than the text has itself, and the score by which the best model is kept.
 
 import hashlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Literal, TypeAlias
 
 import numpy as np
@@ -308,6 +309,7 @@ class LanguageTask:
 
     score = "compression"
     unit = "tokens"
+    signatures: Mapping[str, str] = MappingProxyType({})
 
     def __init__(
         self,

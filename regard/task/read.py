@@ -9,9 +9,10 @@ of names and texts, or a line for each image.
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
@@ -210,6 +211,7 @@ class Read:
     """Images, their texts, and a model that learns to read them, as `fit` wants it."""
 
     unit = "tokens"
+    signatures: Mapping[str, str] = MappingProxyType({})
 
     def __init__(
         self,

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
@@ -569,6 +570,7 @@ class Transduction:
     """Text to text, as `train.fit` wants a task: sequence transduction, in the paper's words."""
 
     unit = "tokens"
+    signatures: Mapping[str, str] = MappingProxyType({})
 
     def __init__(
         self,

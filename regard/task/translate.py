@@ -242,13 +242,15 @@ class Translation(Transduction):
             "examples": len(examples),
             "held_out": len(held),
         }
+        quality = Quality(config.bleu)
+        self.signatures = quality.signatures
         super().__init__(
             model,
             tokenizers,
             examples,
             held[: config.judged],
             score="bleu",
-            judge=Quality(config.bleu),
+            judge=quality,
             how=how,
             training=config.training,
             about=about,

@@ -116,6 +116,7 @@ class Run:
         }
         if now.best is not None:
             facts["best"] = f"{task.score} {now.best:.4g} at step {now.best_step:,}, in best/"
+        facts |= task.signatures
         default = to_json(TrainingConfig())
         settings = {
             name: value for name, value in to_json(config).items() if value != default[name]

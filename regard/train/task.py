@@ -1,5 +1,6 @@
 """What the training loop wants of a task, and all that it knows of one."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -17,6 +18,8 @@ class Task(Protocol):
     """The name of the score that says which model is best; higher is better."""
     unit: str
     """What the loss counts: tokens, images."""
+    signatures: Mapping[str, str]
+    """How scores are computed, of those that have a way to say so; known after an evaluation."""
 
     def plan(self, epoch: int) -> list[np.ndarray]:
         """The examples of each batch of an epoch, over all processes."""

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from regard.task import translate
 from regard.task.load import load
 from regard.task.text import Search, Translator, build_transformer, search
 from regard.task.translate import Config, build
+from regard.train.fit import fit
 from tests.task.samples import SHAPE, TRAINING, backwards, lines, sentences, trained
 
 SOURCES = sentences(211)
@@ -191,10 +193,53 @@ def test_a_long_text_is_cut_between_words(config: Config) -> None:
     translator = Translator(task.model, task.tokenizers, replace(task.how, length=7))
     tokenizer = task.tokenizers[0]
     text = " ".join(SOURCES[:5])
-    parts = translator._parts(tokenizer.encode(text))
-    assert all(len(part) <= 7 for part in parts)
-    assert " ".join(tokenizer.decode(part) for part in parts) == text
-    assert translator._parts([3] * 16) == [[3] * 7, [3] * 7, [3] * 2]
+    parts = translator._parts(tokenizer.encode(text), align=True)
+    assert all(len(part.ids) <= 7 for part in parts)
+    assert " ".join(tokenizer.decode(part.ids) for part in parts) == text
+    assert [part.ids for part in translator._parts([3] * 16)] == [[3] * 7, [3] * 7, [3] * 2]
+    # Words are numbered through, and those of the parts' translations as well.
+    assert max(parts[-1].words) == len(text.split()) - 1
+    translator.model.eval()
+    (best,) = translator.translations([text], n_best=2, align=True, attention=True)
+    for one in best:
+        assert one.alignment is not None
+        assert one.attention is not None
+        assert {target for _, target in one.alignment} == set(range(len(one.text.split())))
+        assert one.attention.weights.shape[3] == sum(len(part.ids) + 1 for part in parts)
+        assert torch.allclose(one.attention.weights.sum(-1), torch.ones(()))
+        assert one.score == pytest.approx(one.log_p / len(one.token_scores))
+
+
+def test_batches_and_order_change_nothing(config: Config) -> None:
+    task = build(config)
+    translator = Translator(task.model.eval(), task.tokenizers, replace(task.how, length=12))
+    texts = [*SOURCES[:13], "", " ".join(SOURCES[:3]), "?"]
+    for beams in (1, 3):
+        together = list(translator.translations(texts, beams=beams))
+        assert [best[0].text for best in together] == translator.translate(texts, beams=beams)
+        backwards_ = list(translator.translations(texts[::-1], beams=beams, batch=3))[::-1]
+        for n, text in enumerate(texts):
+            (alone,) = translator.translations([text], beams=beams)
+            for one, two in ((alone, together[n]), (backwards_[n], together[n])):
+                assert one[0].tokens == two[0].tokens
+                assert one[0].token_scores == pytest.approx(two[0].token_scores, abs=1e-4)
+
+
+def test_what_is_there_is_translated_before_more_is_asked_for(config: Config) -> None:
+    task = build(config)
+    translator = Translator(task.model.eval(), task.tokenizers, task.how)
+    answered: list[str] = []
+
+    def typed() -> Iterator[str | None]:
+        for n, text in enumerate(("ab", "", "cd ab")):
+            assert len(answered) == n
+            yield text
+            yield None
+            yield None
+
+    for text in translator.stream(typed()):
+        answered.append(text)
+    assert len(answered) == 3
 
 
 def test_renormalized_search_knows_no_banned_tokens() -> None:
@@ -290,3 +335,12 @@ def test_it_learns_to_say_sentences_backwards(tmp_path: Path, config: Config) ->
     )
     run = tmp_path / "run"
     assert (trained(build(config, run), training, run).best or 0) > 90
+
+
+def test_the_report_says_how_scores_were_computed(tmp_path: Path, config: Config) -> None:
+    training = replace(config.training, steps=1, minutes=None, tensorboard=False)
+    run = tmp_path / "run"
+    fit(build(replace(config, training=training), run), training, run)
+    report = (run / "report.md").read_text(encoding="utf-8")
+    assert "- bleu: nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:" in report
+    assert "- chrf: nrefs:1|case:mixed|eff:yes|nc:6|nw:0|space:no|version:" in report

@@ -1,7 +1,9 @@
 """A small task with everything that a real one has: to say a few numbers backwards."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -42,6 +44,7 @@ class Backwards:
 
     score = "accuracy"
     unit = "tokens"
+    signatures: Mapping[str, str] = MappingProxyType({})
 
     def __init__(self, dropout: float = 0.1, seed: int = 0, batch: int = 7):
         torch.manual_seed(seed)
