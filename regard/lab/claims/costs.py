@@ -39,6 +39,7 @@ from regard.lab.experiment import (
     corrected,
     holds,
 )
+from regard.lab.experiment import Measured as Cell
 from regard.model.baseline import Convolution, Dense, Recurrent
 
 N, D, K = 11, 14, 3
@@ -197,17 +198,15 @@ def _parallel() -> Finding:
     names = ("attention, with projections", "convolution", "LSTM")
     chains = {name: [_chain(name, n) for n in lengths] for name in names}
     decoded = [_decoded(n) for n in lengths]
-    rows = (
-        *((name, *chain) for name, chain in chains.items()),
-        ("attention that writes, token by token", *decoded),
-    )
+    chains["attention that writes, token by token"] = decoded
+    rows: tuple[tuple[Cell, ...], ...] = tuple((name, *chain) for name, chain in chains.items())
     constant = [len(set(chains[name])) == 1 for name in names]
     return Finding(
         conditional(
             inside=constant[0] and constant[1] and chains["LSTM"] == list(lengths),
             outside=len(set(decoded)) == 1,
         ),
-        {f"products in a row, {row[0]}": list(row[1:]) for row in rows},
+        {f"products in a row, {name}": chain for name, chain in chains.items()},
         (Table("Products that wait for each other", ("n", *map(str, lengths)), rows),),
     )
 
@@ -454,14 +453,10 @@ def _window_cost() -> Finding:
         def near(x: Tensor = x) -> Tensor:
             return attend(x, x, x, mask=window(w), backend="packed")
 
-        rows.append(
-            (
-                n,
-                2 * pairs_in_window(n, w) * d,
-                _products(near),
-                _products(lambda x=x: attend(x, x, x)),
-            )
-        )
+        def everywhere(x: Tensor = x) -> Tensor:
+            return attend(x, x, x)
+
+        rows.append((n, 2 * pairs_in_window(n, w) * d, _products(near), _products(everywhere)))
     grows = [rows[i + 1][2] / rows[i][2] for i in range(2)]
     exact = int(window(w).tensor(256, 256).sum()) == pairs_in_window(256, w)
     head = ("L", "needed, 2 pairs d", "counted, in the window", "counted, without one")
@@ -679,7 +674,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     ),
     Experiment(
         86,
-        "value-product",
+        "cost-of-values",
         "handout",
         "Attention costs O(L_q L_k d_k).",
         "Multiplications are counted with keys and values of different widths.",

@@ -58,6 +58,11 @@ class Counter(TorchDispatchMode):
         self._behind: dict[int, int] = {}
         self._storages: list[object] = []
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # Nothing is compiled while it is counted, and asking would import the compiler.
+        return False
+
     @contextmanager
     def within(self, name: str) -> Iterator[None]:
         """What is counted meanwhile belongs to a part, too."""

@@ -1,0 +1,329 @@
+"""Costs in tables: in a terminal, as Markdown, as JSON."""
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from rich.console import Console
+from rich.padding import Padding
+from rich.text import Text
+
+from regard.config import to_json
+from regard.lab import chart
+from regard.lab.cost import documents
+from regard.lab.cost.documents import mark, short
+from regard.lab.cost.layers import LAYERS, Measured, Sizes, measure
+from regard.lab.cost.models import PARTS, ModelCost, model_formula
+from regard.lab.experiment import Curve, Plot, Table
+from regard.lab.show import table as drawn_table
+from regard.model.classifier import ClassifierConfig
+from regard.model.language import LanguageConfig
+from regard.model.transformer import TransformerConfig
+
+
+@dataclass(frozen=True)
+class Page:
+    """What there is to say about one thing's cost."""
+
+    title: str
+    tables: tuple[Table, ...]
+    plots: tuple[Plot, ...]
+    notes: tuple[str, ...]
+    data: dict[str, Any]
+    """The same for other programs, with all digits."""
+
+
+def layers_page(sizes: Sizes, precision: str, bytes_each: int) -> Page:
+    """All layers at one size."""
+    counted = {each.name: measure(each, sizes) for each in LAYERS}
+    costs = {each.name: each.cost(sizes) for each in LAYERS}
+    products, sums, order, memory = [], [], [], []
+    for each in LAYERS:
+        cost, found = costs[each.name], counted[each.name]
+        products.append(
+            (
+                each.name,
+                each.parameters,
+                mark(cost.parameters, _of(found, \"parameters\")),
+                each.multiply_adds,
+                short(cost.multiply_adds),
+                mark(cost.multiply_adds, _of(found, \"multiply_adds\")),
+            )
+        )
+        sums.append(
+            (
+                each.name,
+                short(cost.additions),
+                mark(cost.additions, _of(found, \"additions\")),
+                short(_of(found, \"others\")),
+            )
+        )
+        order.append(
+            (
+                each.name,
+                each.steps,
+                mark(cost.steps, _of(found, \"steps\")),
+                each.path,
+                "never" if cost.path is None else mark(cost.path, _of(found, \"path\")),
+            )
+        )
+        memory.append(
+            (
+                each.name,
+                _bytes(cost.parameters * bytes_each),
+                "—" if found is None else _bytes(found.activations * bytes_each),
+                _bytes(cost.cache * bytes_each),
+            )
+        )
+    n, d = sizes.length, sizes.width
+    crossings = tuple(
+        (name, other, words, "—" if at is None else f"{at:,.0f}")
+        for name, other, words, at in documents.crossovers(sizes)
+    )
+    return Page(
+        f"Layers over n = {n:,} positions of width d = {d:,}: k = {sizes.kernel} taps, "
+        f"h = {sizes.heads} heads, a window of w = {sizes.window} to each side, "
+        f"batch {sizes.batch}",
+        (
+            Table(
+                "Parameters and multiply-adds",
+                ("layer", "parameters", "counted", "multiply-adds", "by formula", "counted"),
+                tuple(products),
+            ),
+            Table(
+                "Additions, and operations on single numbers",
+                ("layer", "additions by formula", "counted", "others counted"),
+                tuple(sums),
+            ),
+            Table(
+                "Order: products that wait for each other, and between first and last position",
+                ("layer", "sequential steps", "counted", "longest path", "measured"),
+                tuple(order),
+            ),
+            Table(
+                f"Memory in {precision}",
+                ("layer", "weights", "kept for the backward pass", "kept for the next position"),
+                tuple(memory),
+            ),
+            documents.comparison_table(sizes, counted),
+            Table(
+                "Where attention costs as much as another layer",
+                ("attention", "as", "at", "positions"),
+                crossings,
+            ),
+        ),
+        (documents.scaling(sizes),),
+        (
+            "✓ counted while the layer ran, and what the formula says; ≠ counted, and something "
+            "else; — too long to run, so by formula alone.",
+            "A window is counted as the kernel computes it, in rectangles; its formula has the "
+            "pairs that are needed.",
+            "What is kept for the next position is by formula, for positions that come one by one.",
+        ),
+        {
+            "sizes": asdict(sizes),
+            "precision": precision,
+            "layers": [
+                {
+                    "name": each.name,
+                    "formula": asdict(costs[each.name]),
+                    "counted": _plain(counted[each.name]),
+                    "words": {
+                        "parameters": each.parameters,
+                        "multiply_adds": each.multiply_adds,
+                        "steps": each.steps,
+                        "path": each.path,
+                    },
+                }
+                for each in LAYERS
+            ],
+            "documents": [
+                dict(zip(_COMPARED, row)) for row in documents.comparison(sizes, counted)
+            ],
+            "crossovers": [
+                {"attention": name, "as": other, "length": at}
+                for name, other, _, at in documents.crossovers(sizes)
+            ],
+        },
+    )
+
+
+_COMPARED = (
+    "document",
+    "layer",
+    "taught",
+    "taught_count",
+    "complete",
+    "complete_count",
+    "counted",
+    "left_out",
+)
+
+
+def model_page(name: str, cost: ModelCost, printed: float | None) -> Page:
+    """One model; `printed` is the size that its paper gives."""
+    rows = []
+    for part in PARTS:
+        formula, counted = cost.formula[part], cost.measured[part]
+        rows.append(
+            (
+                part,
+                mark(formula.parameters, counted.parameters),
+                _share(counted.parameters, cost.parameters),
+                mark(formula.multiply_adds, counted.multiply_adds),
+                _share(counted.multiply_adds, cost.multiply_adds),
+            )
+        )
+    parameters = sum(part.parameters for part in cost.formula.values())
+    forward = sum(part.multiply_adds for part in cost.formula.values())
+    rows.append(
+        (
+            "together",
+            mark(parameters, cost.parameters),
+            "",
+            mark(forward, cost.multiply_adds),
+            "",
+        )
+    )
+    arithmetic = [
+        ("forwards, multiply-adds", short(cost.multiply_adds)),
+        ("forwards, additions", short(cost.additions)),
+        ("backwards, multiply-adds", short(cost.backward)),
+        ("a training step, multiply-adds", short(cost.training)),
+        ("a training step, times forwards", f"{cost.training / cost.multiply_adds:.3f}"),
+    ]
+    memory = [(what, _bytes(size)) for what, size in cost.memory.items()]
+    if cost.cache is not None and cost.cache_formula is not None:
+        for what, count, right in (
+            ("cache, each target token", cost.cache.each, cost.cache_formula.each),
+            ("cache, each source token", cost.cache.source, cost.cache_formula.source),
+        ):
+            sign = "✓" if count == right else "≠"
+            memory.append((what, f"{_bytes(count * cost.bytes_per_number)} {sign}"))
+    notes = ["✓ counted while the model ran, and what the formula says; ≠ something else."]
+    if cost.every_row is not None:
+        notes.append(
+            f"Of the last block only the class token's row is computed; with all of them it would "
+            f"be {short(cost.every_row)} multiply-adds, as others count."
+        )
+    if printed is not None:
+        off = 100 * (cost.parameters / printed - 1)
+        notes.append(
+            f"Parameters: {cost.parameters:,} here, {printed / 1e6:g} million in the paper "
+            f"({off:+.1f} %)."
+        )
+    if cost.precision != "fp32":
+        notes.append("Products are mixed: weights, gradients and Adam's sums stay fp32.")
+    notes.append("A backward pass computes fused attention's scores once more: a step is > 3 ×.")
+    of = f"{cost.batch} × " if cost.batch > 1 else ""
+    size = f"{of}one image"
+    if _reads_text(cost):
+        both = isinstance(cost.config, TransformerConfig)
+        size = f"{of}{cost.length:,} tokens{' read and as many written' * both}"
+    return Page(
+        f"{name}: {short(cost.parameters)} parameters, {short(cost.multiply_adds)} multiply-adds "
+        f"for {size}",
+        (
+            Table(
+                "Parts",
+                ("part", "parameters", "share", "multiply-adds", "share"),
+                tuple(rows),
+            ),
+            Table("Arithmetic, counted", ("what", "how many"), tuple(arithmetic)),
+            Table(f"Memory in {cost.precision}", ("what", "bytes"), tuple(memory)),
+        ),
+        (_model_plot(cost),) if _reads_text(cost) else (),
+        tuple(notes),
+        {
+            "name": name,
+            "config": to_json(cost.config),
+            "length": cost.length if _reads_text(cost) else None,
+            "batch": cost.batch,
+            "precision": cost.precision,
+            "parts": {
+                part: {
+                    "formula": asdict(cost.formula[part]),
+                    "counted": asdict(cost.measured[part]),
+                }
+                for part in PARTS
+            },
+            "parameters": cost.parameters,
+            "paper": printed,
+            "multiply_adds": cost.multiply_adds,
+            "multiply_adds_every_row": cost.every_row,
+            "additions": cost.additions,
+            "backward_multiply_adds": cost.backward,
+            "training_multiply_adds": cost.training,
+            "memory": cost.memory,
+            "cache": None
+            if cost.cache is None or cost.cache_formula is None
+            else {"formula": asdict(cost.cache_formula), "counted": asdict(cost.cache)},
+        },
+    )
+
+
+def _reads_text(cost: ModelCost) -> bool:
+    return isinstance(cost.config, TransformerConfig | LanguageConfig | ClassifierConfig)
+
+
+def _model_plot(cost: ModelCost) -> Plot:
+    """Each part's multiply-adds against the length, by formula."""
+    lengths = [2**e for e in range(4, 15)]
+    found = [model_formula(cost.config, n, cost.batch) for n in lengths]
+    curves = tuple(
+        Curve(part, lengths, [each[part].multiply_adds for each in found])
+        for part in PARTS
+        if found[0][part].multiply_adds
+    )
+    return Plot("Multiply-adds", "tokens", "multiply-adds", curves, log_x=True, log_y=True)
+
+
+def print_page(page: Page, console: Console) -> None:
+    """For people, at a terminal."""
+    console.print(Text(page.title, "bold magenta"), "")
+    for table in page.tables:
+        console.print(_indented(Text(table.title, "bold")))
+        drawn = drawn_table(table)
+        for column, values in zip(drawn.columns, zip(*table.rows)):
+            if all(_is_number(str(value)) for value in values):
+                column.justify = "right"
+        console.print(_indented(drawn), "")
+    for plot in page.plots:
+        console.print(_indented(Text(plot.title, "bold")))
+        console.print(_indented(chart.terminal(plot, min(console.width, 90) - 4)), "")
+    for note in page.notes:
+        console.print(_indented(Text(note, "dim")))
+
+
+def markdown(page: Page) -> str:
+    """The tables, for a page of one's own."""
+    parts = [f"## {page.title}"]
+    for table in page.tables:
+        lines = [table.head, tuple("---" for _ in table.head), *table.rows]
+        body = "\n".join(f"| {' | '.join(str(cell) for cell in line)} |" for line in lines)
+        parts.append(f"### {table.title}\n\n{body}")
+    return "\n\n".join([*parts, *page.notes])
+
+
+def _of(found: Measured | None, name: str) -> int | None:
+    return None if found is None else getattr(found, name)
+
+
+def _plain(found: Measured | None) -> dict[str, Any] | None:
+    return None if found is None else asdict(found)
+
+
+def _share(part: int, whole: int) -> str:
+    return f"{100 * part / whole:.1f} %" if whole and part else ""
+
+
+def _bytes(size: float) -> str:
+    return f"{short(size)}B" if size >= 1000 else f"{short(size)} B"
+
+
+def _is_number(cell: str) -> bool:
+    return not cell or cell[0].isdigit() or cell == "—"
+
+
+def _indented(what: Any) -> Padding:
+    return Padding(what, (0, 0, 0, 2), expand=False)
+
