@@ -2,7 +2,8 @@
 
 import pytest
 
-from regard.lab.claims import ablation, training
+from regard.lab.claims import training
+from regard.lab.claims.ablation import on_condition
 from regard.lab.experiment import Experiment
 from regard.task import probe
 
@@ -43,13 +44,20 @@ def test_the_verdict_is_what_three_seeds_show(experiment: Experiment) -> None:
     assert experiment.run().verdict == EXPECTED[experiment.name]
 
 
-@pytest.mark.parametrize(
-    "name", [n for n in EXPECTED if n not in ("positions-ignored", "layer-norm", "heads-and-noise")]
-)
+@pytest.mark.parametrize("name", EXPECTED)
 def test_where_nothing_is_learned_nothing_holds(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(probe, "train", lambda *given, **settings: 0.5)
+    monkeypatch.setattr(probe, "learn", lambda *given, **settings: [0.7] * 10)
+    monkeypatch.setattr(probe, "accuracy", lambda *given: 0.5)
     assert BY_NAME[name].run().verdict in ("undecided", "wrong as stated")
 
 
-def test_three_seeds_are_trained() -> None:
-    assert len(set(ablation.SEEDS)) >= 3
+def test_a_verdict_on_conditions_needs_seeds_that_agree() -> None:
+    more, less, same = [0.3, 0.4, 0.5], [-0.3, -0.4, -0.5], [0.0, 0.05, -0.02]
+    assert on_condition(more, more, margin=0.1) == "holds"
+    assert on_condition(more, same, margin=0.1) == "holds under conditions"
+    assert on_condition(less, same, margin=0.1) == "wrong as stated"
+    assert on_condition(same, same, margin=0.1) == "undecided"
+    assert on_condition(more, [0.3, 0.0, 0.3], margin=0.1) == "undecided"
+    with pytest.raises(ValueError, match=r"2 seeds decide nothing"):
+        on_condition(more, same[:2], margin=0.1)

@@ -11,7 +11,17 @@ from functools import partial
 import torch
 
 from regard.lab.claims import ablation
-from regard.lab.claims.ablation import BITS, SEEDS, SMALL, by_seed, mean, more, scores, trained
+from regard.lab.claims.ablation import (
+    BITS,
+    SEEDS,
+    SMALL,
+    by_seed,
+    mean,
+    more,
+    on_condition,
+    scores,
+    trained,
+)
 from regard.lab.experiment import (
     Curve,
     Experiment,
@@ -19,7 +29,6 @@ from regard.lab.experiment import (
     Plot,
     Table,
     by_seeds,
-    conditional,
     corrected,
 )
 from regard.model.baseline import Recurrent
@@ -196,7 +205,7 @@ def reusable_encoder() -> Finding:
         for where in ("same", "other")
     )
     return Finding(
-        conditional(inside=min(same) > 0.1, outside=min(other) > 0.1),
+        on_condition(same, other, margin=0.1),
         measured,
         tables=(by_seed("How many of four bits are 1? Only the head learns", measured),),
     )
