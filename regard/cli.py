@@ -71,12 +71,6 @@ def _cost(options: argparse.Namespace) -> None:
     cost(options.words)
 
 
-def _cost(options: argparse.Namespace) -> None:
-    from regard.lab.cost_command import cost
-
-    cost(options.words)
-
-
 def _lab(options: argparse.Namespace) -> int:
     from regard.lab.command import lab
 
@@ -147,7 +141,6 @@ def _parser() -> argparse.ArgumentParser:
         ("generate", _use, "go on with a text"),
         ("label", _use, "say which class a text is in"),
         ("attend", _attend, "work out attention by hand, step by step"),
-        ("cost", _cost, "count what a layer or a model costs, beside the formula"),
         ("cost", _cost, "count what a layer or a model costs, beside the formula"),
     ):
         command = commands.add_parser(name, help=about, add_help=False, prefix_chars="\0")
