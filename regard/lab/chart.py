@@ -27,12 +27,12 @@ class Axis:
     log: bool
     ticks: tuple[float, ...]
 
-    def place(self, value: float) -> float:
+    def place(self, value: float | int) -> float:
         """0 at the low end, 1 at the high end."""
         low, high, at = (_log(v) if self.log else v for v in (self.low, self.high, value))
         return (at - low) / (high - low)
 
-    def label(self, tick: float) -> str:
+    def label(self, tick: float | int) -> str:
         """A tick in figures."""
         exponent = round(_log(tick)) if self.log else 0
         if self.log and abs(exponent) > 3 and math.isclose(tick, 10.0**exponent):
@@ -40,7 +40,7 @@ class Axis:
         return figure(round(tick, 12), 3)
 
 
-def axis(values: Sequence[float], log: bool, ticks: int, wide: bool) -> Axis:
+def axis(values: Sequence[float | int], log: bool, ticks: int, wide: bool) -> Axis:
     """An axis that holds the values; `wide` ones reach to the next tick on both sides."""
     low, high = min(values), max(values)
     if low == high:
@@ -153,7 +153,7 @@ def svg(plot: Plot) -> str:
     return "".join(parts)
 
 
-WIDTH = 480.0
+WIDTH = 400.0
 
 
 def drawing(plots: Sequence[Plot], style: str) -> str:
@@ -219,7 +219,7 @@ def _decades(low: float, high: float, ticks: int) -> list[float]:
     return [10.0**e for e in range(first, last + 1) if e % every == 0]
 
 
-def _log(value: float) -> float:
+def _log(value: float | int) -> float:
     return math.log10(value)
 
 
@@ -265,7 +265,7 @@ def _legend(curves: Sequence[Curve]) -> tuple[list[str], float]:
         return [], 0.0
     parts, x, y = [], 0.0, 12.0
     for number, curve in enumerate(curves):
-        room = 30 + 6.6 * len(curve.name)
+        room = 28 + 6.4 * len(curve.name)
         if x and x + room > WIDTH:
             x, y = 0.0, y + 18
         parts.append(

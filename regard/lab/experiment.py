@@ -30,8 +30,8 @@ class Curve:
     """Points of a plot that belong together."""
 
     name: str
-    x: Sequence[float]
-    y: Sequence[float]
+    x: Sequence[float | int]
+    y: Sequence[float | int]
 
 
 @dataclass(frozen=True)

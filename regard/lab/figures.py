@@ -28,7 +28,7 @@ def column(values: Sequence[Measured], digits: int = 4) -> list[str]:
     sizes = [abs(value) for value in reals if value]
     even = bool(sizes) and max(sizes) < 10**digits and min(sizes) >= 10 ** (1 - digits)
     if not even:
-        return [figure(value, digits) for value in values]
+        return [figure(value, digits - 1) for value in values]
     before = max(1, math.floor(math.log10(max(sizes))) + 1)
     decimals = max(0, digits - before)
     # Whole numbers that happen to be floats want no zeros behind them.

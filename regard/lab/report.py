@@ -39,17 +39,16 @@ def page(results: Sequence[Result], seconds: float) -> str:
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta name="color-scheme" content="light dark">
-<title>Regard: what is taught about attention, tried</title>
+<title>Regard: what is taught about attention, put to the test</title>
 <style>{style}</style>
 </head>
 <body class="regard-lab">
 <div class="page">
 {_contents(grouped)}
 <main>
-<h1>What is taught about attention, tried</h1>
-<p class="lead">{len(results)} statements from course documents about attention, Transformers and
-ViT, each with an experiment. A verdict is computed from what was measured; nobody wrote it
-down.</p>
+<h1>What is taught about attention, put to the test</h1>
+<p class="lead">{len(results)} experiments about what course documents say of attention, Transformers
+and ViT. Each verdict is computed from what was measured.</p>
 {_counts(results)}
 {_glance(grouped)}
 {"".join(_family(family, some) for family, some in grouped)}
@@ -191,8 +190,8 @@ def _stated() -> str:
         for entry in STATED
     )
     return (
-        '<h2 id="stated">Stated, not computed</h2><p>Items that tell history, describe a choice or '
-        'give an opinion, and what settles them.</p><div class="stated"><table><thead><tr>'
+        '<h2 id="stated">Stated, not computed</h2><p>Items, and parts of items, that tell '
+        'history or give an opinion, and what settles them.</p><div class="stated"><table><thead><tr>'
         f"<th>item</th><th>what is said</th><th>what settles it</th></tr></thead><tbody>{rows}"
         "</tbody></table></div>"
     )

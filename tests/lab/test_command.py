@@ -10,7 +10,6 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 from xml.etree import ElementTree
 
 import pytest
@@ -20,6 +19,7 @@ from regard.lab import claims, command, perform, run
 from regard.lab.claims import FAMILIES, by_family, experiments, lines
 from regard.lab.claims.stated import ITEMS, STATED
 from regard.lab.experiment import Experiment, Finding
+from regard.lab.perform import Result
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -178,7 +178,7 @@ def test_json_is_all_that_is_printed(capsys: pytest.CaptureFixture[str]) -> None
     assert found["experiments"][0]["measurements"]["scores"] == [8, 6, 1]
 
 
-def test_json_has_no_infinities(results: Any) -> None:
+def test_json_has_no_infinities(results: dict[str, Result]) -> None:
     result = results["exercise-1"]
     odd = Finding("holds", {"a": math.inf, "b": [math.nan, 1, True], "c": -math.inf})
     found = json.loads(command.as_text([replace(result, finding=odd)]))
@@ -236,7 +236,7 @@ def test_processes_report_and_fail_alone() -> None:
     (sound,) = claims.find("exercise-1")
     unknown = replace(sound, name="unheard-of")
     found = {found.experiment.name: found for found in perform.perform_all([sound, unknown], 1)}
-    assert isinstance(found["exercise-1"], perform.Result)
+    assert isinstance(found["exercise-1"], Result)
     assert found["exercise-1"].finding.verdict == "holds"
     assert "ValueError: no experiment 'unheard-of'" in str(found["unheard-of"])
 

@@ -3,7 +3,6 @@
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
-from typing import Any
 from xml.etree import ElementTree
 
 import pytest
@@ -13,6 +12,7 @@ from regard.lab.claims import experiments
 from regard.lab.claims.stated import STATED
 from regard.lab.equation import mathml
 from regard.lab.experiment import Curve, Finding, Plot
+from regard.lab.perform import Result
 from regard.lab.report import STYLE, page, section, words
 
 ALONE = {"meta", "br", "input"}
@@ -48,7 +48,7 @@ class Reader(HTMLParser):
 
 
 @pytest.fixture(scope="module")
-def html(results: Any) -> str:
+def html(results: dict[str, Result]) -> str:
     return page([results[name] for name in NAMES], 12.0)
 
 
@@ -73,7 +73,7 @@ def test_the_page_has_both_schemes_and_both_widths(html: str) -> None:
     assert 'name="viewport"' in html
 
 
-def test_the_page_says_everything(html: str, results: Any) -> None:
+def test_the_page_says_everything(html: str, results: dict[str, Result]) -> None:
     for name in NAMES:
         experiment = results[name].experiment
         assert words(experiment.taught) in html
@@ -82,7 +82,7 @@ def test_the_page_says_everything(html: str, results: Any) -> None:
     assert "<b>2</b> wrong as stated" in html
 
 
-def test_a_notebook_shows_the_same_section(html: str, results: Any) -> None:
+def test_a_notebook_shows_the_same_section(html: str, results: dict[str, Result]) -> None:
     for name in NAMES:
         shown = results[name]._repr_html_()
         Reader(shown)
@@ -105,7 +105,7 @@ def test_words_are_safe_and_have_indices() -> None:
     assert words("in_channels") == "in_channels"
 
 
-def test_names_are_escaped(results: Any) -> None:
+def test_names_are_escaped(results: dict[str, Result]) -> None:
     odd = Finding("undecided", {"<b>": "<i>"}, plots=(Plot("<t>", "<x>", "<y>", ()),))
     Reader(section(replace(results["exercise-1"], finding=odd)))
 

@@ -2,10 +2,9 @@
 
 import io
 import math
-from typing import Any
 
 import pytest
-from rich.console import Console
+from rich.console import Console, RenderableType
 
 from regard.lab import show
 from regard.lab.chart import axis, terminal
@@ -13,9 +12,10 @@ from regard.lab.claims import FAMILIES, experiments
 from regard.lab.equation import plain
 from regard.lab.experiment import Curve, Measured, Plot, Table
 from regard.lab.figures import column, figure
+from regard.lab.perform import Result
 
 
-def printed(what: Any, width: int = 100) -> str:
+def printed(what: RenderableType, width: int = 100) -> str:
     console = Console(file=io.StringIO(), width=width)
     console.print(what)
     return "\n".join(line.rstrip() for line in console.file.getvalue().splitlines())
@@ -129,7 +129,7 @@ def test_a_table_is_set_in_columns() -> None:
     ]
 
 
-def test_a_summary_counts_verdicts(results: Any) -> None:
+def test_a_summary_counts_verdicts(results: dict[str, Result]) -> None:
     console = Console(file=io.StringIO(), width=110)
     some = [results["exercise-1"], results["equivariance"]]
     show.summary([(FAMILIES[0], some)], 3.2, console)
@@ -139,7 +139,7 @@ def test_a_summary_counts_verdicts(results: Any) -> None:
 
 
 @pytest.mark.parametrize("width", [50, 80, 140])
-def test_an_experiment_fits_the_terminal(width: int, results: Any) -> None:
+def test_an_experiment_fits_the_terminal(width: int, results: dict[str, Result]) -> None:
     console = Console(file=io.StringIO(), width=width)
     show.result(results["position-kernel"], console)
     assert max(len(line.rstrip()) for line in console.file.getvalue().splitlines()) <= width

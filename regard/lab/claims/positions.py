@@ -317,7 +317,7 @@ def _kernel() -> Finding:
     lowest = float(kernel.min())
     return Finding(
         corrected(
-            taught=misses.min() < 0.01,
+            taught=float(misses.min()) < 0.01,
             correct=off < SAME and by_distance < 1e-11 and rises < n - 1 and lowest > 0,
         ),
         {
