@@ -47,8 +47,8 @@ def page(results: Sequence[Result], seconds: float) -> str:
 {_contents(grouped)}
 <main>
 <h1>What is taught about attention, put to the test</h1>
-<p class="lead">{len(results)} experiments about what course documents say of attention, Transformers
-and ViT. Each verdict is computed from what was measured.</p>
+<p class="lead">{len(results)} experiments about what course documents say of attention,
+Transformers and ViT. Each verdict is computed from what was measured.</p>
 {_counts(results)}
 {_glance(grouped)}
 {"".join(_family(family, some) for family, some in grouped)}
@@ -191,7 +191,8 @@ def _stated() -> str:
     )
     return (
         '<h2 id="stated">Stated, not computed</h2><p>Items, and parts of items, that tell '
-        'history or give an opinion, and what settles them.</p><div class="stated"><table><thead><tr>'
+        "history or give an opinion, and what settles them.</p>"
+        '<div class="stated"><table><thead><tr>'
         f"<th>item</th><th>what is said</th><th>what settles it</th></tr></thead><tbody>{rows}"
         "</tbody></table></div>"
     )
