@@ -18,6 +18,7 @@ import itertools
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -158,10 +159,7 @@ def random_weights(options: argparse.Namespace) -> None:
         found = {name: search(source, beams) for name, search in everyone.items()}
         for rows in found.values():
             assert all(len(row) == TARGET for row in rows), [len(row) for row in rows]
-        runs = {
-            name: Run(lambda search=search: search(source, beams))  # type: ignore[misc]
-            for name, search in everyone.items()
-        }
+        runs = {name: Run(partial(search, source, beams)) for name, search in everyone.items()}
         took = turns(runs, rounds=options.rounds, at_least=0.0)
         first = next(iter(everyone))
         for name, seconds in took.items():
@@ -192,7 +190,9 @@ def trained(options: argparse.Namespace) -> None:
 
     from regard.task.load import load
 
-    source, target = (Path(name).read_text().splitlines() for name in (options.source, options.target))
+    source, target = (
+        Path(name).read_text().splitlines() for name in (options.source, options.target)
+    )
     everyone: dict[str, Callable[[int], Sequence[str]]] = {}
     for precision in ("fp32", "bf16", "int8"):
         dtype = DTYPES.get(precision, torch.float32)
@@ -223,7 +223,7 @@ def trained(options: argparse.Namespace) -> None:
     for beams in options.beams:
         print(f"{len(source):,} lines, {f'beam {beams}' if beams > 1 else 'greedy'}", flush=True)
         took: dict[str, float] = {}
-        for name, run in everyone.items():
+        for run in everyone.values():
             run(beams)
         for _ in range(options.rounds):
             for name, run in everyone.items():
@@ -259,9 +259,7 @@ def _translated(
         found = model.translate_batch(
             words, max_batch_size=batch, beam_size=beams, length_penalty=how.length_penalty
         )
-        return [
-            ready.tokenizer.decode([int(word) for word in one.hypotheses[0]]) for one in found
-        ]
+        return [ready.tokenizer.decode([int(word) for word in one.hypotheses[0]]) for one in found]
 
     return run
 

@@ -13,7 +13,7 @@ import torch
 class Run:
     """Something to time, and the context it runs in, which is entered outside of the clock."""
 
-    call: Callable[[], torch.Tensor]
+    call: Callable[[], object]
     context: Callable[[], AbstractContextManager[object]] = nullcontext
 
 

@@ -26,8 +26,8 @@ from torch import Tensor
 
 from regard.attention.host import whole
 from regard.decode.hypothesis import Hypothesis
-from regard.decode.limits import Length, Limits, log_probabilities, staying
-from regard.decode.step import Attentive, State, Step
+from regard.decode.limits import Length, Limits, Time, staying
+from regard.decode.step import Attentive, State, Step, Whole
 
 Penalty = Callable[[int], float]
 """lp: what log p is divided by, from the number of tokens, the end sign counted."""
@@ -76,6 +76,10 @@ def beam(
     results: list[list[Hypothesis]] = [[] for _ in prompts]
     if not results:
         return results
+    if isinstance(state, Whole) and limits.plain and not coverage:
+        whole_search = state.beam(limits, width, n_best, penalty)
+        if whole_search is not None:
+            return whole_search
     current: Any = state
     logits, current = step(limits.prompt, current)
     limits.fit(logits)
@@ -84,11 +88,11 @@ def beam(
             f"coverage ({coverage}) needs a state that says what was attended to, which a "
             f"{type(current).__name__} does not; use translation(..., attention=True)"
         )
-    beams = _Beams(limits, width, n_best, penalty, coverage, logits)
+    beams = Beams(limits, width, n_best, penalty, coverage, logits)
     for t in range(limits.steps):
         if coverage:
             beams.look(current.attention, current.real, t)
-        rows = beams.advance(log_probabilities(logits), t)
+        rows = beams.advance(logits, t)
         done = beams.over.tolist()  # all that a step waits for
         kept = staying(done)
         if kept is not None:
@@ -104,11 +108,11 @@ def beam(
     return results
 
 
-class _Beams:
+class Beams:
     """For B sentences: W open hypotheses each, and the K best of the finished ones."""
 
     # One row for each sentence, in all of these.
-    _rows = (
+    rows = (
         *("over", "open", "last", "parents", "tokens", "gains", "largest"),
         *("scores", "ends", "lengths", "slots", "cut"),
     )
@@ -167,22 +171,24 @@ class _Beams:
         self.covered = seen if self.covered is None else self.covered + seen
         self.real = real.expand_as(attention).view(B, w, -1)
 
-    def advance(self, logs: Float[Tensor, "R N"], t: int) -> Int[Tensor, "B W"]:
+    def advance(self, logits: Float[Tensor, "R N"], t: Time) -> Int[Tensor, "B W"]:
         """Extend every open hypothesis by every token; the rows that those kept open continue."""
-        (B, w), W, N = self.open.shape, self.width, logs.shape[-1]
+        (B, w), W, N = self.open.shape, self.width, logits.shape[-1]
         count = (self.limits.found(t) + 1).clamp(0, len(self.penalty) - 2)
         divisor = self.penalty[count][:, None]
 
-        gain = self.limits.apply(logs.view(B, w, N), t)
+        # The best 2W of all are among the best 2W of each.
+        gain, token = self.limits.best(logits.view(B, w, N), t, 2 * W)
         total = gain + self.open[:, :, None]
         value = total
         if self.covered is not None:
             value = total + (divisor * self._coverage_penalty())[:, :, None]
         # At most W of them end, so that W of 2W go on, unless there are not as many.
+        k = gain.shape[-1]
         value, index = _pad(value.flatten(1), 2 * W).topk(2 * W)
-        index = index.clamp(max=w * N - 1)
-        gain, total = (x.flatten(1).gather(1, index) for x in (gain, total))
-        parent, token = index // N, index % N
+        index = index.clamp(max=w * k - 1)
+        gain, total, token = (x.flatten(1).gather(1, index) for x in (gain, total, token))
+        parent = index // k
         ended = self.limits.ended(token, t)
 
         self._finish(value / divisor, gain, parent, ended, t)
@@ -193,7 +199,12 @@ class _Beams:
         self.open, gain, parent, self.last = (
             x.gather(1, going) for x in (total, gain, parent, token)
         )
-        self.parents[:, t], self.tokens[:, t], self.gains[:, t] = parent, self.last, gain
+        for history, new in (
+            (self.parents, parent),
+            (self.tokens, self.last),
+            (self.gains, gain),
+        ):
+            _put(history, t, new)
         if self.covered is not None:
             places = parent[:, :, None].expand(-1, -1, self.covered.shape[-1])
             self.covered = self.covered.gather(1, places)
@@ -202,7 +213,7 @@ class _Beams:
         self.over = self.over | self.limits.full(t) | (self.scores[:, -1] >= best)
         if W == 1:
             self.over = self.over | (self.scores[:, 0] > -math.inf)
-        if t == 0:  # where rows change in number, the host knows them
+        if w != W:  # where rows change in number, the host knows them
             return torch.arange(B)[:, None].expand(B, W)
         return parent + w * torch.arange(B, device=parent.device)[:, None]
 
@@ -213,7 +224,7 @@ class _Beams:
         logs = self.covered.clamp(least, 1.0).log().where(self.real, 0.0)
         return self.coverage * logs.sum(-1)
 
-    def _finish(self, score: Tensor, gain: Tensor, parent: Tensor, ended: Tensor, t: int) -> None:
+    def _finish(self, score: Tensor, gain: Tensor, parent: Tensor, ended: Tensor, t: Time) -> None:
         """Keep the best of what was finished before and of what ends, or is cut, with step t."""
         K = self.scores.shape[1]
         final = (ended | self.limits.full(t)[:, None]) & ~self.over[:, None]
@@ -236,7 +247,7 @@ class _Beams:
         self.sentences = [self.sentences[n] for n in sentences.tolist()]
         self.limits.select(sentences)
         here = sentences.to(self.open.device)
-        for name in self._rows:
+        for name in self.rows:
             setattr(self, name, getattr(self, name).index_select(0, here))
         if self.covered is not None:
             self.covered = self.covered.index_select(0, here)
@@ -262,6 +273,14 @@ class _Beams:
                     slot = parents[n][place][slot]
                 hypotheses.append(Hypothesis(words[::-1], score, scores[::-1]))
             yield sentence, hypotheses
+
+
+def _put(history: Tensor, t: Time, new: Tensor) -> None:
+    """history[:, t] = new, where t may be known to the device alone."""
+    if isinstance(t, Tensor):
+        history.index_copy_(1, t[None], new[:, None])
+    else:
+        history[:, t] = new
 
 
 def _pad(values: Tensor, least: int) -> Tensor:

@@ -1,7 +1,7 @@
 """An 8-bit Transformer's step in one call, behind the same face as any other step.
 
-What a block is, `model/block.py` says; here the same modules are handed to the kernels of int8.cpp
-as addresses. No padding is computed, and reordering beams moves no keys or values: each row has a
+What a block is, `model/block.py` says; here the same modules are handed to kernels.cpp as
+addresses. No padding is computed, and reordering beams moves no keys or values: each row has a
 list of the rows, among all that were ever computed, which hold its own past.
 """
 
@@ -17,10 +17,11 @@ from torch import Tensor, nn
 from regard.attention.host import integers, shown
 from regard.attention.mask import Packed
 from regard.attention.multihead import Core, MultiHeadAttention
-from regard.attention.position import Rotary
+from regard.attention.position import Learned, Rotary, Sinusoidal
 from regard.decode import native
 from regard.decode.quantized import Int8Linear
 from regard.model.block import Block, FeedForward, GatedFeedForward, PostNorm, PreNorm
+from regard.model.embedding import Tokens
 from regard.model.lengths import Lengths, places
 from regard.model.stack import Stack
 from regard.model.transformer import Transformer
@@ -78,6 +79,7 @@ class Fused:
     def __init__(self, model: Transformer):
         self.encoder, self.decoder = Blocks(model.encoder), Blocks(model.decoder)
         self.output = cast(Int8Linear, model.output)
+        self._places = torch.empty(0)
 
     def encode(self, model: Transformer, source: Tensor, lengths: Lengths) -> tuple[Tensor, Tensor]:
         """The memory of all sources end to end, (T, D), and how long each is."""
@@ -88,7 +90,7 @@ class Fused:
         place = torch.arange(len(x)) - start[of]
         start, count = start[of], counts[of]
         self.encoder.reach(int(counts.max()) if len(counts) else 0)
-        kept = x.new_empty(self.encoder.count, len(x), self.encoder.kept)
+        kept = torch.empty(self.encoder.count, len(x), self.encoder.kept, dtype=torch.float16)
         rows = native.Rows(
             rows=len(x),
             width=x.shape[1],
@@ -102,17 +104,27 @@ class Fused:
         self.encoder.run(rows)
         return x, counts
 
+    def embed(self, target: Tokens, tokens: Tensor, at: int) -> Tensor:
+        """(n, R, D), as `target` gives it, but with positions that were computed before."""
+        if type(target.position) not in (Sinusoidal, Learned) or bool((tokens < 0).any()):
+            return target(tokens, at).transpose(0, 1).contiguous()
+        R, n = tokens.shape
+        if len(self._places) < at + n:
+            zeros = target.table.weight.new_zeros(1, max(64, 2 * (at + n)), target.width)
+            self._places = target.placed(zeros, 0)[0]
+        x = target.table(tokens.T)
+        return x.mul_(target.scale).add_(self._places[at : at + n, None])
+
     def remember(self, memory: Tensor) -> Tensor:
         """The keys and values that each block's cross-attention reads of it."""
         library = native.library()
         assert library is not None
         cross = self.decoder.blocks[0].cross
-        held = memory.new_empty(self.decoder.count, len(memory), cross.key.out + cross.value.out)
+        size = (self.decoder.count, len(memory), cross.key.out + cross.value.out)
+        held = torch.empty(size, dtype=torch.float16)
         blocks, count = self.decoder.blocks, self.decoder.count
         threads = torch.get_num_threads()
-        library.remember(
-            blocks, count, memory.data_ptr(), len(memory), held.data_ptr(), threads
-        )
+        library.remember(blocks, count, memory.data_ptr(), len(memory), held.data_ptr(), threads)
         return held
 
     def step(self, x: Tensor, state: "FusedReading", logits: bool) -> Tensor | None:
@@ -134,7 +146,7 @@ class Fused:
             memory_start=state.start.data_ptr(),
             memory_count=state.count.data_ptr(),
         )
-        out = x.new_empty(len(x), self.output.out_features) if logits else None
+        out = state.logits(len(x), self.output.out_features) if logits else None
         self.decoder.run(rows, self.output.address() if logits else None, out)
         state.used += len(x)
         state.length += 1
@@ -150,6 +162,14 @@ class FusedReading:
         self.length = self.used = 0
         self.kept = memory.new_empty(blocks, 0, kept)
         self.table = torch.empty(len(count), columns, dtype=torch.int32)
+        self._logits: list[Tensor] = []
+
+    def logits(self, rows: int, vocabulary: int) -> Tensor:
+        """Room that is used again the time after next: fresh memory would cost too much."""
+        if not self._logits or len(self._logits[0]) < rows:
+            self._logits = [torch.empty(rows, vocabulary) for _ in range(2)]
+        self._logits.reverse()
+        return self._logits[0][:rows]
 
     def select(self, rows: Int[Tensor, "R"]) -> None:
         rows = integers(rows, "rows").cpu()
@@ -190,7 +210,7 @@ def translation(
         R, n = tokens.shape
         if len(state.table) != R:
             raise ValueError(f"tokens of {R} rows for a state of {len(state.table)}; select() them")
-        x_nRD = model.target(tokens, state.length).transpose(0, 1).contiguous()
+        x_nRD = fused.embed(model.target, tokens, state.length)
         for m, x in enumerate(x_nRD):
             logits = fused.step(x, state, logits=m == n - 1)
         assert logits is not None
@@ -218,9 +238,7 @@ _known: "WeakKeyDictionary[Transformer, Fused]" = WeakKeyDictionary()
 def _fused(model: Transformer) -> Fused | None:
     if not isinstance(model.output, Int8Linear) or native.library() is None:
         return None
-    if not all(_plain(module) for module in model.modules()):
-        return None
-    if not all(_stack(stack) for stack in (model.encoder, model.decoder)):
+    if not known(model, Int8Linear):
         return None
     fused = _known.get(model)
     if fused is None:
@@ -228,21 +246,23 @@ def _fused(model: Transformer) -> Fused | None:
     return fused
 
 
-def _plain(module: nn.Module) -> bool:
-    """Nobody listens to what it computes."""
-    return not (module._forward_hooks or module._forward_pre_hooks)
+def known(model: Transformer, linear: type[nn.Module]) -> bool:
+    """Whether its stacks are what kernels compute, and nobody listens to what happens inside."""
+    heard = any(part._forward_hooks or part._forward_pre_hooks for part in model.modules())
+    return not heard and _stack(model.encoder, linear) and _stack(model.decoder, linear)
 
 
-def _stack(stack: Stack) -> bool:
+def _stack(stack: Stack, linear: type[nn.Module]) -> bool:
     final = stack.norm is None or type(stack.norm) is nn.LayerNorm
     blocks = [block for block in stack.blocks if isinstance(block, Block)]
     if not final or not blocks or len(blocks) != len(stack.blocks):
         return False
     kinds = {type(block.add_attention) for block in blocks}
-    return len(kinds) == 1 and kinds <= {PostNorm, PreNorm} and all(map(_known_block, blocks))
+    known = all(_known_block(block, linear) for block in blocks)
+    return len(kinds) == 1 and kinds <= {PostNorm, PreNorm} and known
 
 
-def _known_block(block: Block) -> bool:
+def _known_block(block: Block, linear: type[nn.Module]) -> bool:
     cross, forward = block.cross, block.feed_forward
     residual = type(block.add_attention)
     if type(block) is not Block or any(
@@ -256,7 +276,7 @@ def _known_block(block: Block) -> bool:
         (bends or type(forward) is GatedFeedForward)
         and _known_attention(block.attention)
         and (cross is None or _known_attention(cross))
-        and all(isinstance(part, Int8Linear) for part in _linears(block))
+        and all(type(part) is linear for part in _linears(block))
     )
 
 
@@ -292,7 +312,7 @@ def _block(block: nn.Module) -> native.Block:
         last_norm=_norm(block.add_feed_forward.norm),
         has_cross=block.cross is not None,
         pre=isinstance(block.add_attention, PreNorm),
-        activation=_GATED if gated else _ACTIVATIONS[type(forward.activation)],
+        activation=_GATED if gated else _ACTIVATIONS[type(cast(nn.Module, forward.activation))],
         gated=gated,
     )
     if gated:

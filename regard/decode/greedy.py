@@ -16,7 +16,7 @@ from torch import Tensor
 
 from regard.decode.hypothesis import Hypothesis
 from regard.decode.limits import Length, Limits, log_probabilities, staying
-from regard.decode.step import State, Step
+from regard.decode.step import State, Step, Whole
 
 Choose = Callable[[Float[Tensor, "R N"], Int[Tensor, "R"], Int[Tensor, "R"]], Int[Tensor, "R"]]
 """From log p (-∞ where not allowed), which sentence each row is, and how far it is: tokens."""
@@ -37,12 +37,21 @@ def greedy(
     Lengths count what is found after the prompt, without the end sign. `score` is log p.
     """
     limits = Limits(prompts, end, max_length, min_length, banned)
-    return follow(step, state, limits, lambda logs, *_: logs.argmax(-1))
+    if isinstance(state, Whole) and limits.plain and len(prompts):
+        found = state.greedy(limits)
+        if found is not None:
+            return found
+    return follow(step, state, limits)
 
 
 @torch.inference_mode()
-def follow(step: Step, state: Any, limits: Limits, choose: Choose) -> list[Hypothesis]:
-    """One path for each sentence, whose tokens `choose` picks. Finished sentences leave."""
+def follow(
+    step: Step, state: Any, limits: Limits, choose: Choose | None = None
+) -> list[Hypothesis]:
+    """One path for each sentence, whose tokens `choose` picks, by default the likeliest.
+
+    Finished sentences leave.
+    """
     B, T = len(limits.prompt), limits.steps
     if B == 0:
         return []
@@ -57,10 +66,13 @@ def follow(step: Step, state: Any, limits: Limits, choose: Choose) -> list[Hypot
         B, T, dtype=torch.promote_types(logits.dtype, torch.float32), device=device
     )
     for t in range(T):
-        logs = limits.apply(log_probabilities(logits)[:, None], t)[:, 0]
-        new = choose(logs, rows, limits.found(t))
-        tokens[rows, t] = new
-        scores[rows, t] = logs.gather(1, new[:, None])[:, 0]
+        if choose is None:
+            log, new = (x[:, 0, 0] for x in limits.best(logits[:, None], t, 1))
+        else:
+            logs = limits.apply(log_probabilities(logits)[:, None], t)[:, 0]
+            new = choose(logs, rows, limits.found(t))
+            log = logs.gather(1, new[:, None])[:, 0]
+        tokens[rows, t], scores[rows, t] = new, log
         # A row that is done may stay a while and write on: nobody reads what follows its end.
         over = over | limits.ended(new[:, None], t)[:, 0] | limits.full(t)
         done = over.tolist()  # all that a step waits for
@@ -73,10 +85,11 @@ def follow(step: Step, state: Any, limits: Limits, choose: Choose) -> list[Hypot
             here = kept.to(device)
             rows, new, over = rows[here], new[here], over[here]
         logits, state = step(new[:, None], state)
-    return [_read(*row, limits.end) for row in zip(tokens.tolist(), scores.tolist(), given, most)]
+    found = zip(tokens.tolist(), scores.tolist(), given, most)
+    return [read(*one, limits.end) for one in found]
 
 
-def _read(tokens: list[int], scores: list[float], given: int, most: int, end: int) -> Hypothesis:
+def read(tokens: list[int], scores: list[float], given: int, most: int, end: int) -> Hypothesis:
     """What one sentence found after its prompt, up to its end."""
     tokens, scores = tokens[given : given + most], scores[given : given + most]
     if end in tokens:

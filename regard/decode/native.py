@@ -1,7 +1,7 @@
-"""The kernels of int8.cpp, compiled where they are used: once, in a few seconds, and then kept.
+"""The kernels of kernels.cpp, compiled where they are used: once, in a few seconds, and then kept.
 
 They need Linux, a CPU with AVX-512 VNNI and a C++ compiler ($CXX, else g++). Where one of these is
-missing there is no library, and 8-bit layers run through torch: the same results, more slowly.
+missing there is no library, and torch does the same work, more slowly.
 """
 
 import ctypes
@@ -11,12 +11,12 @@ import os
 import shutil
 import subprocess
 import tempfile
-import warnings
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
-SOURCE = Path(__file__).with_name("int8.cpp")
+SOURCE = Path(__file__).with_name("kernels.cpp")
 NEEDED = ("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni", "fma")
 FLAGS = (
     *("-O3", "-std=c++17", "-shared", "-fPIC", "-fopenmp"),
@@ -26,20 +26,23 @@ FLAGS = (
 _int, _float, _pointer = ctypes.c_int64, ctypes.c_double, ctypes.c_void_p
 
 
-def _fields(kind: object, *names: str) -> list[tuple[str, object]]:
+def _fields(kind: Any, *names: str) -> list[tuple[str, Any]]:
     return [(name, kind) for name in names]
 
 
 class Linear(ctypes.Structure):
-    _fields_ = [*_fields(_int, "inner", "out"), *_fields(_pointer, "weight", "start", "scale", "bias")]  # type: ignore
+    _fields_ = [
+        *_fields(_int, "inner", "out"),
+        *_fields(_pointer, "weight", "start", "scale", "bias"),
+    ]
 
 
 class Norm(ctypes.Structure):
-    _fields_ = [*_fields(_pointer, "gain", "shift"), ("epsilon", _float)]  # type: ignore
+    _fields_ = [*_fields(_pointer, "gain", "shift"), ("epsilon", _float)]
 
 
 class Attention(ctypes.Structure):
-    _fields_ = [  # type: ignore
+    _fields_ = [
         *_fields(_int, "heads", "key_heads", "key_width", "value_width"),
         ("beta", _float),
         *_fields(Linear, "query", "key", "value", "output"),
@@ -49,7 +52,7 @@ class Attention(ctypes.Structure):
 
 
 class Block(ctypes.Structure):
-    _fields_ = [  # type: ignore
+    _fields_ = [
         *_fields(Attention, "own", "cross"),
         *_fields(Linear, "expand", "gate", "reduce"),
         *_fields(Norm, "own_norm", "cross_norm", "last_norm"),
@@ -58,7 +61,7 @@ class Block(ctypes.Structure):
 
 
 class Rows(ctypes.Structure):
-    _fields_ = [  # type: ignore
+    _fields_ = [
         *_fields(_int, "rows", "width"),
         *_fields(_pointer, "x", "kept"),
         *_fields(_int, "room", "base"),
@@ -74,30 +77,36 @@ def address(tensor: Tensor | None) -> int | None:
     return None if tensor is None else tensor.data_ptr()
 
 
-@functools.cache
 def library() -> ctypes.CDLL | None:
-    """The compiled kernels, or None, with a warning that says why there are none."""
+    """The compiled kernels, or None: `missing` says why."""
+    return _loaded()[0]
+
+
+def missing() -> str:
+    """Why there are no kernels; nothing where there are."""
+    return _loaded()[1]
+
+
+@functools.cache
+def _loaded() -> tuple[ctypes.CDLL | None, str]:
     try:
         kernels = ctypes.CDLL(str(_compiled()))
     except (OSError, subprocess.SubprocessError, ValueError) as error:
         said = getattr(error, "stderr", None) or str(error)
-        warnings.warn(
-            f"8-bit layers run through torch, and slower: {said.strip().splitlines()[0]}",
-            stacklevel=2,
-        )
-        return None
+        return None, said.strip().splitlines()[0]
     linear, norm, block, rows = map(ctypes.POINTER, (Linear, Norm, Block, Rows))
     threads = ctypes.c_int
     kernels.linear.argtypes = (linear, _pointer, _int, _pointer, threads)
     kernels.remember.argtypes = (block, _int, _pointer, _int, _pointer, threads)
+    kernels.log_sums.argtypes = (_pointer, _int, _int, _pointer, threads)
+    kernels.best.argtypes = (_pointer, *(_int,) * 3, _pointer, _pointer, threads)
     kernels.run.argtypes = (block, _int, rows, norm, linear, _pointer, threads)
-    return kernels
+    return kernels, ""
 
 
 def _compiled() -> Path:
-    missing = [name for name in NEEDED if name not in _cpu()]
-    if missing:
-        raise ValueError(f"this CPU has no {', '.join(missing)}")
+    if lacking := [name for name in NEEDED if name not in _cpu()]:
+        raise ValueError(f"this CPU has no {', '.join(lacking)}")
     name = os.environ.get("CXX", "g++")
     compiler = shutil.which(name)
     if compiler is None:
@@ -105,7 +114,7 @@ def _compiled() -> Path:
     command = [compiler, *FLAGS]
     key = hashlib.sha256(SOURCE.read_bytes() + " ".join(command).encode()).hexdigest()[:16]
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "regard"
-    found = home / f"int8-{key}.so"
+    found = home / f"kernels-{key}.so"
     if not found.exists():
         home.mkdir(parents=True, exist_ok=True)
         # Whoever else is compiling it now puts the same file in the same place.
@@ -127,4 +136,3 @@ def _cpu() -> set[str]:
         (set(line.split(":")[1].split()) for line in text.splitlines() if line[:5] == "flags"),
         set(),
     )
-

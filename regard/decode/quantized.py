@@ -7,6 +7,7 @@ its own scale s_r, so that a row gives the same result whatever else is in the b
 scale for all of it, a loud neighbour would round a quiet row to nothing.
 """
 
+import warnings
 from typing import TypeVar
 
 import torch
@@ -100,6 +101,8 @@ def int8(model: Model) -> Model:
     What it needs of memory is a quarter, for these. It is for use alone: it cannot be trained or
     saved. Tables of token vectors stay as they are.
     """
+    if reason := native.missing():
+        warnings.warn(f"8-bit layers run through torch, and slower: {reason}", stacklevel=2)
     if model.training:
         raise ValueError("8-bit layers cannot be trained; call model.eval() first")
     for part in model.modules():

@@ -53,6 +53,19 @@ class Attentive(State, Protocol):
     """Which places there are: booleans that broadcast to (R, S), False in padding."""
 
 
+@runtime_checkable
+class Whole(State, Protocol):
+    """A state that can run plain searches as a whole, faster and with the same result.
+
+    The limits are those of the search: no forced tokens, and few that are banned. None where this
+    one has to go step by step.
+    """
+
+    def greedy(self, limits: Any) -> list[Any] | None: ...
+
+    def beam(self, limits: Any, width: int, n_best: int, penalty: Any) -> list[Any] | None: ...
+
+
 Step = Callable[[Int[Tensor, "R n"], Any], tuple[Float[Tensor, "R N"], Any]]
 
 
@@ -119,6 +132,23 @@ def translation(
     _check_eval(model)
     if not attention and (found := fused.translation(model, source, source_lengths, capacity)):
         return found
+    if not attention and source.is_cuda:
+        from regard.decode import graph
+
+        if graph.captures(model, source, source_lengths):
+            reading = graph.GraphReading(model, source, source_lengths, capacity)
+            return reading.step, reading
+    return plain_translation(model, source, source_lengths, capacity, attention)
+
+
+def plain_translation(
+    model: Transformer,
+    source: Tensor,
+    source_lengths: Lengths,
+    capacity: int | None,
+    attention: bool,
+) -> tuple[Step, Reading]:
+    """The same through the model's own modules."""
     memory = model.encode(source, source_lengths)
     device = memory.device
     lengths: Tensor | None

@@ -1,9 +1,10 @@
-// Stacks of Transformer blocks with 8-bit weights, for CPUs with AVX-512 VNNI.
+// Stacks of Transformer blocks with 8-bit weights, and what a search asks of logits, for CPUs with
+// AVX-512 VNNI.
 //
 //     y_rn = s_r t_n Σ_k q_rk w_nk + b_n        q, w whole numbers from -127 to 127
 //
 // s_r is row r's own scale, max |x_r| / 127, and t_n that of row n of the weights: what else is in a
-// batch changes nothing in a row. The sums are exact; all else is float32. Rows are tokens. Which
+// batch changes nothing in a row. The sums are exact; all else is float32, but keys and values are kept in 16 bits. Rows are tokens. Which
 // keys and values a row reads is said by numbers of rows in one buffer, so that beams are reordered,
 // and sentences are of any length, without copying or filling.
 //
@@ -52,13 +53,13 @@ struct Block {
 struct Rows {
     int64_t rows, width;
     float* x;                         // (rows, width), becomes the result
-    float* kept;                      // (blocks, room, keys and values): what self-attention reads
+    uint16_t* kept;                   // (blocks, room, keys and values): what self-attention reads
     int64_t room, base;               // new rows are written from `base` on
     int32_t* table;                   // (rows, columns): numbers of kept rows, or null
     int64_t columns, filled;          // the first columns are read, and the new rows' is written
     const int64_t *start, *count;     // without a table: from where on a row reads, and how many
     const int64_t* place;             // and its own position
-    const float* memory;              // (blocks, places, keys and values) of the sources
+    const uint16_t* memory;           // (blocks, places, keys and values) of the sources
     int64_t places;
     const int64_t *memory_start, *memory_count;
 };
@@ -254,21 +255,36 @@ void turn(const Attention& a, float* x, int64_t heads, int64_t place) {
         }
 }
 
+// Keys and values are floats of 16 bits where they lie, since reading them is what attention costs.
+__m512 half(const uint16_t* x, __mmask16 in) {
+    return _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(in, x));
+}
+
+void halve(const float* x, int64_t n, uint16_t* y) {
+    for (int64_t i = 0; i < n; i += 16) {
+        const __mmask16 in = first(n - i);
+        // What is too large for 16 bits stays finite.
+        const __m512 most = _mm512_set1_ps(65504.0f), v = _mm512_maskz_loadu_ps(in, x + i);
+        const __m512 cut = _mm512_max_ps(_mm512_sub_ps(_mm512_setzero_ps(), most),
+                                         _mm512_min_ps(most, v));
+        _mm256_mask_storeu_epi16(y + i, in, _mm512_cvtps_ph(cut, 0));
+    }
+}
+
 // One query of one head over `count` keys; `row(s)` is the number of the row that holds key s.
 template <class Row>
-void attend(const Attention& a, const float* query, const float* kept, int64_t stride,
+void attend(const Attention& a, const float* query, const uint16_t* kept, int64_t stride,
             int64_t group, int64_t count, Row row, float* score, float* out) {
     const int64_t K = a.key_width, V = a.value_width;
-    const float* key = kept + group * K;
-    const float* value = kept + a.key_heads * K + group * V;
+    const uint16_t* key = kept + group * K;
+    const uint16_t* value = kept + a.key_heads * K + group * V;
     float most = -INFINITY;
     for (int64_t s = 0; s < count; s++) {
-        const float* k = key + row(s) * stride;
+        const uint16_t* k = key + row(s) * stride;
         __m512 sum = _mm512_setzero_ps();
         for (int64_t i = 0; i < K; i += 16) {
             const __mmask16 in = first(K - i);
-            sum = _mm512_fmadd_ps(_mm512_maskz_loadu_ps(in, query + i),
-                                  _mm512_maskz_loadu_ps(in, k + i), sum);
+            sum = _mm512_fmadd_ps(_mm512_maskz_loadu_ps(in, query + i), half(k + i, in), sum);
         }
         score[s] = _mm512_reduce_add_ps(sum) * (float)a.beta;
         most = std::max(most, score[s]);
@@ -286,12 +302,12 @@ void attend(const Attention& a, const float* query, const float* kept, int64_t s
         __m512 sum[4] = {_mm512_setzero_ps(), _mm512_setzero_ps(), _mm512_setzero_ps(),
                          _mm512_setzero_ps()};
         for (int64_t s = 0; s < count; s++) {
-            const float* v = value + row(s) * stride + i;
+            const uint16_t* v = value + row(s) * stride + i;
             const __m512 p = _mm512_set1_ps(score[s]);
             for (int c = 0; c < 4; c++)
                 if (i + 16 * c < V)
-                    sum[c] = _mm512_fmadd_ps(
-                        p, _mm512_maskz_loadu_ps(first(V - i - 16 * c), v + 16 * c), sum[c]);
+                    sum[c] =
+                        _mm512_fmadd_ps(p, half(v + 16 * c, first(V - i - 16 * c)), sum[c]);
         }
         for (int c = 0; c < 4; c++)
             if (i + 16 * c < V)
@@ -319,7 +335,7 @@ float* scores(int64_t count) {
     return room.data();
 }
 
-void own_attention(const Attention& a, const Rows& at, float* kept, Work& work) {
+void own_attention(const Attention& a, const Rows& at, uint16_t* kept, Work& work) {
     const int64_t H = a.heads, G = a.key_heads, K = a.key_width, V = a.value_width;
     const int64_t kv = G * (K + V), stride = H * K + kv, group = H / G;
     float* wide = work.wide.data();
@@ -332,7 +348,7 @@ void own_attention(const Attention& a, const Rows& at, float* kept, Work& work) 
 #pragma omp for schedule(static)
     for (int64_t r = 0; r < at.rows; r++) {
         if (a.turn) turn(a, wide + r * stride, H + G, at.table ? at.filled - 1 : at.place[r]);
-        std::memcpy(kept + (at.base + r) * kv, wide + r * stride + H * K, kv * sizeof(float));
+        halve(wide + r * stride + H * K, kv, kept + (at.base + r) * kv);
     }
     auto read = [&](int64_t r, int64_t h, float* out) {
         const float* query = wide + r * stride + h * K;
@@ -349,7 +365,7 @@ void own_attention(const Attention& a, const Rows& at, float* kept, Work& work) 
     attend_all(a, at, read, work);
 }
 
-void cross_attention(const Attention& a, const Rows& at, const float* memory, Work& work) {
+void cross_attention(const Attention& a, const Rows& at, const uint16_t* memory, Work& work) {
     const int64_t stride = a.query.out, kv = a.key.out + a.value.out, group = a.heads / a.key_heads;
     multiply(a.query, at.rows, work.bytes.data(), work.scale.data(), work.wide.data(), stride);
 #pragma omp barrier
@@ -401,6 +417,61 @@ Work& prepared(int64_t rows, int64_t width, int64_t joined) {
 
 extern "C" {
 
+// log Σ_n e^x_rn of every row.
+void log_sums(const float* x, int64_t rows, int64_t width, float* sums, int threads) {
+#pragma omp parallel for schedule(static) num_threads(threads)
+    for (int64_t r = 0; r < rows; r++) {
+        const float* row = x + r * width;
+        __m512 high = _mm512_set1_ps(-INFINITY);
+        for (int64_t i = 0; i < width; i += 16) {
+            const __mmask16 in = first(width - i);
+            high = _mm512_mask_max_ps(high, in, high, _mm512_maskz_loadu_ps(in, row + i));
+        }
+        const float most = _mm512_reduce_max_ps(high);
+        const __m512 by = _mm512_set1_ps(most > -INFINITY ? most : 0.0f);
+        __m512 sum = _mm512_setzero_ps(), bad = _mm512_setzero_ps();
+        for (int64_t i = 0; i < width; i += 16) {
+            const __mmask16 in = first(width - i);
+            const __m512 v = _mm512_sub_ps(_mm512_maskz_loadu_ps(in, row + i), by);
+            // What is not a number must not vanish in a maximum.
+            bad = _mm512_mask_add_ps(bad, _mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q) & in, bad, v);
+            sum = _mm512_mask_add_ps(
+                sum, in & _mm512_cmp_ps_mask(v, _mm512_set1_ps(-87.0f), _CMP_GT_OQ), sum,
+                exponential(v));
+        }
+        sums[r] = most + std::log(_mm512_reduce_add_ps(sum)) + _mm512_reduce_add_ps(bad);
+    }
+}
+
+// The `count` largest of each row, largest first, and of equals the first.
+void best(const float* x, int64_t rows, int64_t width, int64_t count, float* values,
+          int64_t* places, int threads) {
+#pragma omp parallel for schedule(static) num_threads(threads)
+    for (int64_t r = 0; r < rows; r++) {
+        const float* row = x + r * width;
+        float* value = values + r * count;
+        int64_t* place = places + r * count;
+        int64_t have = 0;
+        for (int64_t i = 0; i < width; i += 16) {
+            __mmask16 in = first(width - i);
+            const __m512 v = _mm512_maskz_loadu_ps(in, row + i);
+            if (have == count)
+                in &= _mm512_cmp_ps_mask(v, _mm512_set1_ps(value[count - 1]), _CMP_GT_OQ);
+            for (; in; in &= in - 1) {
+                const int64_t n = i + __builtin_ctz(in);
+                if (have == count && !(row[n] > value[count - 1])) continue;
+                int64_t at = have < count ? have++ : count - 1;
+                for (; at > 0 && row[n] > value[at - 1]; at--) {
+                    value[at] = value[at - 1];
+                    place[at] = place[at - 1];
+                }
+                value[at] = row[n];
+                place[at] = n;
+            }
+        }
+    }
+}
+
 // y = x Wᵀ + b for any rows.
 void linear(const Linear* given, const float* x, int64_t rows, float* y, int threads) {
     Work& work = prepared(rows, given->in, 0);
@@ -412,20 +483,23 @@ void linear(const Linear* given, const float* x, int64_t rows, float* y, int thr
 }
 
 // The keys and values that each block's cross-attention reads, (blocks, rows, keys and values).
-void remember(const Block* blocks, int64_t count, const float* x, int64_t rows, float* memory,
+void remember(const Block* blocks, int64_t count, const float* x, int64_t rows, uint16_t* memory,
               int threads) {
-    const int64_t width = count ? blocks[0].cross.key.in : 0;
-    Work& work = prepared(rows, width, 0);
+    const int64_t width = blocks[0].cross.key.in;
+    Work& work = prepared(rows, std::max(width, blocks[0].cross.key.out + blocks[0].cross.value.out), 0);
 #pragma omp parallel num_threads(threads)
     {
         whole(x, rows, width, work);
-        float* to = memory;
+        float* wide = work.wide.data();
         for (int64_t n = 0; n < count; n++) {
             const Attention& a = blocks[n].cross;
             const int64_t kv = a.key.out + a.value.out;
-            multiply(a.key, rows, work.bytes.data(), work.scale.data(), to, kv);
-            multiply(a.value, rows, work.bytes.data(), work.scale.data(), to + a.key.out, kv);
-            to += rows * kv;
+            multiply(a.key, rows, work.bytes.data(), work.scale.data(), wide, kv);
+            multiply(a.value, rows, work.bytes.data(), work.scale.data(), wide + a.key.out, kv);
+#pragma omp barrier
+#pragma omp for schedule(static)
+            for (int64_t r = 0; r < rows; r++)
+                halve(wide + r * kv, kv, memory + (n * rows + r) * kv);
         }
     }
 }
