@@ -1,0 +1,34 @@
+"""The two coding assignments of the course, as notebooks with blanks, hints and checks.
+
+    regard lab exercise multihead      multi-head attention, from four lines of algebra
+    regard lab exercise vit            a Vision Transformer, which then learns digits
+
+A notebook is written from a Python file that holds its solution (exercises/notebooks). Its checks
+(exercises/multihead.py, exercises/vit.py) know what the common mistakes lead to, and name them.
+"""
+
+from pathlib import Path
+
+from regard.lab import notebook
+from regard.lab.notebook import Cell
+
+EXERCISES = ("multihead", "vit")
+
+
+def cells(name: str, solved: bool = False) -> list[Cell]:
+    """The cells of an exercise, with blanks or with its solution."""
+    if name not in EXERCISES:
+        raise ValueError(f"exercise ({name!r}) is unknown; choose from {', '.join(EXERCISES)}")
+    source = Path(__file__).parent / "exercises" / "notebooks" / f"{name}.py"
+    return notebook.cells(source.read_text(encoding="utf-8"), blank=not solved)
+
+
+def write(name: str, folder: Path, solved: bool = False) -> Path:
+    """Writes an exercise's notebook into a folder, and says where it is."""
+    made = cells(name, solved)
+    path = folder / f"{name}.ipynb"
+    if path.exists():
+        raise ValueError(f"{path} exists, perhaps with answers in it; move it or name a new folder")
+    folder.mkdir(parents=True, exist_ok=True)
+    notebook.write(path, made)
+    return path

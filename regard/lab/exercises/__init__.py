@@ -1,0 +1,1 @@
+"""Exercises: their checks, each of which knows the right answer and the usual wrong ones."""

@@ -1,0 +1,1 @@
+"""Notebooks to fill in, solved; `regard.lab.exercise` takes the solutions out."""

@@ -1,0 +1,82 @@
+"""Notebooks as files: read and written from Python text, whose cells begin with `# %%`.
+
+    # %% [markdown]
+    # Words, behind a hash.
+    # %%
+    code = "as ever"
+    # blank: What to think of.
+    answer = 42
+    # end
+
+What stands between `# blank:` and `# end` is the solution. With blanks, the hint stays and the
+solution goes; without, the other way round. What comes before the first cell is left out.
+"""
+
+import json
+import re
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+Kind: TypeAlias = Literal["markdown", "code"]
+
+
+class Cell(NamedTuple):
+    kind: Kind
+    text: str
+
+
+def cells(text: str, blank: bool = False) -> list[Cell]:
+    """The cells of a Python text, with or without the solutions in them."""
+    found = []
+    for part in re.split(r"^# %%", text, flags=re.MULTILINE)[1:]:
+        head, _, body = part.partition("\n")
+        kind: Kind = "markdown" if "[markdown]" in head else "code"
+        if kind == "markdown":
+            body = re.sub(r"^# ?", "", body, flags=re.MULTILINE)
+        else:
+            body = _blanked(body) if blank else _solved(body)
+        found.append(Cell(kind, body.strip("\n")))
+    return found
+
+
+_BLANK = re.compile(r"^( *)# blank: (.*)\n((?:.*\n)*?)\1# end\n", re.MULTILINE)
+
+
+def _blanked(code: str) -> str:
+    """Without the solutions: the hint, and an error for whoever runs it as it is."""
+    return _BLANK.sub(r'\1# Your turn: \2\n\1raise NotImplementedError("still blank")\n', code)
+
+
+def _solved(code: str) -> str:
+    return _BLANK.sub(r"\3", code)
+
+
+def to_json(made: list[Cell]) -> dict[str, Any]:
+    """A notebook in format 4.5, without outputs."""
+    return {
+        "cells": [_cell(number, cell) for number, cell in enumerate(made)],
+        "metadata": {
+            "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
+            "language_info": {"name": "python"},
+        },
+        "nbformat": 4,
+        "nbformat_minor": 5,
+    }
+
+
+def _cell(number: int, cell: Cell) -> dict[str, Any]:
+    said: dict[str, Any] = {"cell_type": cell.kind, "id": f"cell-{number}", "metadata": {}}
+    if cell.kind == "code":
+        said |= {"execution_count": None, "outputs": []}
+    return said | {"source": cell.text.splitlines(keepends=True)}
+
+
+def write(path: Path, made: list[Cell]) -> None:
+    text = json.dumps(to_json(made), ensure_ascii=False, indent=1)
+    path.write_text(text + "\n", encoding="utf-8")
+
+
+def read(path: Path) -> list[Cell]:
+    """The cells of a notebook; outputs are left out."""
+    said = json.loads(path.read_text(encoding="utf-8"))
+    return [Cell(cell["cell_type"], "".join(cell["source"])) for cell in said["cells"]]
