@@ -101,13 +101,12 @@ class Lines:
             with ExitStack() as stack:
                 before, offset = reading.bytes, 0
                 file = LineFile(path, reading, stack)
-                plain = path.stat().st_size
+                plain = file.stream.raw is file.raw
                 try:
                     for line in file.stream:
                         offset += len(line)
-                        # The file itself may be compressed, and is read ahead.
-                        read = reading.bytes - before
-                        self.marks.append(before + (min(offset, read) if read == plain else read))
+                        # A compressed file is measured as it is read, which is somewhat ahead.
+                        self.marks.append(before + offset if plain else reading.bytes)
                         yield _text(line)
                 except (EOFError, zlib.error, lzma.LZMAError, OSError) as error:
                     raise ValueError(f"{path} is damaged ({error}); fetch it again") from error

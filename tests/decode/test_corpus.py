@@ -63,6 +63,18 @@ def test_results_come_soon_and_nothing_piles_up() -> None:
     assert ahead <= 16
 
 
+def test_none_says_that_no_more_is_there_for_now() -> None:
+    batches_: list[list[str]] = []
+
+    def decode(some: list[str]) -> list[str]:
+        batches_.append(some)
+        return some
+
+    items = [None, "a", "b", None, None, *"cdefgh", None, "i"]
+    assert list(in_order(items, decode, sentences=4, window=16)) == list("abcdefghi")
+    assert batches_ == [["a", "b"], list("cdef"), ["g", "h"], ["i"]]
+
+
 @pytest.mark.usefixtures("unchecked")
 def test_errors() -> None:
     with pytest.raises(ValueError, match=r"window \(0\) must be a whole number"):

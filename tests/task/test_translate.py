@@ -210,10 +210,11 @@ def test_a_long_text_is_cut_between_words(config: Config) -> None:
         assert one.score == pytest.approx(one.log_p / len(one.token_scores))
 
 
+@pytest.mark.usefixtures("unchecked")  # thousands of calls
 def test_batches_and_order_change_nothing(config: Config) -> None:
     task = build(config)
     translator = Translator(task.model.eval(), task.tokenizers, replace(task.how, length=12))
-    texts = [*SOURCES[:13], "", " ".join(SOURCES[:3]), "?"]
+    texts = [*SOURCES[:5], "", " ".join(SOURCES[:3]), "?"]
     for beams in (1, 3):
         together = list(translator.translations(texts, beams=beams))
         assert [best[0].text for best in together] == translator.translate(texts, beams=beams)
