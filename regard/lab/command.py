@@ -206,7 +206,8 @@ def _exercise(words: Sequence[str]) -> int:
 
     if not 1 <= len(words) <= 2:
         raise ValueError("regard lab exercise takes a name and, if you like, a folder")
-    write(words[0], Path(words[1] if len(words) == 2 else "."))
+    written = write(words[0], Path(words[1] if len(words) == 2 else "."))
+    print(f"{written}: a notebook to fill in, which says what is wrong and where")
     return 0
 
 

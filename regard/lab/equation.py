@@ -60,6 +60,8 @@ def mathml(latex: str) -> str:
     set_ = convert(re.sub(r"\\arg\b", r"\\operatorname{arg}", latex), display="block")
     # Names of functions and a raised T are letters; the converter sets them apart, as relations.
     set_ = re.sub(r"<mo>(?!max|min|lim)([A-Za-z]{2,})</mo>", r"<mi>\1</mi>", set_)
+    # A function stands a little apart from an argument without parentheses.
+    set_ = re.sub(r"(<mi>[a-z]{2,}</mi>)(?=<m[ifns])", r'\1<mspace width="0.17em" />', set_)
     return set_.replace("<mo>&#x022A4;</mo>", '<mi mathvariant="normal">&#x022A4;</mi>')
 
 

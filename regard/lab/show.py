@@ -100,11 +100,11 @@ def summary(
     results = [found for _, some in families for found in some]
     body = Table(box=_RULED, show_edge=False, pad_edge=False, padding=(0, 2, 0, 0))
     body.add_column("verdict", no_wrap=True)
-    body.add_column("item", justify="right", style="dim")
+    body.add_column("item", justify="right", style="dim", no_wrap=True)
     body.add_column("experiment", no_wrap=True, style="bold")
     body.add_column("what is true", no_wrap=True, style="dim")
     names = max((len(found.experiment.name) for found in results), default=0)
-    room = max(24, console.width - _INDENT - len("◐ holds under conditions") - 4 - names - 9)
+    room = max(24, console.width - _INDENT - len("◐ holds under conditions") - names - 16)
     for family, some in families:
         if some:
             body.add_section()

@@ -165,6 +165,13 @@ def test_run_is_for_one() -> None:
         run("symmetry")
 
 
+def test_an_exercise_is_a_notebook(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["lab", "exercise", "multihead", str(tmp_path)]) == 0
+    (written,) = tmp_path.iterdir()
+    assert capsys.readouterr().out.startswith(f"{written}: a notebook")
+    assert json.loads(written.read_text())["cells"]
+
+
 # JSON
 
 

@@ -2,6 +2,7 @@
 
 import io
 import math
+import re
 
 import pytest
 from rich.console import Console, RenderableType
@@ -135,6 +136,7 @@ def test_a_summary_counts_verdicts(results: dict[str, Result]) -> None:
     show.summary([(FAMILIES[0], some)], 3.2, console)
     said = console.file.getvalue()
     assert "2 experiments in 3 s: 1 holds, 1 wrong as stated" in said
+    assert re.search(r"✗ wrong as stated +15 +equivariance +It is equivariant", said)
     assert max(len(line.rstrip()) for line in said.splitlines()) <= 110
 
 
