@@ -134,7 +134,7 @@ class LanguageModel(nn.Module):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "LanguageModel":
         """Moves the model. To and from the meta device torch makes a parameter for each name."""
-        shared = self.output.weight is self.tokens.table.weight
+        shared = getattr(self.output, "weight", None) is self.tokens.table.weight
         nn.Module._apply(self, fn, recurse)
         if shared:
             self.output.weight = self.tokens.table.weight

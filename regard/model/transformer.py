@@ -231,7 +231,7 @@ class Transformer(nn.Module):
         """Moves the model. To and from the meta device torch makes a parameter for each name."""
         table = self.target.table
         tables = (self.output, self.source.table if isinstance(self.source, Tokens) else table)
-        shared = [part for part in tables if part.weight is table.weight]
+        shared = [part for part in tables if getattr(part, "weight", None) is table.weight]
         nn.Module._apply(self, fn, recurse)
         for part in shared:
             part.weight = table.weight

@@ -282,7 +282,7 @@ def measure(
     how: Search,
 ) -> dict[str, float]:
     """How well images are read, and the perplexity of their texts."""
-    device = model.output.weight.device
+    device = model.target.table.weight.device
     written, wanted, total, count = [], [], 0.0, 0
     numbers = np.arange(examples.count)
     for begin in range(0, len(numbers), 128):
@@ -544,5 +544,5 @@ class Reader:
         )
 
     def _input(self, pixels: Tensor) -> Tensor:
-        weight = self.model.output.weight
+        weight = self.model.target.table.weight
         return self.preparation.normalized(pixels.to(weight.device)).to(weight.dtype)

@@ -167,7 +167,7 @@ def search(
     sentence of 20 tokens that may come to 90 takes 9.4 MB in float32 with 4 beams, and half of that
     in bfloat16. They are gone when the batch is: a corpus takes no more than its largest batch.
     """
-    device = model.output.weight.device
+    device = model.target.table.weight.device
     sentences = len(source) if lengths is None else len(lengths)
     bounds = [most] * sentences if isinstance(most, int | None) else list(most)
     limits = [how.length if bound is None else min(bound, how.length) for bound in bounds]
