@@ -158,7 +158,7 @@ class _Unskipped(PostNorm):
 
 def _probed(residual: type[PostNorm], seed: int) -> list[float]:
     """What a linear probe misses of the position after each layer: 0 nothing, 1 all of it."""
-    width, length, batch, layers = 24, 16, 96, 6
+    width, length, batch, layers = 24, 16, 64, 6
     place = torch.arange(length, dtype=torch.float64)
     wanted = ((place - place.mean()) / place.std(correction=0)).repeat(batch)[:, None]
     x = 0.3 * normal(seed, batch, length, width)
