@@ -42,10 +42,13 @@ class Axis:
 
 def axis(values: Sequence[float | int], log: bool, ticks: int, wide: bool) -> Axis:
     """An axis that holds the values; `wide` ones reach to the next tick on both sides."""
-    low, high = min(values), max(values)
+    low, high = float(min(values)), float(max(values))
     if low == high:
         low, high = (low / 2, high * 2) if log else (low - 0.5, high + 0.5)
-    marks = _decades(low, high, ticks) if log else _steps(low, high, ticks)
+    if log and not wide and all(math.log2(value).is_integer() for value in values):
+        marks = _doublings(low, high, ticks)
+    else:
+        marks = _decades(low, high, ticks) if log else _steps(low, high, ticks)
     if wide:
         low, high = min(low, marks[0]), max(high, marks[-1])
     slack = 1e-9 * (high - low)
@@ -205,6 +208,12 @@ def _steps(low: float, high: float, ticks: int) -> list[float]:
     step = next(size * factor for factor in (1, 2, 5, 10) if size * factor >= rough * 0.999)
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
     return [number * step for number in range(first, last + 1)]
+
+
+def _doublings(low: float, high: float, ticks: int) -> list[float]:
+    """Powers of two, for what was doubled each time."""
+    first, last = round(math.log2(low)), round(math.log2(high))
+    return [2.0**e for e in range(first, last + 1, -(-(last - first) // ticks) or 1)]
 
 
 def _decades(low: float, high: float, ticks: int) -> list[float]:

@@ -96,6 +96,7 @@ def test_every_equation_can_be_written_plainly() -> None:
 def test_an_axis_has_round_ticks() -> None:
     assert axis([0.03, 0.97], False, 5, True).ticks == pytest.approx((0, 0.2, 0.4, 0.6, 0.8, 1))
     assert axis([1e-8, 3.0], True, 4, True).ticks == pytest.approx((1e-6, 1e-3, 1))
+    assert axis([1, 2, 4, 8], True, 5, False).ticks == (1, 2, 4, 8)
     assert axis([3, 3], False, 4, False).place(3) == pytest.approx(0.5)
 
 
