@@ -136,7 +136,7 @@ def test_operations_were_counted() -> None:
     assert counts == {"mul": 30, "div": 12, "add": 22, "exp": 6}
     for n_q, n_k, d_k, d_v, *executed, formula in table("operation-counts").rows:
         assert sum(executed) == formula == n_q * (2 * n_k * (d_k + d_v + 1) - d_v - 1)
-    assert 1 < measured("operation-total", "over 2 n_q n_k (d_k + d_v)") < 1.1
+    assert 1 < measured("operation-total", "over twice queries × keys × both widths") < 1.1
     assert dict(table("operation-total").rows)["n_q"] == 2
 
 
@@ -175,7 +175,7 @@ def test_the_variance_of_scores_is_the_width() -> None:
 def test_what_the_value_product_adds() -> None:
     found = curves("value-product")
     assert found["executed"].y == found["L_q L_k (d_k + d_v)"].y
-    assert measured("value-product", "executed, d_k = d_v = 8") == 7 * 11 * 16
+    assert measured("value-product", "executed, all 8 wide") == 7 * 11 * 16
     assert curves("beside-a-dense-layer")["executed"].y == [1, 2, 4, 8, 16, 32]
 
 
@@ -205,8 +205,8 @@ def test_errors_of_the_linear_formula() -> None:
     medians = listed("moved-key-linear", "relative error of the linear formula, median")
     for median, other in zip(medians, (1.6e-4, 0.016, 0.16, 0.55), strict=True):
         assert median == pytest.approx(other, rel=0.1)
-    # The tenfold change has the tenfold relative error, so no one draw, scaled, gives both 6e-5
-    # at 0.001 and 5.6% at 0.1.
+    # A change a hundred times as large has a hundred times the relative error, so no one draw,
+    # scaled, gives both 6e-5 at 0.001 and 5.6% at 0.1.
     assert medians[1] / medians[0] == pytest.approx(100, rel=0.05)
     (plot,) = finding("moved-key-linear").plots
     found, expected = plot.curves
@@ -239,11 +239,10 @@ def test_who_sees_nothing() -> None:
 
 
 def test_the_future_is_exactly_unseen() -> None:
-    assert measured("no-future", "largest ∂y_i/∂x_j, j > i") == 0
+    assert measured("no-future", "largest ∂yᵢ/∂xⱼ, j > i") == 0
     assert measured("no-future", "logits before a change") == 0
-    assert listed("counting-by-mask", "positions read off, causal mask") == pytest.approx(
-        list(range(1, 17))
-    )
+    outputs = listed("counting-by-mask", "outputs, causal mask")
+    assert outputs == pytest.approx([1 / n for n in range(1, 17)])
 
 
 def test_only_a_padding_mask_keeps_the_filling_out() -> None:

@@ -154,7 +154,7 @@ def general_is_dot() -> Finding:
         {
             "W = I, and the dot product": identity,
             "W = I/√d, and the scaled one": scaled,
-            "W = W_Q W_Kᵀ, and a head's": head,
+            "W of two projections, and a head's": head,
             "W random, and the dot product": random,
         },
     )
@@ -171,8 +171,8 @@ def score_indices() -> Finding:
     return Finding(
         corrected(taught < SAME, correct < SAME and fewer.shape == (2, 5)),
         {
-            "scores less q_j·k_i": taught,
-            "scores less q_i·k_j": correct,
+            "scores less qⱼ·kᵢ": taught,
+            "scores less qᵢ·kⱼ": correct,
             "two queries, five keys": list(fewer.shape),
         },
     )
@@ -192,9 +192,9 @@ def value_product() -> Finding:
     return Finding(
         corrected(counts == taught, counts == correct),
         {
-            "executed, d_k = d_v = 8": executed(8),
-            "L_q L_k d_k": L_q * L_k * d_k,
-            "L_q L_k (d_k + d_v)": L_q * L_k * (d_k + 8),
+            "executed, all 8 wide": executed(8),
+            "by queries × keys × width of keys": L_q * L_k * d_k,
+            "by queries × keys × both widths": L_q * L_k * (d_k + 8),
         },
         plots=(
             Plot(
@@ -283,8 +283,8 @@ def argument_order() -> Finding:
     return Finding(
         corrected(taught < SAME, correct < SAME and plain.apart(layer(x), meant) < SAME),
         {
-            "attend(X W_V, X W_Q, X W_K), off by": taught,
-            "attend(X W_Q, X W_K, X W_V), off by": correct,
+            "values, queries, keys: off by": taught,
+            "queries, keys, values: off by": correct,
         },
     )
 
@@ -357,7 +357,7 @@ def weighted_sum() -> Finding:
     return Finding(
         holds(apart(output, sums) < SAME and ones < SAME and between),
         {
-            "output less Σ a_j v_j": apart(output, sums),
+            "output less Σ aⱼ vⱼ": apart(output, sums),
             "equal values come out unchanged, off by": ones,
             "never beyond the values": between,
         },

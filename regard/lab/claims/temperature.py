@@ -292,7 +292,7 @@ def moved_key_line() -> Finding:
         {
             "weight by the formula, off by": max(worst_a),
             "output by the formula, off by": max(worst_h),
-            "distance from the line between v_j and the mean of the others": max(worst_line),
+            "distance from the line between vⱼ and the mean of the others": max(worst_line),
         },
         tables=(
             Table(
@@ -338,7 +338,7 @@ def moved_key_linear() -> Finding:
                 "relative error",
                 (
                     Curve("measured", sigmas, medians),
-                    Curve("|(1/2 - a_j) βδ|", sigmas, expected),
+                    Curve("|(1/2 - aⱼ) βδ|", sigmas, expected),
                 ),
                 log_x=True,
                 log_y=True,
@@ -565,7 +565,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "The linear formula's error, relative to how far the output moved, is measured in 4,001 "
         "draws for changes of deviation 0.001 to 5, beside the exact formula's.",
         "The linear formula is the first term of a series: its relative error grows with the "
-        "change, about as |(1/2 - a_j) βδ|. The exact formula has none.",
+        "change, about as |(1/2 - aⱼ) βδ|. The exact formula has none.",
         moved_key_linear,
         (r"h' = h + \beta a_j \delta (v_j - h) + O(\delta^2)",),
     ),
