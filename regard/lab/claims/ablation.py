@@ -25,7 +25,7 @@ from regard.lab.experiment import (
     conditional,
 )
 from regard.model.baseline import Baseline
-from regard.model.block import PostNorm, PreNorm
+from regard.model.block import PreNorm
 from regard.model.build import MakeAttention
 from regard.model.classifier import ClassifierConfig, TextClassifier
 from regard.task import probe
@@ -95,7 +95,7 @@ def heads_at_once() -> Finding:
     single: Task = partial(probe.number, places=(4,))
     first, last = HEADS[0], HEADS[-1]
     many = {heads: scores(replace(BITS, heads=heads), several, 150, 2e-2) for heads in HEADS}
-    one = {heads: scores(replace(BITS, heads=heads), single, 120) for heads in (first, last)}
+    one = {n: scores(replace(BITS, heads=n, classes=2), single, 120) for n in (first, last)}
     parameters = [_parameters(replace(BITS, heads=heads)) for heads in HEADS]
     return Finding(
         on_condition(more(many[last], many[first]), more(one[last], one[first]), margin=0.2),
@@ -177,7 +177,7 @@ def layer_norm() -> Finding:
 
     def losses(layers: int, norms: bool, rate: float) -> list[float]:
         """At the end; nothing else steadies the training, neither a warm-up nor clipping."""
-        config = replace(SMALL, layers=layers, norm="pre")
+        config = replace(SMALL, layers=layers, norm="pre", final_norm=norms)
         found = []
         for seed in SEEDS:
             model = probe.fresh(lambda: TextClassifier(config), seed)
@@ -218,7 +218,7 @@ def layer_norm() -> Finding:
 
 def _remove_norms(model: nn.Module) -> None:
     for module in model.modules():
-        if isinstance(module, PreNorm | PostNorm):
+        if isinstance(module, PreNorm):
             module.norm = nn.Identity()  # type: ignore[assignment]
 
 
