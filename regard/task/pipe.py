@@ -25,6 +25,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from itertools import chain
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
@@ -263,11 +264,18 @@ def answers(
 ) -> Iterator[str]:
     """An answer for each line, in order; those of other processes have none to give.
 
-    `prepare` is shown the first lines of every window that is shared out, the same in every
-    process, for whatever all of them must agree on.
+    `prepare` is shown the first lines, and those of every other window that is shared out, the same
+    in every process, for whatever all of them must agree on.
     """
     if here.size == 1:
-        yield from work(_numbered(lines))
+        waiting = iter(lines)
+        begun: list[str | None] = []
+        for line in waiting:
+            begun.append(line)
+            if line is None or len(begun) == WINDOW[0]:
+                break
+        prepare([line for line in begun if line is not None])
+        yield from work(_numbered(chain(begun, waiting)))
     elif here.first:
         yield from _shared(lines, work, here, prepare)
     else:

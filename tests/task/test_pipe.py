@@ -149,7 +149,13 @@ def test_two_processes_write_what_one_writes(folder: Path) -> None:
     alone, note = piped(words, given)
     done = torchrun(words, given)
     assert done.returncode == 0, done.stderr.decode()
-    assert done.stdout == alone
+    have, want = (text.decode().splitlines() for text in (done.stdout, alone))
+    assert len(have) == len(want)
+    for one, two in zip(have, want):  # other batches round the last digit of a score otherwise
+        *text, score, alignment = one.rsplit(" ||| ", 2)
+        *text_, score_, alignment_ = two.rsplit(" ||| ", 2)
+        assert (text, alignment) == (text_, alignment_)
+        assert float(score) == pytest.approx(float(score_), rel=1e-4)
     assert done.stderr.decode().count("regard: ") == 1
     assert note in done.stderr.decode()
 
