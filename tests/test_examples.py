@@ -1,0 +1,103 @@
+"""The notebooks in examples/ run from their first cell to their last, and show what they say."""
+
+import contextlib
+import io
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import matplotlib.pyplot as plt
+import pytest
+
+from regard.lab import notebook
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+NOTEBOOKS = sorted(EXAMPLES.glob("*.ipynb"))
+SMALL = {"STEPS": 2, "EXAMPLES": 100, "JUDGED": 3}
+"""What the constants of a notebook's first cell become, so that it takes no time."""
+
+
+@pytest.fixture(autouse=True)
+def _drawn_nowhere() -> Any:
+    matplotlib.use("Agg")
+    yield
+    plt.close("all")
+
+
+def carried_out(path: Path, small: bool = True) -> tuple[str, dict[str, Any]]:
+    """What a notebook prints, and its variables."""
+    names: dict[str, Any] = {"__name__": "__main__"}
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said):
+        for number, cell in enumerate(notebook.read(path)):
+            if cell.kind == "code":
+                code = cell.text
+                for name, number in SMALL.items() if small else ():
+                    code = re.sub(rf"(?m)^{name} = \S+", f"{name} = {number}", code)
+                exec(compile(code, f"<{path.name}, cell {number}>", "exec"), names)
+    return said.getvalue(), names
+
+
+def test_there_are_three() -> None:
+    assert [path.stem for path in NOTEBOOKS] == [
+        "attention-by-hand",
+        "inside-a-vit",
+        "train-a-translator",
+    ]
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_it_is_clean(path: Path) -> None:
+    said = json.loads(path.read_text())
+    assert (said["nbformat"], said["nbformat_minor"]) == (4, 5)
+    assert said["metadata"]["kernelspec"]["name"] == "python3"
+    assert said["cells"][0]["source"][0].startswith("# ")
+    for cell in said["cells"]:
+        assert not cell.get("outputs")
+        assert cell.get("execution_count") is None
+    # Written by our own writer: opened and saved elsewhere, it should come out the same.
+    text = json.dumps(notebook.to_json(notebook.read(path)), ensure_ascii=False, indent=1)
+    assert path.read_text() == text + "\n"
+
+
+def test_attention_by_hand() -> None:
+    said, names = carried_out(EXAMPLES / "attention-by-hand.ipynb")
+    differences = [float(x) for x in re.findall(r"difference.*: (\S+)", said)]
+    assert len(differences) == 2
+    assert max(differences) < 1e-14
+    assert "total     mul  30  div  12  add  22  total  64  exp   6" in said
+    assert "β = inf   1.000 0.000 0.000" in said
+    assert "3√2/2" in names["found"]._repr_html_()
+
+
+def test_train_a_translator(capfd: pytest.CaptureFixture[str]) -> None:
+    said, names = carried_out(EXAMPLES / "train-a-translator.ipynb")
+    assert "parameters" in said
+    assert said.count("last layer, head") == names["config"].model.heads
+    assert len(names["texts"]) == 4
+
+
+def test_inside_a_vit(capfd: pytest.CaptureFixture[str]) -> None:
+    said, names = carried_out(EXAMPLES / "inside-a-vit.ipynb")
+    (difference,) = re.findall(r"largest difference: (\S+)", said)
+    assert float(difference) < 1e-5
+    assert names["attended"].shape == (5, 6, 16)
+    assert len(plt.get_fignums()) == 2
+    assert "right without positions" in said
+
+
+@pytest.mark.slow
+def test_the_translator_learns(capfd: pytest.CaptureFixture[str]) -> None:
+    said, names = carried_out(EXAMPLES / "train-a-translator.ipynb", small=False)
+    assert names["result"].best > 0.9
+    assert "1990-10-03" in said
+
+
+@pytest.mark.slow
+def test_the_vision_transformer_learns(capfd: pytest.CaptureFixture[str]) -> None:
+    said, names = carried_out(EXAMPLES / "inside-a-vit.ipynb", small=False)
+    assert names["result"].best > 0.9
+    without = float(re.findall(r"([\d.]+)% right without", said)[0])
+    assert without < 100 * names["result"].best - 10
