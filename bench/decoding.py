@@ -151,6 +151,7 @@ def systems(options: argparse.Namespace) -> Iterator[tuple[str, Search]]:
 
 
 def random_weights(options: argparse.Namespace) -> None:
+    cuda = options.device == "cuda"
     everyone = dict(systems(options))
     for beams, sentences in itertools.product(options.beams, options.sentences):
         torch.manual_seed(sentences)
@@ -160,7 +161,7 @@ def random_weights(options: argparse.Namespace) -> None:
         for rows in found.values():
             assert all(len(row) == TARGET for row in rows), [len(row) for row in rows]
         runs = {name: Run(partial(search, source, beams)) for name, search in everyone.items()}
-        took = turns(runs, rounds=options.rounds, at_least=0.0)
+        took = turns(runs, options.rounds, at_least=0.2, pause=0.0 if cuda else 0.5)
         first = next(iter(everyone))
         for name, seconds in took.items():
             speed = sentences * TARGET / seconds

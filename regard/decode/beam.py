@@ -19,6 +19,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
@@ -255,23 +256,25 @@ class Beams:
     def read(self, sentences: Tensor, t: int) -> Iterator[tuple[int, list[Hypothesis]]]:
         """The finished hypotheses of these, after step t, and which sentences they are."""
         here = sentences.to(self.open.device)
+        given = (self.scores, self.ends, self.lengths, self.slots, self.cut)
+        score, end, lengths, slot, cut = (x[here].cpu().numpy() for x in given)
         parents, tokens, gains = (
-            x[here, : t + 1].tolist() for x in (self.parents, self.tokens, self.gains)
+            x[here, : t + 1].cpu().numpy() for x in (self.parents, self.tokens, self.gains)
         )
-        kept = (self.scores, self.ends, self.lengths, self.slots, self.cut)
-        columns = [x[here].tolist() for x in kept]
+        # All ways back at once: a hypothesis joins where it ends.
+        words, logs = (np.zeros((*slot.shape, t + 1), x.dtype) for x in (tokens, gains))
+        rows = np.arange(len(slot))[:, None]
+        for place in range(int(lengths.max(initial=0)) - 1, -1, -1):
+            words[..., place], logs[..., place] = (x[rows, place, slot] for x in (tokens, gains))
+            slot = np.where(place < lengths, parents[rows, place, slot], slot)
+        columns = [x.tolist() for x in (score, end, lengths, cut, words, logs)]
         for n, sentence in enumerate(self.sentences[n] for n in sentences.tolist()):
-            hypotheses = []
-            for score, end, length, slot, cut in zip(*(column[n] for column in columns)):
-                if score == -math.inf:
+            hypotheses, begin = [], self.given[sentence]
+            for value, last, length, short, said, gain in zip(*(x[n] for x in columns)):
+                if value == -math.inf:
                     continue
-                words: list[int] = []
-                scores = [] if cut else [end]
-                for place in range(length - 1, self.given[sentence] - 1, -1):
-                    words.append(tokens[n][place][slot])
-                    scores.append(gains[n][place][slot])
-                    slot = parents[n][place][slot]
-                hypotheses.append(Hypothesis(words[::-1], score, scores[::-1]))
+                scores = gain[begin:length] if short else [*gain[begin:length], last]
+                hypotheses.append(Hypothesis(said[begin:length], value, scores))
             yield sentence, hypotheses
 
 

@@ -60,29 +60,35 @@ def _own(qkv, kept, table, time, out, turn, R, columns, beta, D: tl.constexpr, K
 
 @triton.jit
 def _read(query, q_row, keys, kv_row, start, count, out, each, beta, D: tl.constexpr,
-          K: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+          K: tl.constexpr, BLOCK: tl.constexpr, EACH: tl.constexpr):  # fmt: skip
     """Attends to `count` rows from `start` on; `each` rows one after the other read the same."""
-    r, h = tl.program_id(0), tl.program_id(1)
+    m, h = tl.program_id(0), tl.program_id(1)
     d = tl.arange(0, K)
-    given = tl.load(query + r.to(tl.int64) * q_row + h * K + d)
+    e = tl.arange(0, EACH)
+    rows = (m * each + e).to(tl.int64)
+    mine = e[:, None] < each
+    given = tl.load(query + rows[:, None] * q_row + h * K + d[None, :], mask=mine, other=0.0)
     q = given.to(tl.float32) * beta
-    first, n = tl.load(start + r // each), tl.load(count + r // each)
-    most = float("-inf")
-    total = 0.0
-    sums = tl.zeros((K,), tl.float32)
+    first, n = tl.load(start + m), tl.load(count + m)
+    most = tl.full((EACH,), float("-inf"), tl.float32)
+    total = tl.zeros((EACH,), tl.float32)
+    sums = tl.zeros((EACH, K), tl.float32)
     for begin in range(0, n, BLOCK):
         s = begin + tl.arange(0, BLOCK)
         real = s < n
         at = (first + s).to(tl.int64) * kv_row + h * K
         key = tl.load(keys + at[:, None] + d[None, :], mask=real[:, None], other=0.0)
-        scores = tl.where(real, tl.sum(q[None, :] * key.to(tl.float32), 1), float("-inf"))
-        high = tl.maximum(most, tl.max(scores, 0))
-        p, fade = tl.exp2(scores - high), tl.exp2(most - high)
+        scores = tl.sum(q[:, None, :] * key.to(tl.float32)[None, :, :], 2)
+        scores = tl.where(real[None, :], scores, float("-inf"))
+        high = tl.maximum(most, tl.max(scores, 1))
+        p, fade = tl.exp2(scores - high[:, None]), tl.exp2(most - high)
         value = tl.load(keys + D + at[:, None] + d[None, :], mask=real[:, None], other=0.0)
-        sums = sums * fade + tl.sum(p[:, None] * value.to(tl.float32), 0)
-        total = total * fade + tl.sum(p, 0)
+        more = tl.sum(p[:, :, None] * value.to(tl.float32)[None, :, :], 1)
+        sums = sums * fade[:, None] + more
+        total = total * fade + tl.sum(p, 1)
         most = high
-    tl.store(out + r.to(tl.int64) * D + h * K + d, (sums / total).to(given.dtype))
+    to = out + rows[:, None] * D + h * K + d[None, :]
+    tl.store(to, (sums / total[:, None]).to(given.dtype), mask=mine)
 
 
 @triton.jit
@@ -114,18 +120,31 @@ def _embed(tokens, table, places, time, out, scale, D, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _best(x, values, tokens, N, count, BLOCK: tl.constexpr):
+def _best(x, values, tokens, N, count, BLOCK: tl.constexpr, LANES: tl.constexpr):
+    """Each of the LANES holds a stretch of the row; only the winner's has to look for its next."""
     r = tl.program_id(0).to(tl.int64)
-    n = tl.arange(0, BLOCK)
+    DEPTH: tl.constexpr = BLOCK // LANES
+    lane, depth = tl.arange(0, LANES), tl.arange(0, DEPTH)
+    n = lane[:, None] * DEPTH + depth[None, :]
     v = tl.load(x + r * N + n, mask=n < N, other=float("-inf")).to(tl.float32)
-    most = tl.max(v, 0)
-    log = most + tl.log(tl.sum(tl.exp(v - most), 0))
+    peaks = tl.max(v, 1)
+    most = tl.max(peaks, 0)
+    log = most + tl.log(tl.sum(tl.sum(tl.exp(v - most), 1), 0))
+    before, last = float("inf"), -1
     for i in range(count):
-        high = tl.max(v, 0)
-        at = tl.min(tl.where(v == high, n, N - 1), 0)  # of equals, the first
+        high = tl.max(peaks, 0)
+        best_lane = tl.min(tl.where(peaks == high, lane, LANES - 1), 0)
+        place = best_lane * DEPTH + depth
+        inside = tl.load(x + r * N + place, mask=place < N, other=float("-inf")).to(tl.float32)
+        # What was given already is larger, or as large and further left.
+        left = (inside < before) | ((inside == before) & (place > last))
+        at = tl.min(tl.where((inside == high) & left, place, N - 1), 0)
         tl.store(values + r * count + i, high - log)
         tl.store(tokens + r * count + i, at.to(tl.int64))
-        v = tl.where(n == at, float("-inf"), v)
+        gone = (inside > high) | ((inside == high) & (place <= at))
+        rest = tl.max(tl.where(gone, float("-inf"), inside), 0)
+        peaks = tl.where(lane == best_lane, rest, peaks)
+        before, last = high, at
 
 
 def best(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
@@ -134,8 +153,8 @@ def best(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
     values = torch.empty(R, count, dtype=torch.float32, device=logits.device)
     tokens = torch.empty(R, count, dtype=torch.int64, device=logits.device)
     block = triton.next_power_of_2(N)
-    warps = min(16, max(4, block // 1024))
-    _best[(R,)](logits.contiguous(), values, tokens, N, count, BLOCK=block, num_warps=warps)
+    sizes = {"BLOCK": block, "LANES": min(128, block)}
+    _best[(R,)](logits.contiguous(), values, tokens, N, count, **sizes, num_warps=8)
     return values, tokens
 
 
@@ -191,6 +210,8 @@ def read(
     R = len(query)
     out = torch.empty(R, width, dtype=query.dtype, device=query.device)
     given = (query, query.stride(0), keys, keys.stride(0), start, count, out, each)
-    sizes = {"D": width, "K": width // heads, "BLOCK": 32}
-    _read[(R, heads)](*given, beta * LOG2E, **sizes, num_warps=2)
+    together = triton.next_power_of_2(each)
+    sizes = {"D": width, "K": width // heads, "BLOCK": 32, "EACH": together}
+    warps = 2 if together < 4 else 4
+    _read[(R // each, heads)](*given, beta * LOG2E, **sizes, num_warps=warps)
     return out

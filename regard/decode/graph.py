@@ -16,6 +16,7 @@ from collections.abc import Callable
 from typing import Any, cast
 from weakref import WeakKeyDictionary
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -26,7 +27,7 @@ from regard.attention.multihead import MultiHeadAttention
 from regard.attention.position import Learned, Rotary, Sinusoidal
 from regard.decode import cuda
 from regard.decode.beam import Beams, Penalty
-from regard.decode.fused import known
+from regard.decode.fused import heard, known, parts
 from regard.decode.greedy import read as read_greedy
 from regard.decode.hypothesis import Hypothesis
 from regard.decode.limits import Limits
@@ -47,14 +48,28 @@ ASK = 8
 """After how many tokens it is asked whether all sentences are over."""
 
 
-def captures(model: Transformer, source: Tensor, lengths: Lengths) -> bool:
-    """Whether there are kernels for all that this model does."""
+def captures(model: Transformer, source: Tensor, lengths: Lengths) -> "Graphs | None":
+    """The model's graphs, if there are kernels for all that it does."""
     table = model.target.table.weight
-    if not isinstance(model.source, Tokens) or not known(model, nn.Linear):
-        return False
-    longest = lengths.longest if isinstance(lengths, Packed) else source.shape[1]
-    usual = table.is_cuda and table.dtype != torch.float64 and 0 < longest <= LONGEST
-    return usual and all(map(_shaped, model.modules()))
+    longest = lengths.longest if isinstance(lengths, Packed) else source.shape[-1]
+    if not table.is_cuda or not 0 < longest <= LONGEST or torch.is_autocast_enabled("cuda"):
+        return None
+    modules = parts(model)
+    if heard(modules):
+        return None
+    now = [p for part in modules for p in part._parameters.values() if p is not None]
+    # Graphs have copies of some weights, and know where the others lie.
+    version = [(p.data_ptr(), 0 if p.is_inference() else p._version) for p in now]
+    before, graphs = _known.get(model, ((), None))
+    if before != (modules, version):
+        graphs = Graphs(model) if _knows(model, modules) else None
+        _known[model] = (modules, version), graphs
+    return graphs
+
+
+def _knows(model: Transformer, modules: list[nn.Module]) -> bool:
+    text = isinstance(model.source, Tokens) and model.target.table.weight.dtype != torch.float64
+    return text and known(model, nn.Linear) and all(map(_shaped, modules))
 
 
 def _shaped(part: nn.Module) -> bool:
@@ -74,7 +89,15 @@ def _shaped(part: nn.Module) -> bool:
 class GraphReading:
     """A source that waits to be searched, as a whole in graphs, or step by step like any other."""
 
-    def __init__(self, model: Transformer, source: Tensor, lengths: Lengths, capacity: int | None):
+    def __init__(
+        self,
+        graphs: "Graphs",
+        model: Transformer,
+        source: Tensor,
+        lengths: Lengths,
+        capacity: int | None,
+    ):
+        self.graphs = graphs
         self.model, self.source, self.lengths, self.capacity = model, source, lengths, capacity
         self._plain: tuple[Step, Any] | None = None
 
@@ -96,7 +119,7 @@ class GraphReading:
         if not self._room(limits, 1):
             return None
         with torch.inference_mode():
-            return self._graphs().greedy(self._rows(), limits)
+            return self.graphs.greedy(self._rows(), limits)
 
     def beam(
         self, limits: Limits, width: int, n_best: int, penalty: Penalty
@@ -104,7 +127,7 @@ class GraphReading:
         if not self._room(limits, width):
             return None
         with torch.inference_mode():
-            return self._graphs().beam(self._rows(), limits, width, n_best, penalty)
+            return self.graphs.beam(self._rows(), limits, width, n_best, penalty)
 
     def _room(self, limits: Limits, width: int) -> bool:
         """Whether keys and values of so many rows of full length are no burden to the device."""
@@ -113,12 +136,6 @@ class GraphReading:
         size = 2 * rows * self.model.config.width * len(self.model.decoder.blocks)
         most = torch.cuda.get_device_properties(table.device).total_memory * SHARE
         return size * table.element_size() <= most
-
-    def _graphs(self) -> "Graphs":
-        found = _known.get(self.model)
-        if found is None or found.version != _version(self.model):
-            found = _known[self.model] = Graphs(self.model)
-        return found
 
     def _rows(self) -> tuple[Tensor, Tensor]:
         """Ids end to end, and how many each sentence has, on the host."""
@@ -133,12 +150,7 @@ class GraphReading:
         return source[real], counts.cpu()
 
 
-_known: "WeakKeyDictionary[Transformer, Graphs]" = WeakKeyDictionary()
-
-
-def _version(model: Transformer) -> tuple[tuple[int, int], ...]:
-    """Changes with the weights, of which graphs have copies."""
-    return tuple((p.data_ptr(), 0 if p.is_inference() else p._version) for p in model.parameters())
+_known: "WeakKeyDictionary[Transformer, tuple[object, Graphs | None]]" = WeakKeyDictionary()
 
 
 class Layers:
@@ -196,7 +208,6 @@ class Graphs:
     """A model's graphs, one for each bucket."""
 
     def __init__(self, model: Transformer):
-        self.version = _version(model)
         self.encoder, self.decoder = Layers(model.encoder), Layers(model.decoder)
         # The graphs must not keep the model alive that they are kept for.
         self.source, self.target, self.output = model.source, model.target, model.output
@@ -261,17 +272,18 @@ class Sources:
 
     def load(self, ids: Tensor, counts: Tensor, sentences: int) -> None:
         """Encode these, each from its own place on."""
-        first = counts.cumsum(0) - counts
-        of = torch.repeat_interleave(counts)
-        T = len(of)
-        layout = torch.zeros(3, self.places, dtype=torch.int64)
-        layout[:, :T] = torch.stack((torch.arange(T) - first[of], first[of], counts[of]))
-        layout[2, T:] = 1
-        self.layout.copy_(layout.pin_memory(), non_blocking=True)
+        # On the host in numpy, since torch would wake its threads for so little.
+        many = counts.numpy()
+        first = np.cumsum(many) - many
+        T, fill = int(many.sum()), sentences - len(many)
+        start, count = np.repeat(first, many), np.repeat(many, many)
+        layout = np.zeros((3, self.places), np.int64)
+        layout[2] = 1
+        layout[:, :T] = np.arange(T) - start, start, count
+        self.layout.copy_(torch.from_numpy(layout))
         self.ids[:T].copy_(ids)
-        fill = sentences - len(counts)
-        both = torch.stack((F.pad(first, (0, fill)), F.pad(counts, (0, fill), value=1)))
-        self.first, self.many = both.to(self.ids.device).unbind()
+        both = np.stack((np.pad(first, (0, fill)), np.pad(many, (0, fill), constant_values=1)))
+        self.first, self.many = torch.from_numpy(both).to(self.ids.device).unbind()
         self.run()
 
     def _run(self) -> None:

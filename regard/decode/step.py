@@ -135,8 +135,9 @@ def translation(
     if not attention and source.is_cuda:
         from regard.decode import graph
 
-        if graph.captures(model, source, source_lengths):
-            reading = graph.GraphReading(model, source, source_lengths, capacity)
+        graphs = graph.captures(model, source, source_lengths)
+        if graphs is not None:
+            reading = graph.GraphReading(graphs, model, source, source_lengths, capacity)
             return reading.step, reading
     return plain_translation(model, source, source_lengths, capacity, attention)
 
