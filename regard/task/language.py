@@ -443,9 +443,11 @@ class Generator:
         top_k: int | None = None,
         top_p: float | int | None = 0.95,
         seed: int = 0,
+        first: int = 0,
         batch: int = 64,
     ) -> list[str]:
-        """Each prompt, gone on with by up to `length` tokens; prompt n draws from (seed, n).
+        """Each prompt, gone on with by up to `length` tokens; prompt n, counted from `first`, draws
+        from (seed, n).
 
         A temperature of 0 takes the likeliest token each time. Of a long prompt only the end is
         read, as much as the model has ever looked back on.
@@ -474,7 +476,7 @@ class Generator:
                     top_k=top_k,
                     top_p=top_p,
                     seed=seed,
-                    indices=[n for n, _ in rows],
+                    indices=[first + n for n, _ in rows],
                 )
             return [
                 self.tokenizer.decode([*ids, *one.tokens]) for (_, ids), one in zip(rows, found)

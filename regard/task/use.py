@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
-from regard.task.command import parse
+from regard.task.command import with_folder
 from regard.task.pipe import Bar, Line, Lines, World, answers, world
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ class Translate(Where):
 def translate(words: Sequence[str]) -> None:
     from regard.task.text import Translator
 
-    folder, options = _options("translate", Translate, Translate(), words)
+    folder, options = with_folder("translate", Translate, Translate(), words)
     for name in ("batch", "n_best"):
         if (number := getattr(options, name)) is not None and number < 1:
             raise ValueError(f"{name} ({number}) must be 1 or more")
@@ -100,7 +100,7 @@ def translate(words: Sequence[str]) -> None:
         _write(lines, answers(lines, work, here, prepare), here, lambda: _chosen(model))
 
 
-def _translator(folder: str, options: Translate, kind: type[Ready], here: World) -> Ready:
+def _translator(folder: Path, options: Translate, kind: type[Ready], here: World) -> Ready:
     model: Any = _loaded(folder, options, kind, here)
     if options.head is not None:
         from regard.look.align import Head
@@ -236,18 +236,22 @@ class Generate(Where):
 def generate(words: Sequence[str]) -> None:
     from regard.task.language import Generator
 
-    folder, options = _options("generate", Generate, Generate(), words)
+    folder, options = with_folder("generate", Generate, Generate(), words)
     model = _loaded(folder, options, Generator)
-    texts = model.generate(
-        _all(options.files),
-        length=options.length,
-        temperature=options.temperature,
-        top_k=options.top_k,
-        top_p=options.top_p,
-        seed=options.seed,
-    )
-    for text in texts:
-        _say(" ".join(text.splitlines()))
+    first = 0
+    for prompts in _windows(options.files, 256):
+        texts = model.generate(
+            prompts,
+            length=options.length,
+            temperature=options.temperature,
+            top_k=options.top_k,
+            top_p=options.top_p,
+            seed=options.seed,
+            first=first,
+        )
+        first += len(prompts)
+        for text in texts:
+            _say(" ".join(text.splitlines()))
 
 
 @dataclass(frozen=True)
@@ -261,35 +265,26 @@ class Label(Where):
 def label(words: Sequence[str]) -> None:
     from regard.task.label import Labeler
 
-    folder, options = _options("label", Label, Label(), words)
+    folder, options = with_folder("label", Label, Label(), words)
     model = _loaded(folder, options, Labeler)
-    for row in model.probabilities(_all(options.files)):
-        best = int(row.argmax())
-        _say(f"{model.labels[best]}\t{float(row[best]):.1%}")
+    for texts in _windows(options.files, 2048):
+        for row in model.probabilities(texts):
+            best = int(row.argmax())
+            _say(f"{model.labels[best]}\t{float(row[best]):.1%}")
 
 
 # Words
 
 
-def _options(
-    name: str, kind: type[Settings], default: Settings, words: Sequence[str]
-) -> tuple[str, Settings]:
-    folder, rest = ("", words) if not words or words[0].startswith("-") else (words[0], words[1:])
-    options = parse(kind, default, rest, f"regard {name} RUN")
-    if not folder:
-        raise ValueError(f"{name} needs a run's or a model's folder: regard {name} RUN")
-    return folder, options
-
-
 def _pictures(
     name: str, kind: type[Settings], default: Settings, words: Sequence[str]
-) -> tuple[str, list[str], Settings]:
+) -> tuple[Path, list[str], Settings]:
     names = []
     for word in words:
         if word.startswith("-"):
             break
         names.append(word)
-    folder, options = _options(name, kind, default, [*names[:1], *words[len(names) :]])
+    folder, options = with_folder(name, kind, default, [*names[:1], *words[len(names) :]])
     pictures = names[1:]
     if not pictures:
         raise ValueError(f"{name} needs pictures: regard {name} {folder} picture.png …")
@@ -298,7 +293,7 @@ def _pictures(
     return folder, pictures, options
 
 
-def _loaded(folder: str, options: Where, kind: type[Ready], here: World | None = None) -> Ready:
+def _loaded(folder: Path, options: Where, kind: type[Ready], here: World | None = None) -> Ready:
     import torch
 
     from regard.task.load import load
@@ -325,8 +320,17 @@ def _loaded(folder: str, options: Where, kind: type[Ready], here: World | None =
 # Lines
 
 
-def _all(files: Sequence[str]) -> list[str]:
-    return [line for line in Lines(files) if line is not None]
+def _windows(files: Sequence[str], most: int) -> Iterator[list[str]]:
+    """Lines that are worked on together: so many, or those that are there."""
+    window: list[str] = []
+    for line in Lines(files):
+        if line is not None:
+            window.append(line)
+        if window and (line is None or len(window) == most):
+            yield window
+            window = []
+    if window:
+        yield window
 
 
 def _batches(pictures: list[str], size: int = 64) -> Iterator[list[str]]:

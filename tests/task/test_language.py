@@ -156,3 +156,16 @@ def test_one_line_says_what_is_wrong(tmp_path: Path, config: Config) -> None:
 def test_presets_are_whole(size: str) -> None:
     config = language.preset(size)  # type: ignore[arg-type]
     assert from_json(Config, to_json(config)) == config
+
+
+def test_prompts_draw_by_their_numbers_in_any_window(tmp_path: Path, config: Config) -> None:
+    run = tmp_path / "run"
+    trained(build(config, run), TRAINING, run)
+    generator = load(run)
+    assert isinstance(generator, Generator)
+    prompts = ["ab", "cd", "a", "bcd", "d"]
+    together = generator.generate(prompts, length=5)
+    apart = generator.generate(prompts[:2], length=5) + generator.generate(
+        prompts[2:], length=5, first=2
+    )
+    assert together == apart
