@@ -6,7 +6,7 @@
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
@@ -156,11 +156,11 @@ def _exactly(steps: Steps) -> Exactly:
     (L, S), (K, V) = steps.scores.shape, (steps.key.shape[1], steps.value.shape[1])
     small = L * S * (K + V) <= LARGE
     scores = [
-        [_dot(zip(q, k), found) if small else found for k, found in zip(key.rows, row)]
+        [_dot(q, k, found) if small else found for k, found in zip(key.rows, row)]
         for q, row in zip(query.rows, _cells(steps.scores))
     ]
     scaled = [
-        [x if math.isinf(x) or math.isinf(steps.beta) else _scaled(steps, s, x) for s, x in pairs]
+        [x if math.isinf(x) else _scaled(steps, s, x) for s, x in pairs]
         for pairs in _pairs(scores, steps.scaled)
     ]
     masked = [
@@ -174,7 +174,7 @@ def _exactly(steps: Steps) -> Exactly:
     weights = [_shares(row, found) for row, found in zip(exponentials, _cells(steps.weights))]
     output = [
         [
-            _dot(zip(row, column), found) if small else found
+            _dot(row, column, found) if small else found
             for column, found in zip(value.transposed.rows, outputs)
         ]
         for row, outputs in zip(weights, _cells(steps.output))
@@ -192,12 +192,21 @@ def _pairs(cells: list[list[Cell]], found: Tensor) -> list[list[tuple[Cell, floa
     return [list(zip(row, floats)) for row, floats in zip(cells, found.tolist())]
 
 
-def _dot(pairs: Iterable[tuple[Cell, Cell]], found: Cell) -> Cell:
-    exact = total(times(a, b) for a, b in pairs if a != 0)
-    return found if exact is None else exact
+def _dot(a: Sequence[Cell], b: Sequence[Cell], found: Cell) -> Cell:
+    """The exact product of two vectors, or what was found where an entry is not exact."""
+    exact = Fraction(0)
+    for x, y in zip(a, b):
+        if x == 0:
+            continue
+        if not (isinstance(x, Fraction) and isinstance(y, Fraction)):
+            return found
+        exact += x * y
+    return exact
 
 
 def _scaled(steps: Steps, score: Cell, found: float) -> Cell:
+    if math.isinf(steps.beta):
+        return Fraction(0)
     scaled = times(score, steps.factor)
     return found if isinstance(scaled, float) else scaled
 
