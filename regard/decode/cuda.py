@@ -59,16 +59,41 @@ def _own(qkv, kept, table, time, out, turn, R, columns, beta, D: tl.constexpr, K
 
 
 @triton.jit
-def _read(query, q_row, keys, kv_row, start, count, out, each, beta, D: tl.constexpr,
-          K: tl.constexpr, BLOCK: tl.constexpr, EACH: tl.constexpr):  # fmt: skip
-    """Attends to `count` rows from `start` on; `each` rows one after the other read the same."""
-    m, h = tl.program_id(0), tl.program_id(1)
+def _read(query, q_row, keys, kv_row, start, count, out, beta, D: tl.constexpr, K: tl.constexpr,
+          BLOCK: tl.constexpr):  # fmt: skip
+    """Attends to `count` rows from `start` on."""
+    r, h = tl.program_id(0), tl.program_id(1)
     d = tl.arange(0, K)
-    e = tl.arange(0, EACH)
+    given = tl.load(query + r.to(tl.int64) * q_row + h * K + d)
+    q = given.to(tl.float32) * beta
+    first, n = tl.load(start + r), tl.load(count + r)
+    most = float("-inf")
+    total = 0.0
+    sums = tl.zeros((K,), tl.float32)
+    for begin in range(0, n, BLOCK):
+        s = begin + tl.arange(0, BLOCK)
+        real = s < n
+        at = (first + s).to(tl.int64) * kv_row + h * K
+        key = tl.load(keys + at[:, None] + d[None, :], mask=real[:, None], other=0.0)
+        scores = tl.where(real, tl.sum(q[None, :] * key.to(tl.float32), 1), float("-inf"))
+        high = tl.maximum(most, tl.max(scores, 0))
+        p, fade = tl.exp2(scores - high), tl.exp2(most - high)
+        value = tl.load(keys + D + at[:, None] + d[None, :], mask=real[:, None], other=0.0)
+        sums = sums * fade + tl.sum(p[:, None] * value.to(tl.float32), 0)
+        total = total * fade + tl.sum(p, 0)
+        most = high
+    tl.store(out + r.to(tl.int64) * D + h * K + d, (sums / total).to(given.dtype))
+
+
+@triton.jit
+def _read_together(query, q_row, keys, kv_row, start, count, out, each, beta, D: tl.constexpr,
+                   K: tl.constexpr, BLOCK: tl.constexpr, EACH: tl.constexpr):  # fmt: skip
+    """The same for `each` rows one after the other, which read the same: a product of matrices."""
+    m, h = tl.program_id(0), tl.program_id(1)
+    d, e = tl.arange(0, K), tl.arange(0, EACH)
     rows = (m * each + e).to(tl.int64)
     mine = e[:, None] < each
-    given = tl.load(query + rows[:, None] * q_row + h * K + d[None, :], mask=mine, other=0.0)
-    q = given.to(tl.float32) * beta
+    q = tl.load(query + rows[:, None] * q_row + h * K + d[None, :], mask=mine, other=0.0)
     first, n = tl.load(start + m), tl.load(count + m)
     most = tl.full((EACH,), float("-inf"), tl.float32)
     total = tl.zeros((EACH,), tl.float32)
@@ -78,17 +103,17 @@ def _read(query, q_row, keys, kv_row, start, count, out, each, beta, D: tl.const
         real = s < n
         at = (first + s).to(tl.int64) * kv_row + h * K
         key = tl.load(keys + at[:, None] + d[None, :], mask=real[:, None], other=0.0)
-        scores = tl.sum(q[:, None, :] * key.to(tl.float32)[None, :, :], 2)
+        scores = tl.dot(q, tl.trans(key), input_precision="ieee") * beta
         scores = tl.where(real[None, :], scores, float("-inf"))
         high = tl.maximum(most, tl.max(scores, 1))
         p, fade = tl.exp2(scores - high[:, None]), tl.exp2(most - high)
         value = tl.load(keys + D + at[:, None] + d[None, :], mask=real[:, None], other=0.0)
-        more = tl.sum(p[:, :, None] * value.to(tl.float32)[None, :, :], 1)
+        more = tl.dot(p.to(value.dtype), value, input_precision="ieee")
         sums = sums * fade[:, None] + more
         total = total * fade + tl.sum(p, 1)
         most = high
     to = out + rows[:, None] * D + h * K + d[None, :]
-    tl.store(to, (sums / total[:, None]).to(given.dtype), mask=mine)
+    tl.store(to, (sums / total[:, None]).to(q.dtype), mask=mine)
 
 
 @triton.jit
@@ -209,9 +234,11 @@ def read(
     """Attention of each row to a stretch of rows, which hold keys and then values."""
     R = len(query)
     out = torch.empty(R, width, dtype=query.dtype, device=query.device)
-    given = (query, query.stride(0), keys, keys.stride(0), start, count, out, each)
-    together = triton.next_power_of_2(each)
-    sizes = {"D": width, "K": width // heads, "BLOCK": 32, "EACH": together}
-    warps = 2 if together < 4 else 4
-    _read[(R // each, heads)](*given, beta * LOG2E, **sizes, num_warps=warps)
+    given = (query, query.stride(0), keys, keys.stride(0), start, count, out)
+    sizes = {"D": width, "K": width // heads, "BLOCK": 32}
+    if each == 1:
+        _read[(R, heads)](*given, beta * LOG2E, **sizes, num_warps=2)
+    else:
+        sizes["EACH"] = max(16, triton.next_power_of_2(each))  # no fewer rows in a product
+        _read_together[(R // each, heads)](*given, each, beta * LOG2E, **sizes, num_warps=2)
     return out

@@ -232,6 +232,7 @@ class Graphs:
 
     def greedy(self, rows: tuple[Tensor, Tensor], limits: Limits) -> list[Hypothesis]:
         B, T = len(limits.prompt), bucket(limits.steps, 32)
+        _go(limits, self)
         sources = self.sources(rows, sentences := bucket(B, 1))
         key = ("greedy", sentences, T, id(sources), *limits.kind)
         made: Greedy = self.graph(key, lambda: Greedy(self, sources, limits, sentences, 1, T))
@@ -246,11 +247,13 @@ class Graphs:
         penalty: Penalty,
     ) -> list[list[Hypothesis]]:
         B, T = len(limits.prompt), bucket(limits.steps, 32)
+        _go(limits, self)
+        fresh = Beams(limits, width, n_best, penalty, 0.0, _like(self, B))
         sources = self.sources(rows, sentences := bucket(B, 1))
         key = ("beam", sentences, T, id(sources), width, n_best, *limits.kind)
         make = lambda: Beam(self, sources, limits, sentences, width, T, n_best, penalty)  # noqa: E731
         made: Beam = self.graph(key, make)
-        return made.search(limits, n_best, penalty)
+        return made.search(limits, fresh)
 
 
 class Sources:
@@ -348,7 +351,7 @@ class Loop:
     def begin(self, limits: Limits) -> None:
         B = len(limits.prompt)
         self.time.zero_()
-        self.last[:B].copy_(limits.prompt.to(self.last.device, non_blocking=True))
+        self.last[:B].copy_(limits.prompt)
         self.first.copy_(self.sources.first)
         self.many.copy_(self.sources.many)
 
@@ -384,7 +387,6 @@ class Greedy(Loop):
 
     def search(self, limits: Limits) -> list[Hypothesis]:
         B = len(limits.prompt)
-        limits.fit(_like(self.graphs, B))
         self.begin(limits)
         _fill(self.limits, limits)
         self.over.fill_(True)
@@ -428,17 +430,17 @@ class Beam(Loop):
         beams = self.beams
         rows = beams.advance(self.logits(), self.time)
         self.table.copy_(self.table.index_select(0, rows.flatten()))
-        for name, still in self.still.items():
-            new = getattr(beams, name)
-            if new is not still:
-                still.copy_(new)
-                setattr(beams, name, still)
+        moved = [name for name, still in self.still.items() if getattr(beams, name) is not still]
+        for kind in {self.still[name].dtype for name in moved}:  # one kernel for each
+            some = [name for name in moved if self.still[name].dtype == kind]
+            new = [getattr(beams, name) for name in some]
+            torch._foreach_copy_([self.still[name] for name in some], new)
+        for name in moved:
+            setattr(beams, name, self.still[name])
         self.time += 1
 
-    def search(self, limits: Limits, n_best: int, penalty: Penalty) -> list[list[Hypothesis]]:
+    def search(self, limits: Limits, fresh: Beams) -> list[list[Hypothesis]]:
         B, beams = len(limits.prompt), self.beams
-        limits.fit(_like(self.graphs, B))
-        fresh = Beams(limits, self.width, n_best, penalty, 0.0, _like(self.graphs, B))
         self.begin(limits)
         _fill(beams.limits, limits)
         beams.over.fill_(True)
@@ -484,6 +486,12 @@ def bucket(n: int, least: int) -> int:
     n = max(n, least)
     step = max(least, 1 << max(0, n.bit_length() - 3))
     return -(-n // step) * step
+
+
+def _go(limits: Limits, graphs: Graphs) -> None:
+    """Take the limits to the device while it has nothing to do that they would wait for."""
+    limits.fit(_like(graphs, len(limits.prompt)))
+    limits.prompt = limits.prompt.to(limits.most.device)
 
 
 def _static(limits: Limits, sentences: int, device: torch.device) -> Limits:
