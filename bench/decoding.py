@@ -8,28 +8,29 @@
                      text to text, and BLEU beside the speed.
 
 Speeds are tokens found per second, best hypotheses alone. Ratios are a peer's time divided by
-ours: above 1, ours is faster. All take turns in one run; each keeps its median.
+ours: above 1, ours is faster. All take turns in one run, each in a process of its own on a CPU, and
+each keeps its median.
 """
 
 import argparse
 import contextlib
-import copy
 import itertools
+import multiprocessing
+import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from bench.timing import Run, turns
 from regard.decode.beam import beam, power
 from regard.decode.greedy import greedy
 from regard.decode.quantized import int8
 from regard.decode.step import translation
-from regard.interop import write
+from regard.interop import read, write
 from regard.model.transformer import Transformer, TransformerConfig
 
 VOCABULARY, SOURCE, TARGET = 16_000, 20, 30
@@ -45,8 +46,8 @@ Search = Callable[[torch.Tensor, int], Rows]
 # Systems
 
 
-def ours(model: Transformer, precision: str, device: str) -> Search:
-    made = copy.deepcopy(model)
+def ours(folder: Path, precision: str, device: str) -> Search:
+    made: Any = read(folder).model
     made = int8(made) if precision == "int8" else made.to(device, DTYPES[precision])
 
     def search(source: torch.Tensor, beams: int) -> Rows:
@@ -126,52 +127,104 @@ def ctranslate2(folder: Path, precision: str, device: str) -> Search:
     return search
 
 
-def systems(options: argparse.Namespace) -> Iterator[tuple[str, Search]]:
-    torch.manual_seed(0)
-    model = Transformer(TransformerConfig.base(VOCABULARY)).eval()
-    # The more the vectors differ, the less do near ties decide what is found.
-    torch.nn.init.normal_(model.target.table.weight, std=0.1)
-    made: dict[str, Callable[..., Search]] = {
-        "ours": lambda precision, device: ours(model, precision, device),
-        "HF": lambda *how: hugging_face(folder, *how),
-        "CTranslate2": lambda *how: ctranslate2(folder, *how),
-    }
-    with tempfile.TemporaryDirectory() as temporary:
-        folder = Path(temporary) / "marian"
-        write(model, folder, "marian", task=TASK)
-        for name in options.systems:
-            kind, precision = name.rsplit(" ", 1)
-            try:
-                yield name, made[kind](precision, options.device)
-            except ImportError as error:
-                print(f"  {name} is left out: {error}")
+def system(name: str, folder: Path, device: str) -> Search:
+    """One of them by its name, such as 'ours int8', with the weights in a Marian folder."""
+    kind, precision = name.rsplit(" ", 1)
+    make = {"ours": ours, "HF": hugging_face, "CTranslate2": ctranslate2}[kind]
+    return make(folder, precision, device)
+
+
+class Worker:
+    """A system in a process of its own, so that no library's threads are in another's way."""
+
+    def __init__(self, name: str, folder: Path):
+        context = multiprocessing.get_context("spawn")
+        self.pipe, other = context.Pipe()
+        given = (other, name, folder, torch.get_num_threads())
+        self.process = context.Process(target=_serve, args=given, daemon=True)
+        self.process.start()
+        if error := self.pipe.recv():
+            raise ImportError(error)
+
+    def __call__(self, source: torch.Tensor, beams: int) -> tuple[float, Rows]:
+        self.pipe.send((source.tolist(), beams))
+        return self.pipe.recv()
+
+
+def _serve(pipe: Any, name: str, folder: Path, threads: int) -> None:
+    torch.set_num_threads(threads)
+    try:
+        search = system(name, folder, "cpu")
+    except ImportError as error:
+        pipe.send(str(error))
+        return
+    pipe.send("")
+    with contextlib.suppress(EOFError):  # until nobody asks
+        while True:
+            rows, beams = pipe.recv()
+            pipe.send(timed(search, torch.tensor(rows), beams))
+
+
+def timed(search: Search, source: torch.Tensor, beams: int) -> tuple[float, Rows]:
+    """How long it took, and what was found."""
+    start = time.perf_counter()
+    found = search(source, beams)  # lists: all work is done
+    return time.perf_counter() - start, found
 
 
 # Random weights
 
 
 def random_weights(options: argparse.Namespace) -> None:
-    cuda = options.device == "cuda"
-    everyone = dict(systems(options))
-    for beams, sentences in itertools.product(options.beams, options.sentences):
-        torch.manual_seed(sentences)
-        source = torch.randint(2, VOCABULARY, (sentences, SOURCE)).to(options.device)
-        print(f"{sentences} sentences, {f'beam {beams}' if beams > 1 else 'greedy'}", flush=True)
-        found = {name: search(source, beams) for name, search in everyone.items()}
-        for rows in found.values():
-            assert all(len(row) == TARGET for row in rows), [len(row) for row in rows]
-        runs = {name: Run(partial(search, source, beams)) for name, search in everyone.items()}
-        took = turns(runs, options.rounds, at_least=0.2, pause=0.0 if cuda else 0.5)
-        first = next(iter(everyone))
-        for name, seconds in took.items():
-            speed = sentences * TARGET / seconds
-            ratios = "".join(
-                f"  {took[name] / took[one]:5.2f} × slower than {one}"
-                for one in options.beside
-                if one in took and one != name
-            )
-            same = agreement(found[name], found[first])
-            print(f"  {name:18} {speed:9,.0f} tok/s  {same:6.1%} as {first}{ratios}", flush=True)
+    torch.manual_seed(0)
+    model = Transformer(TransformerConfig.base(VOCABULARY)).eval()
+    # The more the vectors differ, the less do near ties decide what is found.
+    torch.nn.init.normal_(model.target.table.weight, std=0.1)
+    everyone: dict[str, Callable[[torch.Tensor, int], tuple[float, Rows]]] = {}
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary) / "marian"
+        write(model, folder, "marian", task=TASK)
+        for name in options.systems:
+            try:
+                if options.device == "cpu":
+                    everyone[name] = Worker(name, folder)
+                else:
+                    everyone[name] = partial(timed, system(name, folder, options.device))
+            except ImportError as error:
+                print(f"  {name} is left out: {error}")
+        for beams, sentences in itertools.product(options.beams, options.sentences):
+            compare(everyone, beams, sentences, options)
+
+
+def compare(
+    everyone: dict[str, Callable[[torch.Tensor, int], tuple[float, Rows]]],
+    beams: int,
+    sentences: int,
+    options: argparse.Namespace,
+) -> None:
+    torch.manual_seed(sentences)
+    source = torch.randint(2, VOCABULARY, (sentences, SOURCE)).to(options.device)
+    print(f"{sentences} sentences, {f'beam {beams}' if beams > 1 else 'greedy'}", flush=True)
+    found = {}
+    for name, run in everyone.items():
+        for _ in range(2):  # what happens once is not what is timed
+            _, found[name] = run(source, beams)
+        assert all(len(row) == TARGET for row in found[name]), name
+    times: dict[str, list[float]] = {name: [] for name in everyone}
+    for _ in range(options.rounds):
+        for name, run in everyone.items():
+            times[name].append(run(source, beams)[0])
+    took = {name: statistics.median(some) for name, some in times.items()}
+    first = next(iter(everyone))
+    for name, seconds in took.items():
+        speed = sentences * TARGET / seconds
+        ratios = "".join(
+            f"  {seconds / took[one]:5.2f} × the time of {one}"
+            for one in options.beside
+            if one in took and one != name
+        )
+        same = agreement(found[name], found[first])
+        print(f"  {name:18} {speed:9,.0f} tok/s  {same:6.1%} as {first}{ratios}", flush=True)
 
 
 def agreement(some: Rows, others: Rows) -> float:

@@ -13,18 +13,12 @@ import torch
 class Run:
     """Something to time, and the context it runs in, which is entered outside of the clock."""
 
-    call: Callable[[], object]
+    call: Callable[[], torch.Tensor]
     context: Callable[[], AbstractContextManager[object]] = nullcontext
 
 
-def turns(
-    runs: dict[str, Run], rounds: int = 7, at_least: float = 0.02, pause: float = 0.0
-) -> dict[str, float]:
-    """Median seconds per call, device work included, of each run as the host calls it.
-
-    A pause before each turn lets the threads of the one before fall asleep: some wait busily for
-    more work.
-    """
+def turns(runs: dict[str, Run], rounds: int = 7, at_least: float = 0.02) -> dict[str, float]:
+    """Median seconds per call, device work included, of each run as the host calls it."""
     calls = {}
     for name, run in runs.items():
         with run.context():
@@ -38,7 +32,6 @@ def turns(
         for name, run in runs.items():
             with run.context():
                 _wait()
-                time.sleep(pause)
                 start = time.perf_counter()
                 for _ in range(calls[name]):
                     run.call()
