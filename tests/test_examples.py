@@ -15,6 +15,9 @@ from regard.lab import notebook
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 NOTEBOOKS = sorted(EXAMPLES.glob("*.ipynb"))
+# As readers run them: without checks of annotations, which would take most of the time.
+pytestmark = pytest.mark.usefixtures("unchecked")
+
 SMALL = {"STEPS": 2, "EXAMPLES": 100, "JUDGED": 3}
 """What the constants of a notebook's first cell become, so that it takes no time."""
 
