@@ -18,7 +18,7 @@ EXPECTED = {
     "heads-at-once": "holds under conditions",
     "heads-and-noise": "undecided",
     "layer-norm": "holds under conditions",
-    "scale-and-training": "holds under conditions",
+    "scale-and-training": "holds",
     "heads-and-filters": "holds under conditions",
 }
 BY_NAME = {experiment.name: experiment for experiment in training.EXPERIMENTS}
@@ -34,7 +34,9 @@ def test_all_of_them_are_expected_and_say_that_they_train() -> None:
 def test_the_order_of_words_is_learned_with_positions_alone() -> None:
     finding = BY_NAME["sentence-order"].run()
     assert finding.verdict == EXPECTED["sentence-order"]
-    assert finding.measurements["two sentences' logits differ, without positions, by"] < 1e-12
+    apart = finding.measurements["two sentences' logits differ, without positions, by"]
+    assert isinstance(apart, float)
+    assert apart < 1e-12
 
 
 @pytest.mark.slow
