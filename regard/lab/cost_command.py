@@ -104,13 +104,18 @@ def _page(options: argparse.Namespace) -> "Page":
         return layers_page(sizes, options.precision, PRECISIONS[options.precision].itemsize)
     from regard.lab.cost.models import model_cost
     from regard.lab.cost.show import model_page
+    from regard.model.vit import VisionConfig
 
-    name, config = _model(options)
+    name, config = named(options)
+    if options.plot is not None and isinstance(config, VisionConfig):
+        raise ValueError(
+            f"--plot {options.plot}: the length of {name} follows from its image; nothing to draw"
+        )
     found = model_cost(config, options.length or 512, options.batch, options.precision)
     return model_page(name, found, PRINTED.get(name.partition("/")[0]))
 
 
-def _model(options: argparse.Namespace) -> tuple[str, "Config"]:
+def named(options: argparse.Namespace) -> tuple[str, "Config"]:
     """The name to show, and the config."""
     from regard.model.transformer import TransformerConfig
     from regard.model.vit import VisionConfig
@@ -183,8 +188,6 @@ def _draw(page: "Page", path: Path, tell: bool) -> None:
     from regard.lab.chart import drawing
     from regard.lab.report import STYLE
 
-    if not page.plots:
-        raise ValueError(f"--plot {path}: a ViT's length follows from its image; nothing to draw")
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         draft.write_text(drawing(page.plots, STYLE), encoding="utf-8")

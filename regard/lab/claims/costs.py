@@ -258,7 +258,7 @@ def _multiplied(name: str, sizes: Sizes) -> int:
 
 
 def _crossover() -> Finding:
-    d = 8
+    d = 4
     recurrences = ("plain recurrence", "GRU", "LSTM")
     names = ("attention alone", "attention, with projections", *recurrences)
     lengths = range(1, 4 * d + 2)

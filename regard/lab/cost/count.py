@@ -222,7 +222,7 @@ _SIGNS = ("attention", "matmul", "rnn", "lstm", "gru", "conv", "linear", "einsum
 
 def _like_a_product(name: str) -> bool:
     words = name.strip("_").split("_")
-    return any(word.startswith(_SIGNS) or word.endswith("mm") for word in words)
+    return any(word.startswith(_SIGNS) or word.endswith(("mm", "mv")) for word in words)
 
 
 _SUMS = ("add", "add_", "sub", "sub_", "rsub", "cumsum")

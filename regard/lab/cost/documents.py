@@ -91,7 +91,7 @@ def comparison_table(s: Sizes, counted: dict[str, Measured | None]) -> Table:
     return Table("Beside the course documents", head, rows)
 
 
-def short(number: float | None) -> str:
+def short(number: int | float | None) -> str:
     """A number with four digits and a letter for the thousands."""
     if number is None:
         return "—"

@@ -43,27 +43,27 @@ def layers_page(sizes: Sizes, precision: str, bytes_each: int) -> Page:
             (
                 each.name,
                 each.parameters,
-                mark(cost.parameters, _of(found, \"parameters\")),
+                mark(cost.parameters, _of(found, "parameters")),
                 each.multiply_adds,
                 short(cost.multiply_adds),
-                mark(cost.multiply_adds, _of(found, \"multiply_adds\")),
+                mark(cost.multiply_adds, _of(found, "multiply_adds")),
             )
         )
         sums.append(
             (
                 each.name,
                 short(cost.additions),
-                mark(cost.additions, _of(found, \"additions\")),
-                short(_of(found, \"others\")),
+                mark(cost.additions, _of(found, "additions")),
+                short(_of(found, "others")),
             )
         )
         order.append(
             (
                 each.name,
                 each.steps,
-                mark(cost.steps, _of(found, \"steps\")),
+                mark(cost.steps, _of(found, "steps")),
                 each.path,
-                "never" if cost.path is None else mark(cost.path, _of(found, \"path\")),
+                "never" if cost.path is None else mark(cost.path, _of(found, "path")),
             )
         )
         memory.append(
@@ -159,7 +159,7 @@ _COMPARED = (
 )
 
 
-def model_page(name: str, cost: ModelCost, printed: float | None) -> Page:
+def model_page(name: str, cost: ModelCost, printed: int | float | None) -> Page:
     """One model; `printed` is the size that its paper gives."""
     rows = []
     for part in PARTS:
@@ -316,7 +316,7 @@ def _share(part: int, whole: int) -> str:
     return f"{100 * part / whole:.1f} %" if whole and part else ""
 
 
-def _bytes(size: float) -> str:
+def _bytes(size: int | float) -> str:
     return f"{short(size)}B" if size >= 1000 else f"{short(size)} B"
 
 
@@ -326,4 +326,3 @@ def _is_number(cell: str) -> bool:
 
 def _indented(what: Any) -> Padding:
     return Padding(what, (0, 0, 0, 2), expand=False)
-
