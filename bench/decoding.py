@@ -194,6 +194,10 @@ def random_weights(options: argparse.Namespace) -> None:
                 print(f"  {name} is left out: {error}")
         for beams, sentences in itertools.product(options.beams, options.sentences):
             compare(everyone, beams, sentences, options)
+        for one in everyone.values():
+            if isinstance(one, Worker):
+                one.pipe.close()
+                one.process.join()
 
 
 def compare(

@@ -130,7 +130,7 @@ def cross(
     """
     if not pairs:
         return []
-    device = model.output.weight.device
+    device = model.target.table.weight.device
     sources = [torch.tensor([*source, end]) for source, _ in pairs]
     targets = [torch.tensor([start, *target]) for _, target in pairs]
     pad = torch.nn.utils.rnn.pad_sequence
@@ -200,7 +200,7 @@ def _costs(
     model: Transformer, example: Example, units: int, start: int, end: int
 ) -> Float[Tensor, "units L"]:
     """By how much the log p of each target token falls without each of the source's words."""
-    device = model.output.weight.device
+    device = model.target.table.weight.device
     kept = [
         [token for token, word in zip(example.source, example.source_words) if word != out]
         for out in range(-2, units)
