@@ -81,6 +81,7 @@ class Measured:
     others: int
     steps: int
     path: int | None
+    """None where no number of layers leads there, and where it is too far to follow."""
     activations: int
     """Numbers kept for the backward pass."""
 
@@ -339,7 +340,7 @@ def measure(layer: Layer, sizes: Sizes) -> Measured | None:
         counter.total.additions,
         counter.total.others,
         counter.chain,
-        layer.cost(sizes).path if far else measured_path(layer, sizes),
+        None if far else measured_path(layer, sizes),
         kept,
     )
 
