@@ -11,7 +11,7 @@ from importlib.resources import files
 
 from regard.lab import chart, figures
 from regard.lab.claims import Family
-from regard.lab.claims.stated import STATED
+from regard.lab.claims.stated import STATED, Stated
 from regard.lab.equation import mathml
 from regard.lab.experiment import Finding, Plot, Table, Verdict
 from regard.lab.perform import Result, by_family
@@ -186,7 +186,8 @@ def _family(family: Family, results: Sequence[Result]) -> str:
 
 def _stated() -> str:
     rows = "".join(
-        f"<tr><td>{entry.item}</td><td>{words(entry.words)}</td><td>{words(entry.source)}</td></tr>"
+        f"<tr><td>{entry.item}</td><td>{_part(entry)}{words(entry.words)}</td>"
+        f"<td>{words(entry.source)}</td></tr>"
         for entry in STATED
     )
     return (
@@ -196,6 +197,10 @@ def _stated() -> str:
         f"<th>item</th><th>what is said</th><th>what settles it</th></tr></thead><tbody>{rows}"
         "</tbody></table></div>"
     )
+
+
+def _part(entry: Stated) -> str:
+    return f'<span class="where">{escape(entry.part)}:</span> ' if entry.part else ""
 
 
 def _table(table: Table) -> str:

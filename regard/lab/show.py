@@ -45,7 +45,7 @@ def listing(
         rows = [(str(line.item), line.name, line.taught) for line in some]
         console.print(_indented(_lines(rows, console)), "")
     console.print(_heading("Stated, not computed", "history, opinion, and descriptions"))
-    rows = [(str(entry.item), "", entry.words) for entry in stated]
+    rows = [(str(entry.item), entry.part, entry.words) for entry in stated]
     console.print(_indented(_lines(rows, console)), "")
     told = Text.assemble(
         (f"{count} experiments", "bold"),
@@ -86,8 +86,9 @@ def result(found: Result, console: Console) -> None:
 
 
 def stated_entry(entry: Stated, console: Console) -> None:
-    """An item that nothing computes."""
-    console.print(_heading(f"item {entry.item}", "stated, not computed"))
+    """An item, or the part of one, that nothing computes."""
+    part = f" ({entry.part})" if entry.part else ""
+    console.print(_heading(f"item {entry.item}{part}", "stated, not computed"))
     _words(console, "Taught", entry.words)
     _words(console, "Settled", entry.source)
     console.print()

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import jaxtyping
 import pytest
 import torch
 from rich.console import Console
@@ -37,7 +38,8 @@ def matrices(L: int = 5, S: int = 7, K: int = 3, V: int = 2) -> tuple[Tensor, Te
 
 
 def page(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], **env: str) -> str:
-    """What `demo` prints, with these variables in the environment."""
+    """What `demo` prints, with these variables in the environment; words need no checks."""
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
     for name in ("COLUMNS", "FORCE_COLOR", "NO_COLOR", "TERM"):
         monkeypatch.delenv(name, raising=False)
     for name, value in env.items():

@@ -52,6 +52,8 @@ def test_every_item_is_accounted_for() -> None:
     stated = [entry.item for entry in STATED]
     assert computed | set(stated) == set(range(1, ITEMS + 1))
     assert sorted(set(stated)) == stated
+    # What is stated beside experiments says which part of the item it is.
+    assert {entry.item for entry in STATED if entry.part} == computed & set(stated)
 
 
 def test_every_experiment_has_a_name_of_its_own() -> None:
@@ -62,7 +64,7 @@ def test_every_experiment_has_a_name_of_its_own() -> None:
 
 
 def test_there_are_enough_experiments() -> None:
-    assert len(experiments()) >= 60
+    assert len(experiments()) >= 130
 
 
 @pytest.mark.parametrize("experiment", experiments(), ids=lambda e: e.name)
@@ -72,6 +74,7 @@ def test_an_experiment_says_what_it_is_about(experiment: Experiment) -> None:
     for words in (experiment.taught, experiment.method, experiment.correct):
         assert re.search(r"[.?]$", words)
         assert len(re.findall(r"[.?!](?= [A-Z])", words)) < 3
+        assert len(words) < 400
 
 
 def test_the_list_read_from_files_is_that_of_the_experiments() -> None:

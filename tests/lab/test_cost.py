@@ -33,6 +33,9 @@ from regard.lab.cost.show import model_page
 from regard.lab.cost_command import named, parser
 from regard.model.classifier import ClassifierConfig
 
+# The counter's own functions run at every operator, and checking them took most of the time.
+pytestmark = pytest.mark.usefixtures("unchecked")
+
 PRIMES = Sizes(length=13, width=21, kernel=5, heads=7, window=3, batch=2)
 EXACT = [each for each in LAYERS if each.name != "attention in a window"]
 

@@ -12,6 +12,9 @@ import pytest
 from regard.lab import exercise, notebook
 from regard.lab.notebook import Cell
 
+# What is checked here is said by the notebooks' own checks, thousands of small calls.
+pytestmark = pytest.mark.usefixtures("unchecked")
+
 MULTIHEAD, VIT = "multihead", "vit"
 
 # What to write instead of a solution's line, and what a check has to say about it.

@@ -30,28 +30,56 @@ FAMILIES = (
         "The worked exercises, and the slips that are easily made in them.",
     ),
     Family(
+        "formula",
+        "The formula",
+        "What goes into attention, what comes out, and in which order it is written.",
+    ),
+    Family("operations", "Operations", "Every multiplication, division and addition, counted."),
+    Family(
         "scores",
         "Scores and their scale",
         "How well a key fits, why that is scaled, and what else may serve as a score.",
     ),
-    Family("masks", "Masks", "Who may attend to what, and what becomes of who may not."),
     Family(
-        "temperature",
-        "Temperature",
-        "Hard and soft attention, and what a small change of a key does.",
+        "sources",
+        "Self-attention and cross-attention",
+        "Who asks, who answers, and that they need not be alike.",
     ),
+    Family("masks", "Masks", "Who may attend to what, and what becomes of who may not."),
+    Family("temperature", "Temperature", "From the mean of all values to the choice of one."),
+    Family("perturbation", "Perturbation", "What a change of one key does to the output."),
     Family("symmetry", "Order", "What a shuffle of the tokens changes, and what it leaves alone."),
     Family(
         "layers",
         "Self-attention as another layer",
-        "Identity, permutation, mean, convolution: what one layer of attention can be.",
+        "Identity, permutation, convolution: what one layer of attention can be.",
     ),
+    Family("heads", "Heads", "What multi-head attention is made of, and what a head is like."),
+    Family("positions", "Positional encodings", "In which form a token is told where it stands."),
     Family(
-        "positions", "Positions", "How a token is told where it stands, and what becomes of that."
+        "distance",
+        "What a position tells",
+        "How alike two positions are, what reads them, and how far they carry.",
     ),
-    Family("architecture", "Architecture", "Encoder, decoder and ViT: which part reads what."),
-    Family("costs", "Costs and parameters", "Formulas beside what is counted while it runs."),
-    Family("training", "What training shows", "Small models, three seeds each, and a margin."),
+    Family("architecture", "Encoder and decoder", "Which part reads what."),
+    Family(
+        "sublayers",
+        "Around attention",
+        "The feed-forward network, the residual sum and the normalisation.",
+    ),
+    Family("vision", "Vision Transformers", "From pixels to patches, and on to the class token."),
+    Family("costs", "Costs", "Formulas beside what is counted while a layer runs."),
+    Family(
+        "pairs",
+        "The price of all pairs",
+        "What attention's two products cost, and what a window saves.",
+    ),
+    Family("parameters", "Parameters", "How many numbers layers and models learn."),
+    Family("reach", "Steps and reach", "What has to wait for what, and how far a layer sees."),
+    Family(
+        "training", "What training shows", "Small models, three seeds or more each, and a margin."
+    ),
+    Family("ablation", "What a part is worth", "The same small model with it and without it."),
 )
 """In the order in which one would read them."""
 
@@ -60,29 +88,53 @@ FAMILIES = (
 def by_family() -> dict[str, tuple[Experiment, ...]]:
     """The experiments of each family, by its name."""
     from regard.lab.claims import (
+        ablation,
         architecture,
         costs,
+        distance,
         exercises,
+        formula,
+        heads,
         layers,
         masks,
+        operations,
+        pairs,
+        parameters,
+        perturbation,
         positions,
+        reach,
         scores,
+        sources,
+        sublayers,
         symmetry,
         temperature,
         training,
+        vision,
     )
 
     return {
         "exercises": exercises.EXPERIMENTS,
+        "formula": formula.EXPERIMENTS,
+        "operations": operations.EXPERIMENTS,
         "scores": scores.EXPERIMENTS,
+        "sources": sources.EXPERIMENTS,
         "masks": masks.EXPERIMENTS,
         "temperature": temperature.EXPERIMENTS,
+        "perturbation": perturbation.EXPERIMENTS,
         "symmetry": symmetry.EXPERIMENTS,
         "layers": layers.EXPERIMENTS,
+        "heads": heads.EXPERIMENTS,
         "positions": positions.EXPERIMENTS,
+        "distance": distance.EXPERIMENTS,
         "architecture": architecture.EXPERIMENTS,
+        "sublayers": sublayers.EXPERIMENTS,
+        "vision": vision.EXPERIMENTS,
         "costs": costs.EXPERIMENTS,
+        "pairs": pairs.EXPERIMENTS,
+        "parameters": parameters.EXPERIMENTS,
+        "reach": reach.EXPERIMENTS,
         "training": training.EXPERIMENTS,
+        "ablation": ablation.EXPERIMENTS,
     }
 
 
@@ -129,7 +181,7 @@ def find(word: str) -> tuple[Experiment, ...]:
 
 
 def _read(file: str) -> Iterator[Line]:
-    """The lines of a file's EXPERIMENTS, and of other files' that are unpacked among them."""
+    """The lines of a file's EXPERIMENTS."""
     tree = ast.parse(Path(__file__).with_name(f"{file}.py").read_text(encoding="utf-8"))
     fields = list(Experiment.__dataclass_fields__)
     for statement in tree.body:
@@ -143,5 +195,3 @@ def _read(file: str) -> Iterator[Line]:
             case ast.Call(args=given, keywords=named):
                 values = dict(zip(fields, given)) | {word.arg: word.value for word in named}
                 yield Line(*(ast.literal_eval(values[field]) for field in Line._fields))
-            case ast.Starred(value=ast.Attribute(value=ast.Name(other), attr="EXPERIMENTS")):
-                yield from _read(other)

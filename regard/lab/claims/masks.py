@@ -16,14 +16,25 @@ from regard import (
     MultiHeadAttention,
     Sinusoidal,
     Transformer,
-    TransformerConfig,
     attend,
     causal,
     padding,
     weights,
 )
 from regard.lab.claims import plain
-from regard.lab.claims.sample import alive, apart, influence, normal
+from regard.lab.claims.sample import (
+    DIFFERENT,
+    PLAN,
+    SAME,
+    D,
+    H,
+    L,
+    S,
+    alive,
+    apart,
+    influence,
+    normal,
+)
 from regard.lab.experiment import (
     Curve,
     Experiment,
@@ -34,12 +45,6 @@ from regard.lab.experiment import (
     corrected,
     holds,
 )
-
-SAME, DIFFERENT = 1e-12, 1e-3
-"""Below the first two results are one up to rounding, above the second they are two."""
-
-D, H, L, S = 12, 3, 7, 11
-"""Width, heads, and the lengths of two sequences."""
 
 
 def causal_mask() -> Finding:
@@ -122,7 +127,7 @@ def large_negative() -> Finding:
 
 
 def no_future() -> Finding:
-    model, memory = _transformer(), normal(1, 1, S, D)
+    model, memory = alive(Transformer(PLAN), 0), normal(1, 1, S, D)
     x = normal(2, 1, L, D)
     moved = influence(lambda x: model.decoder(x, memory, mask=causal()), x)
     future = float(moved.triu(1).max())
@@ -218,13 +223,6 @@ def counting_by_mask() -> Finding:
     )
 
 
-def _transformer() -> Transformer:
-    config = TransformerConfig(
-        19, width=D, heads=H, feed_forward=17, encoder_layers=2, decoder_layers=2
-    )
-    return alive(Transformer(config), 0)
-
-
 EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         7,
@@ -288,10 +286,10 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "variable-lengths",
         "homework",
         "Positional encodings let a Transformer handle sequences of variable length.",
-        "Sentences of 3, 7 and 5 words are filled up to a batch, and their rows compared with the "
+        "Sentences of unequal length are padded to one batch, and their rows compared with the "
         "same sentences alone, with and without positions and a padding mask.",
-        "It is the weights shared by all positions that allow any length, and the padding mask "
-        "that keeps the filling out. Positions tell the order, and no more.",
+        "Weights shared by all positions are what allows any length, and the padding mask keeps "
+        "the padding out. Positions tell the order, and no more.",
         variable_lengths,
     ),
 )

@@ -8,10 +8,22 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.autograd.functional import jacobian
 
+from regard import Transformer, TransformerConfig, VisionConfig
 from regard.model.block import Block
 from regard.model.stack import Stack
 
 M = TypeVar("M", bound=nn.Module)
+
+D, H, HIDDEN, L, S = 12, 3, 17, 7, 11
+"""Width, heads, hidden width, and the lengths of two sequences: small, and no two the same."""
+PLAN = TransformerConfig(
+    19, width=D, heads=H, feed_forward=HIDDEN, encoder_layers=2, decoder_layers=2, dropout=0.0
+)
+"""A small encoder-decoder."""
+PICTURE = VisionConfig(5, (8, 12), 4, channels=3, width=D, heads=H, feed_forward=HIDDEN, layers=2)
+"""A small ViT, for pictures of six patches."""
+SAME, DIFFERENT = 1e-12, 1e-3
+"""Below the first two results are one up to rounding, above the second they are two."""
 
 
 def normal(seed: int, *shape: int) -> Tensor:
@@ -42,6 +54,11 @@ def unbuilt(make: Callable[[], M]) -> M:
     """A model of any size, without its numbers."""
     with torch.device("meta"):
         return make()
+
+
+def base() -> Transformer:
+    """The paper's base model, without its numbers."""
+    return unbuilt(lambda: Transformer.base(37_000))
 
 
 def parameters(module: nn.Module) -> int:

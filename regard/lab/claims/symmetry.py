@@ -1,4 +1,4 @@
-"""What a layer does not notice: the order of a set, the place of a pattern, the pace of arrival."""
+"""What a layer does not notice: the order of a set, the place of a pattern."""
 
 from dataclasses import replace
 from functools import partial
@@ -11,27 +11,34 @@ from regard import (
     LanguageConfig,
     LanguageModel,
     MultiHeadAttention,
-    SelfCache,
     Transformer,
     TransformerConfig,
     VisionConfig,
     VisionTransformer,
-    attend,
     causal,
 )
 from regard.lab.claims import plain
-from regard.lab.claims.sample import alive, apart, blocks, influence, normal, parameters
+from regard.lab.claims.sample import (
+    DIFFERENT,
+    SAME,
+    D,
+    H,
+    L,
+    alive,
+    apart,
+    blocks,
+    influence,
+    normal,
+    parameters,
+)
 from regard.lab.experiment import Experiment, Finding, Table, conditional, corrected, holds
-from regard.model.baseline import Convolution, Dense, Recurrent
+from regard.model.baseline import Convolution, Dense
 from regard.model.block import Block, FeedForward, PostNorm
 from regard.model.stack import Stack
 
-D, H, L, S = 12, 3, 7, 11
-"""Width, heads, and the lengths of two sequences."""
-SAME, DIFFERENT = 1e-12, 1e-3
-"""Below the first two results are one up to rounding, above the second they are two."""
 ORDER = torch.tensor([3, 0, 6, 2, 5, 1, 4])
 """A shuffling of L rows."""
+CRICKET = ("CSK plays better , not MI", "MI plays better , not CSK")
 
 
 def _encoder(seed: int) -> Stack:
@@ -79,35 +86,12 @@ def _equivariance_causal() -> Finding:
     )
 
 
-def _shuffled_pairs() -> Finding:
-    audio, text, shuffle = normal(0, L, 5), normal(1, S, 3), torch.arange(S).flip(0).roll(3)
-    layer = alive(MultiHeadAttention(5, 2, key_width=3, source_width=3), 2)
-    whole = layer(audio, text)
-    by_hand = plain.apart(whole, plain.multihead(layer, plain.array(audio), plain.array(text)))
-    together = apart(layer(audio, text[shuffle]), whole)
-    query, key, value = normal(3, L, 5), normal(4, S, 5), normal(5, S, 2)
-    torn = apart(attend(query, key, value[shuffle]), attend(query, key, value))
-    return Finding(
-        holds(together < SAME and by_hand < SAME and torn > DIFFERENT),
-        {
-            "change when pairs are shuffled": together,
-            "change when values are shuffled and keys are not": torn,
-            "distance from plain arithmetic": by_hand,
-            "queries": L,
-            "pairs": S,
-        },
-    )
-
-
 def _texts(*sentences: str) -> list[Tensor]:
     words: dict[str, int] = {}
     return [
         torch.tensor([[words.setdefault(word, len(words)) for word in sentence.split()]])
         for sentence in sentences
     ]
-
-
-CRICKET = ("CSK plays better , not MI", "MI plays better , not CSK")
 
 
 def _two_sentences() -> Finding:
@@ -246,30 +230,6 @@ def _vit_shift() -> Finding:
     )
 
 
-def _whole_sequence() -> Finding:
-    ids = torch.arange(L)[None]
-    plan = LanguageConfig(S, width=D, heads=H, feed_forward=17, layers=2)
-    model = alive(LanguageModel(plan), 0)
-    at_once, cache = model(ids), model.cache()
-    steps = torch.cat([model(ids[:, n : n + 1], cache=cache) for n in range(L)], 1)
-    layer, x = alive(MultiHeadAttention(D, H), 1), normal(2, 1, L, D)
-    rows = torch.cat([layer(x[:, n : n + 1], x) for n in range(L)], 1)
-    recurrent, kept = alive(Recurrent(D, "gru"), 3), SelfCache()
-    stepped = torch.cat(
-        [recurrent(x[:, n : n + 1], mask=causal(), cache=kept) for n in range(L)], 1
-    )
-    masked, own = apart(steps, at_once), apart(rows, layer(x))
-    gru = apart(stepped, recurrent(x))
-    return Finding(
-        holds(masked < SAME and own < SAME),
-        {
-            "a causal model at once, against token by token": masked,
-            "self-attention at once, against row by row in any order": own,
-            "a recurrent layer, which has to go step by step": gru,
-        },
-    )
-
-
 EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         15,
@@ -293,17 +253,6 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "That is so as long as every row may see every other. A causal mask says who came first, "
         "and the symmetry is gone.",
         _equivariance_causal,
-    ),
-    Experiment(
-        92,
-        "shuffled-source",
-        "handout",
-        "In cross-attention, shuffling the pairs of keys and values changes nothing.",
-        "Seven frames of audio read eleven words of text through a whole module, before and after "
-        "the words are shuffled; then the values alone are shuffled.",
-        "It does change nothing, as long as every key keeps its value.",
-        _shuffled_pairs,
-        (r"\sum_j a_j v_j = \sum_j a_{\pi(j)} v_{\pi(j)}",),
     ),
     Experiment(
         16,
@@ -360,16 +309,5 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "A ViT with learned positions is not. Without them its attention treats patches as a set "
         "and moves along with whole patches, though not with single pixels.",
         _vit_shift,
-    ),
-    Experiment(
-        57,
-        "whole-sequence",
-        "homework",
-        "A Transformer takes in the whole sequence at once.",
-        "A causal model computes seven tokens in one pass, and token by token with a cache; "
-        "self-attention computes its rows together and one by one.",
-        "All rows come from one pass, and it gives what single steps give. A recurrent layer gives "
-        "the same either way too, but has to compute one step after the other.",
-        _whole_sequence,
     ),
 )

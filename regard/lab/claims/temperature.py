@@ -1,4 +1,4 @@
-"""Temperature: how decided attention is, and what a change of one key does to it.
+"""Temperature: how decided attention is.
 
     a = softmax(β s)        β → 0 spreads it over all keys, β → ∞ puts it on the best one
 
@@ -7,31 +7,18 @@ attention mixes them.
 """
 
 import math
-from collections.abc import Sequence
 from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from regard import attend, statistics, weights
 from regard.attention.score import Dot
 from regard.lab.byhand import exercise
 from regard.lab.claims import plain
-from regard.lab.claims.sample import apart, normal, orthonormal
-from regard.lab.experiment import (
-    Curve,
-    Experiment,
-    Finding,
-    Plot,
-    Table,
-    conditional,
-    corrected,
-    holds,
-)
-
-SAME, DIFFERENT = 1e-12, 1e-3
-"""Below the first two results are one up to rounding, above the second they are two."""
+from regard.lab.claims.sample import SAME, apart, normal, orthonormal
+from regard.lab.experiment import Curve, Experiment, Finding, Plot, Table, corrected, holds
 
 BETAS = tuple(10 ** (n / 4) for n in range(-8, 9))
 """From 0.01 to 100."""
@@ -229,29 +216,6 @@ def hard_attention() -> Finding:
     )
 
 
-def four_kinds() -> Finding:
-    x, source = normal(0, 5, 4), normal(1, 7, 4)
-    rows, fits = [], True
-    for name, read in (("self", x), ("cross", source)):
-        for sharpness, beta in (("soft", None), ("hard", math.inf)):
-            shares, output = weights(x, read, beta=beta), attend(x, read, read, beta=beta)
-            fits &= shares.shape == (5, len(read)) and apart(output, shares @ read) < SAME
-            fits &= bool(((shares == 0) | (shares == 1)).all()) == (sharpness == "hard")
-            spent = float(statistics(x, read, beta=beta).entropy.mean())
-            rows.append((name, sharpness, f"5×{len(read)}", spent))
-    return Finding(
-        holds(fits and len({row[:2] for row in rows}) == 4),
-        {"all four are one function": fits},
-        tables=(
-            Table(
-                "five queries",
-                ("reads", "chooses", "weights", "mean entropy, in nats"),
-                (*rows,),
-            ),
-        ),
-    )
-
-
 def spreading() -> Finding:
     query, key, value = exercise()
     rows = [
@@ -261,13 +225,23 @@ def spreading() -> Finding:
     big, small = weights(query, key, beta=50.0), weights(query, key, beta=1e-9)
     peaked = bool(((big < 1e-6) | (big > 1 - 1e-6)).all())
     uniform = apart(small, torch.full((2, 3), 1 / 3, dtype=torch.float64))
+    dense = nn.Linear(3, 2, bias=False, dtype=torch.float64).requires_grad_(False)
+    dense.weight.fill_(1 / 3)
+    like_dense, unlike = (
+        apart(attend(query, key, value, beta=beta), dense(value.T).T) for beta in (0.0, None)
+    )
     return Finding(
-        corrected(_from_mean(50.0) < 1e-6, uniform < 1e-6 and _from_mean(1e-9) < 1e-6 and peaked),
+        corrected(
+            _from_mean(50.0) < 1e-6,
+            max(uniform, _from_mean(1e-9)) < 1e-6 and peaked and like_dense < SAME,
+        ),
         {
             "β = 50, weights are near 0 or 1": peaked,
             "β = 50, output less the mean of the values": _from_mean(50.0),
             "β → 0, weights less 1/3": uniform,
             "β → 0, output less the mean of the values": _from_mean(1e-9),
+            "β = 0, output less that of a dense layer of weights 1/3": like_dense,
+            "β = 1/√2, output less that of the same layer": unlike,
         },
         tables=(
             Table(
@@ -279,157 +253,13 @@ def spreading() -> Finding:
     )
 
 
-def moved_key_line() -> Finding:
-    worst_a, worst_h, worst_line = [], [], []
-    for sigma in SIGMAS:
-        case = _Moved(sigma, 401)
-        a, h = case.exact()
-        worst_a.append(apart(a, case.a_after))
-        worst_h.append(apart(h, case.h_after))
-        worst_line.append(apart(a * case.v + (1 - a) * case.others, case.h_after))
-    return Finding(
-        holds(max(*worst_a, *worst_h, *worst_line) < SAME),
-        {
-            "weight by the formula, off by": max(worst_a),
-            "output by the formula, off by": max(worst_h),
-            "distance from the line between vⱼ and the mean of the others": max(worst_line),
-        },
-        tables=(
-            Table(
-                "largest error of 401 draws",
-                ("σ", "weight", "output", "line"),
-                tuple(zip(SIGMAS, worst_a, worst_h, worst_line)),
-            ),
-        ),
-    )
-
-
-def moved_key_linear() -> Finding:
-    sigmas = tuple(10 ** (n / 4) for n in range(-12, 4))
-    cases = [_Moved(sigma, 801) for sigma in sigmas]
-    medians = [float(case.linear_error().median()) for case in cases]
-    expected = [float(((0.5 - case.a) * case.exponent).abs().median()) for case in cases]
-    rows = []
-    for sigma in SIGMAS:
-        case = _Moved(sigma, 4001)
-        quantiles = case.linear_error().quantile(torch.tensor([0.1, 0.5, 0.9]).double())
-        exact = float((case.exact()[1] - case.h_after).norm(dim=-1).median())
-        rows.append((sigma, *quantiles.tolist(), exact))
-    half = [row[2] for row in rows]
-    exact = apart(_Moved(5.0, 4001).exact()[1], _Moved(5.0, 4001).h_after)
-    return Finding(
-        corrected(max(half) < 0.01, exact < SAME and half[0] < 0.01 and half[-1] > 0.1),
-        {
-            "σ": list(SIGMAS),
-            "relative error of the linear formula, median": half,
-            "largest error of the exact formula, σ = 5": exact,
-        },
-        tables=(
-            Table(
-                "relative error of the linear formula in 4,001 draws; the exact formula's error",
-                ("σ", "lowest tenth", "median", "highest tenth", "exact"),
-                (*rows,),
-            ),
-        ),
-        plots=(
-            Plot(
-                "median relative error of the linear formula",
-                "σ",
-                "relative error",
-                (
-                    Curve("measured", sigmas, medians),
-                    Curve("|(1/2 - aⱼ) βδ|", sigmas, expected),
-                ),
-                log_x=True,
-                log_y=True,
-            ),
-        ),
-    )
-
-
-def split_softmax() -> Finding:
-    query, key, change = normal(0, 3, 5), normal(1, 7, 5), normal(2, 3, 7)
-    whole = weights(query, key, bias=change)
-    before, alone = weights(query, key), torch.softmax(change, -1)
-    product = before * change.exp()
-    product = product / product.sum(-1, keepdim=True)
-    added, multiplied = apart(whole, before + alone), apart(whole, product)
-    return Finding(
-        corrected(added < SAME, multiplied < SAME),
-        {
-            "less the sum of two softmaxes": added,
-            "less their product, divided by its sum": multiplied,
-            "rows of the sum add up to": float((before + alone).sum(-1).mean()),
-        },
-    )
-
-
-def longer_key() -> Finding:
-    query, keys = torch.tensor([[1.0, 2.0, 2.0]]).double(), normal(1, 6, 3)
-    directions = {"q·k > 0": (2, 1, 0), "q·k = 0": (2, 1, -2), "q·k < 0": (-2, 1, -1)}
-    alphas = (1.0, 1.5, 2.0, 3.0, 5.0, 8.0, 12.0, 20.0)
-
-    def weight(direction: Sequence[int], alpha: float) -> float:
-        key = torch.cat((keys, alpha * torch.tensor([direction]).double()))
-        return float(weights(query, key)[0, -1])
-
-    paths = {name: [weight(d, alpha) for alpha in alphas] for name, d in directions.items()}
-    limits = {name: weight(d, 1e3) for name, d in directions.items()}
-    along, *others = paths
-    return Finding(
-        conditional(
-            all(a < b for a, b in pairwise(paths[along])) and limits[along] > 1 - SAME,
-            all(limits[name] > paths[name][0] for name in others),
-        ),
-        {name: [path[0], limits[name]] for name, path in paths.items()},
-        plots=(
-            Plot(
-                "weight of one of seven keys as it grows longer",
-                "α",
-                "weight",
-                tuple(Curve(name, alphas, path) for name, path in paths.items()),
-                log_x=True,
-            ),
-        ),
-    )
-
-
-SIGMAS = (0.001, 0.1, 1.0, 5.0)
-"""How far a key is moved."""
-
-
-class _Moved:
-    """Many draws of a query, and what moving key j by ε of deviation σ does to its output."""
-
-    def __init__(self, sigma: float, draws: int, S: int = 5, K: int = 4, V: int = 3):
-        query, key, value = normal(0, draws, 1, K), normal(1, draws, S, K), normal(2, draws, S, V)
-        epsilon = sigma * normal(3, draws, 1, K)
-        moved = torch.cat((key[:, :1] + epsilon, key[:, 1:]), 1)
-        before = weights(query, key)
-        self.a, self.a_after = before[..., 0], weights(query, moved)[..., 0]
-        self.h, self.h_after = (attend(query, k, value)[:, 0] for k in (key, moved))
-        self.v = value[:, 0]
-        self.others = (before[..., 1:] @ value[:, 1:])[:, 0] / (1 - self.a)
-        self.exponent = (epsilon * query).sum(-1) / math.sqrt(K)  # βδ
-
-    def exact(self) -> tuple[Tensor, Tensor]:
-        """a'_j = a_j e^{βδ} / (1 + a_j (e^{βδ} - 1)), h' = h + (a'_j - a_j)/(1 - a_j) (v_j - h)"""
-        a = self.a * self.exponent.exp() / (1 + self.a * self.exponent.expm1())
-        return a, self.h + (a - self.a) / (1 - self.a) * (self.v - self.h)
-
-    def linear_error(self) -> Tensor:
-        """Of h + β a_j δ (v_j - h), relative to how far the output moved."""
-        linear = self.h + self.exponent * self.a * (self.v - self.h)
-        return (linear - self.h_after).norm(dim=-1) / (self.h_after - self.h).norm(dim=-1)
+def _entropy(shares: plain.Array) -> float:
+    return -math.fsum(a * math.log(a) for a in shares.tolist() if a > 0)
 
 
 def _softargmax(scores: Tensor, beta: float) -> Tensor:
     """softmax(β scores): the keys are unit vectors, so that a query's entries are its scores."""
     return weights(scores.double(), torch.eye(scores.shape[-1]).double(), beta=beta)
-
-
-def _entropy(shares: plain.Array) -> float:
-    return -math.fsum(a * math.log(a) for a in shares.tolist() if a > 0)
 
 
 def _from_mean(beta: float) -> float:
@@ -456,8 +286,8 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "cold-limit",
         "homework",
         "In the cold limit, the softargmax of x is the one-hot vector of x.",
-        "The limit is computed for scores that are whole numbers, so that they could be encoded, "
-        "and again with 7 added to all of them, and with two that are equal.",
+        "The limit is computed for whole-number scores, which could be one-hot encoded "
+        "themselves, then with 7 added to all of them, and with two equal largest ones.",
         "It is one-hot at the index of the largest entry, whatever the value of that entry is. "
         "Where several are largest, they share the 1.",
         cold_limit,
@@ -479,8 +309,9 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "convenient-beta",
         "homework",
         "A convenient β is 1/√d.",
-        "By how much the weights of random vectors are sharper than uniform ones is averaged at "
-        "four widths, with β = 1/√d, with 1/d and with 1. What is used by default is compared.",
+        "How much less entropy the weights of random vectors have than uniform ones is averaged "
+        "at four widths, with β = 1/√d, with 1/d and with 1, and with what attend() uses by "
+        "default.",
         "With 1/√d the weights are equally sharp at any width. With 1 they become hard as vectors "
         "grow wider, with 1/d uniform.",
         convenient_beta,
@@ -502,10 +333,10 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         40,
         "one-hot-suffices",
         "homework",
-        "Values are preserved where the matrix of weights is the identity.",
+        "Values are preserved only where the matrix of weights is the identity.",
         "Four queries ask for four orthonormal keys, two of them for the same one, at β = ∞.",
-        "Each output is one of the values as soon as its weights are one-hot, at any key. The "
-        "identity is the case in which each position asks for itself.",
+        "Each output is one of the values as soon as its row of weights is one-hot, whichever key "
+        "that is. The identity is the case in which each position asks for itself.",
         one_hot_suffices,
     ),
     Experiment(
@@ -516,18 +347,9 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "attend() at β = ∞ is compared with picking the value of the best key, and soft attention "
         "with hard as β grows.",
         "At β = ∞ the output is exactly the best key's value. Soft attention comes as near as one "
-        "likes; where two keys are almost equally good it takes a large β.",
+        "likes, but where two keys are almost equally good that takes a large β.",
         hard_attention,
         (r"\lim_{\beta \to \infty} c_i = v_{\arg\max_j q_i \cdot k_j}",),
-    ),
-    Experiment(
-        41,
-        "four-kinds",
-        "homework",
-        "There are four types of attention: self or cross, each of them hard or soft.",
-        "The same function is called with one or two sequences, and with β = 1/√d or β = ∞.",
-        "What is read and how sharply are two separate choices, and one function does all four.",
-        four_kinds,
     ),
     Experiment(
         42,
@@ -535,62 +357,12 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "homework",
         "To spread attention over all values, β has to be very big, so that most weights are near "
         "0 and some near 1.",
-        "The weights of exercise 3 and the distance of the output from the mean of all values are "
-        "measured at small and at large β.",
-        "Spread evenly, all weights are 1/m, which is the limit β → 0. A big β does the opposite. "
-        "It is soft attention.",
+        "The weights of exercise 3, and the distance of the output from the mean of all values, "
+        "are measured at small and at large β. At β = 0 the output is also compared with that of "
+        "a dense layer over the rows, whose weights are all 1/m.",
+        "Attention spreads evenly as β → 0: all weights are 1/m, and it does what a dense layer "
+        "with such weights does. A big β does the opposite.",
         spreading,
         (r"\beta \to 0: \quad a_j \to \frac{1}{m}, \quad c \to \frac{1}{m} \sum_j v_j",),
-    ),
-    Experiment(
-        43,
-        "moved-key-line",
-        "homework",
-        "What a small change of one key does to the output can be written down.",
-        "One of five keys is moved by ε, of deviation 0.001 to 5. Weight and output are computed "
-        "by attend() and by closed formulas, with δ = ε·q, in 401 draws each.",
-        "Exactly: the key's weight changes as below, and the output slides on the straight line "
-        "between that key's value and the mean of the others. That is so for large changes too.",
-        moved_key_line,
-        (
-            r"a_j' = \frac{a_j e^{\beta\delta}}{1 + a_j (e^{\beta\delta} - 1)}",
-            r"h' = h + \frac{a_j' - a_j}{1 - a_j} (v_j - h)",
-        ),
-    ),
-    Experiment(
-        43,
-        "moved-key-linear",
-        "homework",
-        "If a key moves a little, the output changes linearly.",
-        "The linear formula's error, relative to how far the output moved, is measured in 4,001 "
-        "draws for changes of deviation 0.001 to 5, beside the exact formula's.",
-        "The linear formula is the first term of a series: its relative error grows with the "
-        "change, about as |(1/2 - aⱼ) βδ|. The exact formula has none.",
-        moved_key_linear,
-        (r"h' = h + \beta a_j \delta (v_j - h) + O(\delta^2)",),
-    ),
-    Experiment(
-        43,
-        "split-softmax",
-        "homework",
-        "A softmax of a sum is the sum of the softmaxes.",
-        "Scores with something added to them are weighed by weights(), and compared with the sum "
-        "of two softmaxes, and with their product.",
-        "It is their product, divided by its sum along the row. A sum of two softmaxes has rows "
-        "that add up to 2.",
-        split_softmax,
-        (r"\operatorname{softmax}(s + t)_j \propto \operatorname{softmax}(s)_j \, e^{t_j}",),
-    ),
-    Experiment(
-        44,
-        "longer-key",
-        "homework",
-        "A key that is made longer draws more attention.",
-        "One of seven keys is stretched by α, for a key that points along the query, one that "
-        "points away from it, and one at a right angle.",
-        "Only if q·k > 0, and then its weight goes to 1. If q·k < 0 the weight goes to 0, and if "
-        "q·k = 0 nothing changes.",
-        longer_key,
-        (r"s = \alpha \, q \cdot k",),
     ),
 )

@@ -10,7 +10,6 @@ from functools import partial
 
 import torch
 
-from regard.lab.claims import ablation
 from regard.lab.claims.ablation import (
     BITS,
     SEEDS,
@@ -22,15 +21,7 @@ from regard.lab.claims.ablation import (
     scores,
     trained,
 )
-from regard.lab.experiment import (
-    Curve,
-    Experiment,
-    Finding,
-    Plot,
-    Table,
-    by_seeds,
-    corrected,
-)
+from regard.lab.experiment import Curve, Experiment, Finding, Plot, Table, by_seeds, corrected
 from regard.model.baseline import Recurrent
 from regard.model.classifier import ClassifierConfig, TextClassifier
 from regard.task import probe
@@ -315,5 +306,4 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         run=transfer,
         trained=True,
     ),
-    *ablation.EXPERIMENTS,
 )

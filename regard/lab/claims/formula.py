@@ -1,0 +1,285 @@
+"""The formula: what goes into attention, what comes out, and in which order it is written.
+
+    C = softmax(Q Kᵀ / √d) V        (n_q×d_k), (n_k×d_k), (n_k×d_v) → n_q×d_v
+    c_i = Σ_j a_ij v_j              a weighted mean of the values
+
+Queries and keys are equally wide, keys and values equally many.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from regard import MultiHeadAttention, attend, weights
+from regard.lab.claims import plain
+from regard.lab.claims.exercises import by_hand
+from regard.lab.claims.sample import DIFFERENT, SAME, alive, apart, normal
+from regard.lab.experiment import Experiment, Finding, Table, corrected, holds
+
+SIZES = ((2, 3, 2, 3), (5, 7, 11, 13), (7, 5, 3, 2), (1, 1, 1, 1))
+"""n_q, n_k, d_k and d_v that are tried."""
+
+
+def attention_formula() -> Finding:
+    rows, worst, fits = [], 0.0, True
+    for n_q, n_k, d_k, d_v in SIZES:
+        query, key, value = given(n_q, n_k, d_k, d_v)
+        output = attend(query, key, value)
+        gap = apart(output, by_hand(query, key, value, 1 / math.sqrt(d_k))[1])
+        worst, fits = max(worst, gap), fits and output.shape == (n_q, d_v)
+        rows.append((_by(n_q, d_k), _by(n_k, d_k), _by(n_k, d_v), _by(*output.shape), gap))
+    return Finding(
+        holds(fits and worst < SAME),
+        {"largest difference from arithmetic": worst, "shapes fit": fits},
+        tables=(Table("matrices of random numbers", ("Q", "K", "V", "C", "difference"), (*rows,)),),
+    )
+
+
+def output_shape() -> Finding:
+    rows, taught, correct = [], True, True
+    for n_q, n_k, d_k, d_v in SIZES:
+        query, key, value = given(n_q, n_k, d_k, d_v)
+        A, C = weights(query, key), attend(query, key, value)
+        taught &= C.shape == (n_q, n_k)
+        correct &= A.shape == (n_q, n_k) and C.shape == (n_q, d_v)
+        rows.append((n_q, n_k, d_v, _by(*A.shape), _by(*C.shape)))
+    return Finding(
+        corrected(taught, correct),
+        {
+            "output has a column for each key": taught,
+            "weights have one, the output those of the values": correct,
+        },
+        tables=(
+            Table("shapes measured", ("n_q", "n_k", "d_v", "weights A", "output C"), (*rows,)),
+        ),
+    )
+
+
+def shapes() -> Finding:
+    rows, fits = [], True
+    for L_q, L_k, d_q, d_v in ((1, 4, 3, 3), (5, 5, 2, 7), (11, 3, 7, 2), (3, 11, 2, 5)):
+        query, key, value = given(L_q, L_k, d_q, d_v)
+        output = attend(query, key, value)
+        fits &= output.shape == (L_q, d_v) and weights(query, key).shape == (L_q, L_k)
+        # One output for each query, whatever the others ask.
+        alone = torch.cat([attend(row[None], key, value) for row in query])
+        fits &= apart(output, alone) < SAME
+        rows.append((_by(L_q, d_q), _by(L_k, d_q), _by(L_k, d_v), _by(*output.shape)))
+    return Finding(
+        holds(fits),
+        {"shapes fit, and each query is answered alone": fits},
+        tables=(Table("shapes tried", ("queries", "keys", "values", "output"), (*rows,)),),
+    )
+
+
+def weights_are_shares() -> Finding:
+    query, key = normal(0, 1, 3), normal(1, 4, 3)
+    scores = [float(query[0] @ k) / math.sqrt(3) for k in key]
+    exponentials = [math.exp(s) for s in scores]
+    shares = weights(query, key)
+    recipe = shares.new_tensor([[e / math.fsum(exponentials) for e in exponentials]])
+    many = weights(30 * normal(2, 101, 17, 5), normal(3, 101, 13, 5))
+    error = apart(many.sum(-1), torch.ones(101, 17))
+    inside = float(many.min()) >= 0 and float(many.max()) <= 1
+    return Finding(
+        holds(apart(shares, recipe) < SAME and error < SAME and inside),
+        {
+            "furthest sum from 1": error,
+            "least weight": float(many.min()),
+            "largest weight": float(many.max()),
+        },
+        tables=(
+            Table(
+                "one query over four keys: score, exponential, share",
+                ("key", "score", "exponential", "weight"),
+                tuple(
+                    (f"k{n + 1}", scores[n], exponentials[n], float(shares[0, n])) for n in range(4)
+                ),
+            ),
+        ),
+    )
+
+
+def weighted_sum() -> Finding:
+    query, key, value = normal(0, 7, 5), normal(1, 11, 5), normal(2, 11, 3)
+    output, shares = attend(query, key, value), weights(query, key)
+    sums = torch.stack([sum((a * v for a, v in zip(row, value)), torch.zeros(3)) for row in shares])
+    most, least = value.amax(0), value.amin(0)
+    between = bool(((output < most) & (output > least)).all())
+    ones = apart(attend(query, key, torch.ones_like(value)), torch.ones(7, 3))
+    return Finding(
+        holds(apart(output, sums) < SAME and ones < SAME and between),
+        {
+            "output less Σ aⱼ vⱼ": apart(output, sums),
+            "equal values come out unchanged, off by": ones,
+            "never beyond the values": between,
+        },
+    )
+
+
+def column_convention() -> Finding:
+    d, n, m, t, beta = 3, 5, 7, 2, 0.8
+    query, key, value = normal(0, d, n), normal(1, d, m), normal(2, t, m)
+    ours = attend(query.T, key.T, value.T, beta=beta).T
+    Q, K, V = (plain.array(matrix) for matrix in (query, key, value))
+    scores = beta * K.T @ Q  # m×n: a column for each query
+    columns = V @ plain.softmax(scores.T).T
+    rows = V @ plain.softmax(scores)
+    right, wrong = plain.apart(ours, columns), plain.apart(ours, rows)
+    return Finding(
+        holds(ours.shape == (t, n) and right < SAME and wrong > DIFFERENT),
+        {
+            "output": list(ours.shape),
+            "softmax down the columns, and attend": right,
+            "softmax along the rows, and attend": wrong,
+        },
+    )
+
+
+def argument_order() -> Finding:
+    x, layer = normal(0, 1, 7, 6), alive(MultiHeadAttention(6, 1, bias=False), 1)
+    layer.output.weight.copy_(torch.eye(6))
+    query, key, value = layer.query(x), layer.key(x), layer.value(x)
+    meant = plain.multihead(layer, plain.array(x[0]))[None]
+    taught, correct = (
+        plain.apart(attend(*given), meant) for given in ((value, query, key), (query, key, value))
+    )
+    return Finding(
+        corrected(taught < SAME, correct < SAME and plain.apart(layer(x), meant) < SAME),
+        {
+            "values, queries, keys: off by": taught,
+            "queries, keys, values: off by": correct,
+        },
+    )
+
+
+def score_indices() -> Finding:
+    query, key = normal(0, 5, 3), normal(1, 5, 3)
+    # Up to a constant in each row, the logarithms of the weights are the scores.
+    found = _centred(weights(query, key, beta=1.0).log())
+    straight = torch.tensor([[float(q @ k) for k in key] for q in query], dtype=torch.float64)
+    turned = straight.T  # row i holds q_j·k_i
+    taught, correct = apart(found, _centred(turned)), apart(found, _centred(straight))
+    fewer = weights(query[:2], key)
+    return Finding(
+        corrected(taught < SAME, correct < SAME and fewer.shape == (2, 5)),
+        {
+            "scores less qⱼ·kᵢ": taught,
+            "scores less qᵢ·kⱼ": correct,
+            "two queries, five keys": list(fewer.shape),
+        },
+    )
+
+
+def given(n_q: int, n_k: int, d_k: int, d_v: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Random queries, keys and values."""
+    return normal(0, n_q, d_k), normal(1, n_k, d_k), normal(2, n_k, d_v)
+
+
+def _by(rows: int, columns: int) -> str:
+    return f"{rows}×{columns}"
+
+
+def _centred(scores: Tensor) -> Tensor:
+    """Less each row's mean: what a softmax along rows doesn't see is gone."""
+    return scores - scores.mean(-1, keepdim=True)
+
+
+EXPERIMENTS: tuple[Experiment, ...] = (
+    Experiment(
+        3,
+        "attention-formula",
+        "exercises",
+        "For all queries at once, attention is a softmax of Q Kᵀ over √d, times V.",
+        "attend() is compared with loops over plain numbers, for matrices of four different "
+        "shapes.",
+        "It is, where Q is n_q×d_k, K is n_k×d_k and V is n_k×d_v; attend() scales by 1/√d_k when "
+        "nothing else is asked for.",
+        attention_formula,
+        (r"C = \operatorname{softmax}\!\left(\frac{Q K^\top}{\sqrt{d_k}}\right) V",),
+    ),
+    Experiment(
+        4,
+        "output-shape",
+        "exercises",
+        "The result of attention has one row for each query and one column for each key.",
+        "The shapes of the weights and of the output are read off for four choices of n_q, n_k, "
+        "d_k and d_v.",
+        "That is the shape of the weights A. The output C = A V has a row for each query and as "
+        "many columns as the values have, n_q×d_v.",
+        output_shape,
+        (r"A \in \mathbb{R}^{n_q \times n_k}, \quad C = A V \in \mathbb{R}^{n_q \times d_v}",),
+    ),
+    Experiment(
+        85,
+        "attention-shapes",
+        "handout",
+        "Queries and keys are equally wide, keys and values equally many, and queries may be of "
+        "any number.",
+        "attend() is given four such triples, and each query is also asked alone.",
+        "The output has a row for each query and is as wide as the values. The queries don't see "
+        "each other.",
+        shapes,
+        (r"(L_q \times d_q), \ (L_k \times d_q), \ (L_k \times d_v) \mapsto L_q \times d_v",),
+    ),
+    Experiment(
+        84,
+        "weights-are-shares",
+        "handout",
+        "Score, exponential, division by the sum: the weights lie between 0 and 1 and sum to 1.",
+        "One query over four keys is taken through the three steps. Then the weights of many "
+        "queries, with very unequal scores, are added up row by row.",
+        "They do, however large the scores are.",
+        weights_are_shares,
+        (r"a_j = \frac{e^{s_j}}{\sum_k e^{s_k}} \in [0, 1], \quad \sum_j a_j = 1",),
+    ),
+    Experiment(
+        55,
+        "weighted-sum",
+        "homework",
+        "Attention maps a query and pairs of keys and values to a weighted sum of the values.",
+        "The sum is written out for random vectors. Then all values are made equal, and outputs "
+        "are compared with the largest and the least of the values.",
+        "As the weights are positive and sum to 1 it is a weighted mean: it never leaves the range "
+        "of the values.",
+        weighted_sum,
+        (r"c = \sum_j a_j v_j, \quad a_j \ge 0, \quad \sum_j a_j = 1",),
+    ),
+    Experiment(
+        36,
+        "column-convention",
+        "homework",
+        "With vectors as columns, H = V softargmax_β(Kᵀ Q), of t rows and n columns.",
+        "The homework's formula is computed in numpy, and compared with attend() on the transposed "
+        "matrices.",
+        "Both conventions say the same, each the transpose of the other. With columns the softmax "
+        "runs down the columns of Kᵀ Q, one for each query.",
+        column_convention,
+        (r"H = V \operatorname{softargmax}_\beta(K^\top Q)",),
+    ),
+    Experiment(
+        88,
+        "argument-order",
+        "handout",
+        "Self-attention is Attention(X W_V, X W_Q, X W_K).",
+        "A layer of one head with W_O = I is computed in numpy, and attend() is called with its "
+        "projections in both orders.",
+        "Queries come first, then keys, then values: Attention(X W_Q, X W_K, X W_V). In the other "
+        "order nothing warns, as all three have the same shape, and the numbers are wrong.",
+        argument_order,
+        (r"\operatorname{Attention}(X W_Q, X W_K, X W_V)",),
+    ),
+    Experiment(
+        83,
+        "score-indices",
+        "handout",
+        "The score of position i for position j is the product of query j and key i.",
+        "The logarithms of the weights, which are the scores up to a constant in each row, are "
+        "compared with q_j·k_i and with q_i·k_j.",
+        "It is query i and key j: row i belongs to the query that asks, and the softmax runs over "
+        "the keys j.",
+        score_indices,
+        (r"s_{ij} = q_i^\top k_j",),
+    ),
+)

@@ -1,0 +1,358 @@
+"""What waits for what, and how far a layer sees: attention beside recurrence and convolution."""
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from regard import (
+    LanguageConfig,
+    LanguageModel,
+    MultiHeadAttention,
+    SelfCache,
+    Transformer,
+    TransformerConfig,
+    causal,
+)
+from regard.lab.claims.costs import SMALL, cost
+from regard.lab.claims.sample import HIDDEN, SAME, L, S, alive, apart, influence, normal
+from regard.lab.cost.count import Counter, counted
+from regard.lab.cost.layers import Attention, layer
+from regard.lab.cost.path import felt
+from regard.lab.experiment import (
+    Curve,
+    Experiment,
+    Finding,
+    Plot,
+    Table,
+    conditional,
+    corrected,
+    holds,
+)
+from regard.lab.experiment import Measured as Cell
+from regard.model.baseline import Convolution, Dense, Recurrent
+
+N, D, H = SMALL.length, SMALL.width, SMALL.heads
+"""Positions, width and heads."""
+
+
+def _chain(name: str, length: int) -> int:
+    return cost(name, replace(SMALL, length=length)).steps
+
+
+def _decoded(length: int) -> int:
+    """Products in a row when each position is made from the one before."""
+    made, cache, x = alive(MultiHeadAttention(D, H), 0), SelfCache(), normal(1, 1, 1, D)
+    with Counter() as counter, torch.no_grad():
+        for _ in range(length):
+            x = made(x, mask=causal(), cache=cache)
+    return counter.chain
+
+
+def _parallel() -> Finding:
+    lengths = (5, 10, 20)
+    names = ("attention, with projections", "convolution", "LSTM")
+    chains = {name: [_chain(name, n) for n in lengths] for name in names}
+    decoded = [_decoded(n) for n in lengths]
+    chains["attention that writes, token by token"] = decoded
+    rows: tuple[tuple[Cell, ...], ...] = tuple((name, *chain) for name, chain in chains.items())
+    constant = [len(set(chains[name])) == 1 for name in names]
+    return Finding(
+        conditional(
+            inside=constant[0] and constant[1] and chains["LSTM"] == list(lengths),
+            outside=len(set(decoded)) == 1,
+        ),
+        {f"products in a row, {name}": chain for name, chain in chains.items()},
+        (Table("Products that wait for each other", ("n", *map(str, lengths)), rows),),
+    )
+
+
+def _whole_model() -> Finding:
+    lengths = (4, 8, 16)
+    config = replace(TransformerConfig.tiny(31), encoder_layers=2, decoder_layers=2)
+    model = Transformer(config).eval()
+
+    def run(n: int) -> int:
+        ids = torch.zeros(1, n, dtype=torch.int64)
+        with torch.no_grad():
+            return counted(lambda: model(ids, ids)).chain
+
+    def recur(n: int) -> int:
+        # In float64, where torch has no kernel that hides the steps.
+        stack = [Recurrent(D).double() for _ in range(2)]
+        with torch.no_grad():
+            return counted(lambda: stack[1](stack[0](normal(0, 1, n, D)))).chain
+
+    attention, recurrence = [run(n) for n in lengths], [recur(n) for n in lengths]
+    stacks = [type(model.encoder).__name__, type(model.decoder).__name__]
+    recurrent = [m for m in model.modules() if isinstance(m, nn.RNNBase)]
+    return Finding(
+        holds(
+            len(set(attention)) == 1
+            and recurrence[0] < recurrence[1] < recurrence[2]
+            and not recurrent
+            and len(stacks) == 2
+        ),
+        {
+            "tokens": list(lengths),
+            "products in a row, Transformer of 2 + 2 blocks": attention,
+            "products in a row, two LSTM layers": recurrence,
+            "recurrent layers in the Transformer": len(recurrent),
+        },
+    )
+
+
+def _at_once() -> Finding:
+    lengths = (8, 16, 32)
+
+    def calls(name: str, n: int) -> int:
+        made = alive(layer(name).make(replace(SMALL, length=n)), 0)
+        with torch.no_grad():
+            return sum(counted(lambda: made(normal(1, 1, n, D))).products.values())
+
+    found = {
+        name: [calls(name, n) for n in lengths] for name in ("attention, with projections", "LSTM")
+    }
+    attention, recurrence = found.values()
+    return Finding(
+        holds(len(set(attention)) == 1 and recurrence[2] > recurrence[1] > recurrence[0]),
+        {"positions": list(lengths)}
+        | {f"products called, {name}": counts for name, counts in found.items()},
+    )
+
+
+def _whole_sequence() -> Finding:
+    ids = torch.arange(L)[None]
+    plan = LanguageConfig(S, width=D, heads=H, feed_forward=HIDDEN, layers=2)
+    model = alive(LanguageModel(plan), 0)
+    at_once, cache = model(ids), model.cache()
+    steps = torch.cat([model(ids[:, n : n + 1], cache=cache) for n in range(L)], 1)
+    layer, x = alive(MultiHeadAttention(D, H), 1), normal(2, 1, L, D)
+    rows = torch.cat([layer(x[:, n : n + 1], x) for n in range(L)], 1)
+    recurrent, kept = alive(Recurrent(D, "gru"), 3), SelfCache()
+    stepped = torch.cat(
+        [recurrent(x[:, n : n + 1], mask=causal(), cache=kept) for n in range(L)], 1
+    )
+    masked, own = apart(steps, at_once), apart(rows, layer(x))
+    gru = apart(stepped, recurrent(x))
+    return Finding(
+        holds(masked < SAME and own < SAME),
+        {
+            "a causal model at once, against token by token": masked,
+            "self-attention at once, against row by row in any order": own,
+            "a recurrent layer, which has to go step by step": gru,
+        },
+    )
+
+
+def _longest_path() -> Finding:
+    lengths = (8, 16, 32)
+    names = ("attention, with projections", "LSTM", "plain recurrence", "convolution")
+    paths = {name: [cost(name, replace(SMALL, length=n)).path for n in lengths] for name in names}
+    whole = influence(alive(MultiHeadAttention(D, H), 0), normal(1, 1, N, D))
+    rows = tuple((name, *(path or "none" for path in found)) for name, found in paths.items())
+    return Finding(
+        holds(
+            len(set(paths["attention, with projections"])) == 1
+            and bool((whole > 0).all())
+            and paths["LSTM"] == paths["plain recurrence"] == list(lengths)
+        ),
+        {
+            "pairs that one layer of attention joins": int((whole > 0).sum()),
+            "pairs": N * N,
+            **{
+                f"path, {name}, n = {list(lengths)}": list(row[1:])
+                for name, row in zip(names, rows)
+            },
+        },
+        (Table("Between the first and the last of n", ("layer", *map(str, lengths)), rows),),
+    )
+
+
+def _receptive_field() -> Finding:
+    n, depth = 41, 9
+    middle = torch.zeros(n, dtype=torch.bool)
+    middle[n // 2] = True
+
+    def seen(made: nn.Module, width: int) -> list[int]:
+        at, counts = middle, []
+        for _ in range(depth):
+            at = felt(made, at, width)
+            counts.append(int(at.sum()))
+        return counts
+
+    torch.manual_seed(0)
+    found = {
+        "convolution, 3 taps": seen(Convolution(2, 3), 2),
+        "convolution, 5 taps": seen(Convolution(2, 5), 2),
+        "attention": seen(Attention(1), 2),
+    }
+    expected = {k: [min(n, 1 + ell * (k - 1)) for ell in range(1, depth + 1)] for k in (3, 5)}
+    layers = list(range(1, depth + 1))
+    return Finding(
+        holds(
+            found["convolution, 3 taps"] == expected[3]
+            and found["convolution, 5 taps"] == expected[5]
+            and found["attention"] == [n] * depth
+        ),
+        {"positions": n}
+        | {f"seen after 1 … {depth} layers, {name}": counts for name, counts in found.items()},
+        plots=(
+            Plot(
+                "Positions that reach the middle one",
+                "layers",
+                "positions",
+                tuple(Curve(name, layers, counts) for name, counts in found.items()),
+            ),
+        ),
+    )
+
+
+def _both_directions() -> Finding:
+    x = normal(0, 1, L, D)
+    past = torch.ones(L, L, dtype=torch.bool).tril()
+    one, both = (
+        influence(alive(Recurrent(D, "gru", both=both), 1), x) > 0 for both in (False, True)
+    )
+    return Finding(
+        corrected(
+            taught=not bool((both & ~past).any()),
+            correct=torch.equal(one, past) and bool(both.all()),
+        ),
+        {
+            "one way: pairs that depend on a later row": int((one & ~past).sum()),
+            "both ways: pairs that depend on a later row": int((both & ~past).sum()),
+            "pairs with a later row": int((~past).sum()),
+        },
+    )
+
+
+def _taken(layer: nn.Module, x: Tensor) -> bool:
+    try:
+        layer(x)
+    except (ValueError, RuntimeError):
+        return False
+    return True
+
+
+def _variable_size() -> Finding:
+    lengths = (3, L, S, 40)
+    convolution, dense = alive(Convolution(D, 3), 0), alive(Dense(D, L), 1)
+    pooled = nn.Sequential(nn.Conv2d(1, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    flat = nn.Sequential(nn.Conv2d(1, 4, 3), nn.Flatten(), nn.Linear(4 * 6 * 6, 5))
+    takes = {
+        "convolution over a sequence": [_taken(convolution, normal(2, 1, n, D)) for n in lengths],
+        "dense layer over a sequence": [_taken(dense, normal(2, 1, n, D)) for n in lengths],
+        "CNN whose head reads the mean": [
+            _taken(alive(pooled, 3), normal(4, 1, 1, n, n)) for n in (8, 9, 24)
+        ],
+        "CNN whose head is dense": [
+            _taken(alive(flat, 3), normal(4, 1, 1, n, n)) for n in (8, 9, 24)
+        ],
+    }
+    x = normal(5, 1, 40, D)
+    same = apart(convolution(x)[:, 1:10], convolution(x[:, :11])[:, 1:10])
+    return Finding(
+        corrected(
+            taught=not all(takes["convolution over a sequence"]),
+            correct=all(takes["convolution over a sequence"])
+            and all(takes["CNN whose head reads the mean"])
+            and same < SAME
+            and not all(takes["dense layer over a sequence"])
+            and not all(takes["CNN whose head is dense"]),
+        ),
+        {f"sizes taken by a {name}": f"{sum(t)} of {len(t)}" for name, t in takes.items()}
+        | {"a convolution's rows in a longer sequence, change": same},
+    )
+
+
+EXPERIMENTS: tuple[Experiment, ...] = (
+    Experiment(
+        34,
+        "sequential-steps",
+        "exercise sheet",
+        "Recurrence is sequential; convolution and attention are computed in parallel.",
+        "While a layer runs, the longest chain of products is followed in which each waits for "
+        "the one before. The same is done for attention that writes token by token.",
+        "That is true of reading and of training. Writing stays sequential with attention too, "
+        "since each token is made from the one before.",
+        _parallel,
+    ),
+    Experiment(
+        53,
+        "no-recurrence",
+        "homework",
+        "Unlike an RNN or LSTM, a Transformer has no recurrence, and so trains in parallel.",
+        "The longest chain of products is followed through an encoder-decoder and through two "
+        "LSTM layers, at three lengths.",
+        "The chain through a Transformer is as long as it is deep, at any length; through an "
+        "LSTM it grows with every token.",
+        _whole_model,
+    ),
+    Experiment(
+        57,
+        "all-at-once",
+        "homework",
+        "The whole sequence enters at once, instead of token by token.",
+        "The calls of matrix products are counted in attention and in an LSTM at three lengths.",
+        "Attention calls the same few products at any length; an LSTM calls at least one for each "
+        "token.",
+        _at_once,
+    ),
+    Experiment(
+        57,
+        "whole-sequence",
+        "homework",
+        "A Transformer computes the whole sequence at once, and gets what it would get step by "
+        "step.",
+        "A causal model computes seven tokens in one pass, and token by token with a cache; "
+        "self-attention computes its rows together and one by one.",
+        "All rows come from one pass, which gives what single steps give. A recurrent layer gives "
+        "the same either way too, but has to compute one step after the other.",
+        _whole_sequence,
+    ),
+    Experiment(
+        58,
+        "longest-path",
+        "homework",
+        "Between two positions the path is O(1) long in self-attention and O(n) in recurrence.",
+        "Gradients tell how many layers it takes from the first position to the last, and the "
+        "graph of a layer how many products lie between. Recurrence is followed step by step.",
+        "Attention joins every pair in one layer, through three products: value, mean and output. "
+        "Recurrence takes n steps, and a convolution the more layers the longer the sequence is.",
+        _longest_path,
+    ),
+    Experiment(
+        102,
+        "receptive-field",
+        "handout",
+        "Convolutions reach far through depth.",
+        "Gradients at the middle position are sent back through more and more layers, and the "
+        "positions at which something arrives are counted.",
+        "They do: each layer adds k − 1 positions. Attention sees all positions in its first "
+        "layer.",
+        _receptive_field,
+        (r"1 + \ell (k - 1)",),
+    ),
+    Experiment(
+        77,
+        "both-directions",
+        "handout",
+        "A recurrent network sees the past only.",
+        "Jacobians of a recurrent layer that reads one way and of one that reads both ways say "
+        "which row depends on which.",
+        "One that reads one way does. One that reads both ways sees the whole sequence.",
+        _both_directions,
+    ),
+    Experiment(
+        78,
+        "variable-size",
+        "handout",
+        "Convolutional networks cannot deal with inputs of variable size.",
+        "Sequences and pictures of several sizes are given to convolutions, to a dense layer, and "
+        "to two small CNNs with different heads.",
+        "Convolutions take any size, and compute the same at each place in a longer sequence. "
+        "What refuses another size is a dense layer, be it alone or a CNN's head.",
+        _variable_size,
+    ),
+)
