@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from regard.attention.host import integers, shown
 from regard.attention.mask import Packed
 from regard.attention.multihead import Core, MultiHeadAttention
-from regard.attention.position import Learned, Rotary, Sinusoidal
+from regard.attention.position import Rotary, Sinusoidal
 from regard.decode import native
 from regard.decode.quantized import Int8Linear
 from regard.model.block import Block, FeedForward, GatedFeedForward, PostNorm, PreNorm
@@ -43,25 +43,25 @@ class Blocks:
         self.norm = _norm(stack.norm)
         rotary = first.position
         self.rotary = rotary if isinstance(rotary, Rotary) else None
-        self._turns = torch.empty(0)
+        self._turns = [torch.empty(0)]
 
     def reach(self, length: int) -> None:
         """Have rotary positions for so many tokens."""
-        if self.rotary is None or len(self._turns) >= length:
+        if self.rotary is None or len(self._turns[-1]) >= length:
             return
         rotary, pairs = self.rotary, self.rotary.width // 2
-        length = max(length, 2 * len(self._turns), 64)
+        length = max(length, 2 * len(self._turns[-1]), 64)
         halves = rotary.layout == "halves"
         # What (1, 0) becomes is cos and sin.
         ones = torch.tensor([1.0, 0.0])
         ones = ones.repeat_interleave(pairs) if halves else ones.repeat(pairs)
         turned = rotary.rotate(ones.expand(length, -1))
-        self._turns = turned.view(length, *((2, pairs) if halves else (pairs, 2)))
-        if not halves:
-            self._turns = self._turns.transpose(1, 2)
-        self._turns = self._turns.contiguous()
+        turns = turned.view(length, *((2, pairs) if halves else (pairs, 2)))
+        turns = (turns if halves else turns.transpose(1, 2)).contiguous()
+        # Another thread may still be reading the shorter ones.
+        self._turns.append(turns)
         for block in self.blocks:
-            block.own.turn = self._turns.data_ptr()
+            block.own.turn = turns.data_ptr()
             block.own.turned, block.own.halves = rotary.width, halves
 
     def run(
@@ -106,14 +106,17 @@ class Fused:
 
     def embed(self, target: Tokens, tokens: Tensor, at: int) -> Tensor:
         """(n, R, D), as `target` gives it, but with positions that were computed before."""
-        if type(target.position) not in (Sinusoidal, Learned) or bool((tokens < 0).any()):
+        n, places = tokens.shape[1], self._places
+        if type(target) is not Tokens or type(target.position) is not Sinusoidal:
             return target(tokens, at).transpose(0, 1).contiguous()
-        R, n = tokens.shape
-        if len(self._places) < at + n:
+        if len(places) < at + n:
             zeros = target.table.weight.new_zeros(1, max(64, 2 * (at + n)), target.width)
-            self._places = target.placed(zeros, 0)[0]
-        x = target.table(tokens.T)
-        return x.mul_(target.scale).add_(self._places[at : at + n, None])
+            self._places = places = target.placed(zeros, 0)[0]
+        try:
+            x = target.table(tokens.T)
+        except IndexError:
+            return target(tokens, at)  # says what is wrong
+        return x.mul_(target.scale).add_(places[at : at + n, None])
 
     def remember(self, memory: Tensor) -> Tensor:
         """The keys and values that each block's cross-attention reads of it."""
@@ -223,16 +226,19 @@ def _end_to_end(x: Tensor, lengths: Lengths) -> tuple[Tensor, Tensor]:
     """How long each sequence is, and their real tokens as rows of one matrix of its own."""
     B, S = x.shape[:2]
     if lengths is None:
-        return torch.full((B,), S), x.flatten(0, 1).clone()
-    if isinstance(lengths, Packed):
-        return lengths.lengths.long().cpu(), x[0].clone()
-    counts = integers(lengths, "source_lengths").long()
-    return counts, x[torch.arange(S) < counts[:, None]]
+        counts, rows = torch.full((B,), S), x.flatten(0, 1)
+    elif isinstance(lengths, Packed):
+        counts, rows = lengths.lengths.long().cpu(), x[0]
+    else:
+        counts = integers(lengths, "source_lengths").long().cpu()
+        rows = x[torch.arange(S) < counts[:, None]]
+    # The kernels write into it. Under autocast, images and sounds come in fewer bits.
+    return counts, rows.to(torch.float32, copy=True, memory_format=torch.contiguous_format)
 
 
 # Which models the kernels know
 
-_known: "WeakKeyDictionary[Transformer, tuple[list[nn.Module], Fused | None]]" = WeakKeyDictionary()
+_known: "WeakKeyDictionary[Transformer, tuple[Any, Fused | None]]" = WeakKeyDictionary()
 
 
 def _fused(model: Transformer) -> Fused | None:
@@ -241,11 +247,24 @@ def _fused(model: Transformer) -> Fused | None:
     modules = parts(model)
     if heard(modules):
         return None
-    before, fused = _known.get(model, ([], None))
-    if before != modules:
-        fused = Fused(model) if known(model, Int8Linear) else None
-        _known[model] = modules, fused
+    tensors = [
+        tensor
+        for part in modules
+        for tensor in (*part._parameters.values(), *part._buffers.values())
+        if tensor is not None
+    ]
+    # The kernels know where these lie, and are told again when they have moved.
+    now = modules, [tensor.data_ptr() for tensor in tensors]
+    before, fused = _known.get(model, (None, None))
+    if before != now:
+        fused = Fused(model) if all(map(_usual, tensors)) and known(model, Int8Linear) else None
+        _known[model] = now, fused
     return fused
+
+
+def _usual(tensor: Tensor) -> bool:
+    number = not tensor.is_floating_point() or tensor.dtype == torch.float32
+    return number and tensor.is_contiguous() and tensor.device.type == "cpu"
 
 
 def parts(model: nn.Module) -> list[nn.Module]:
@@ -265,33 +284,51 @@ def heard(modules: list[nn.Module]) -> bool:
 
 def known(model: Transformer, linear: type[nn.Module]) -> bool:
     """Whether its stacks are what kernels compute."""
-    return _stack(model.encoder, linear) and _stack(model.decoder, linear)
+    reads = [block.cross is not None for block in model.encoder.blocks if isinstance(block, Block)]
+    return not any(reads) and _stack(model.encoder, linear) and _stack(model.decoder, linear)
 
 
 def _stack(stack: Stack, linear: type[nn.Module]) -> bool:
-    final = stack.norm is None or type(stack.norm) is nn.LayerNorm
+    final = stack.norm is None or _known_norm(stack.norm)
     blocks = [block for block in stack.blocks if isinstance(block, Block)]
     if not final or not blocks or len(blocks) != len(stack.blocks):
         return False
-    kinds = {type(block.add_attention) for block in blocks}
+    # Blocks share one layout of what is kept, and one table of turns.
     known = all(_known_block(block, linear) for block in blocks)
-    return len(kinds) == 1 and kinds <= {PostNorm, PreNorm} and known
+    return known and len(set(map(_kind, blocks))) == 1
+
+
+def _kind(block: Block) -> tuple[object, ...]:
+    own, cross = cast(MultiHeadAttention, block.attention), block.cross
+    widths = [
+        (part.key_heads, part.key_width, part.value_width, part.source_width)
+        for part in (own, cross)
+        if isinstance(part, MultiHeadAttention)
+    ]
+    turned = own.position
+    turns = (turned.width, turned.base, turned.layout) if isinstance(turned, Rotary) else None
+    return type(block.add_attention), own.width, *widths, turns
+
+
+def _known_norm(norm: nn.Module | Tensor) -> bool:
+    return type(norm) is nn.LayerNorm and norm.weight is not None and norm.bias is not None
 
 
 def _known_block(block: Block, linear: type[nn.Module]) -> bool:
     cross, forward = block.cross, block.feed_forward
-    residual = type(block.add_attention)
-    if type(block) is not Block or any(
-        type(part) is not residual for part in (block.add_attention, block.add_feed_forward)
-    ):
+    around = [block.add_attention, block.add_cross, block.add_feed_forward]
+    residuals = [part for part in around if part is not None]
+    if type(block) is not Block or type(residuals[0]) not in (PostNorm, PreNorm):
         return False
-    bends = isinstance(forward, FeedForward) and type(forward.activation) in _ACTIVATIONS
+    if len(set(map(type, residuals))) > 1 or not all(_known_norm(part.norm) for part in residuals):
+        return False
+    bends = type(forward) is FeedForward and type(forward.activation) in _ACTIVATIONS
     if bends and isinstance(forward.activation, nn.GELU):
         bends = forward.activation.approximate == "none"
     return (
         (bends or type(forward) is GatedFeedForward)
         and _known_attention(block.attention)
-        and (cross is None or _known_attention(cross))
+        and (cross is None or (_known_attention(cross) and cross.position is None))
         and all(type(part) is linear for part in _linears(block))
     )
 

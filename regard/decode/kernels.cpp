@@ -4,14 +4,22 @@
 //     y_rn = s_r t_n Σ_k q_rk w_nk + b_n        q, w whole numbers from -127 to 127
 //
 // s_r is row r's own scale, max |x_r| / 127, and t_n that of row n of the weights: what else is in a
-// batch changes nothing in a row. The sums are exact; all else is float32, but keys and values are kept in 16 bits. Rows are tokens. Which
-// keys and values a row reads is said by numbers of rows in one buffer, so that beams are reordered,
-// and sentences are of any length, without copying or filling.
+// batch changes nothing in a row. The sums are exact: they wrap around where they pass 32 bits on
+// the way, and end within them (quantized.py sees to it). All else is float32, but keys and values
+// are kept as IEEE halves, to one part in 2048. What is not a number makes its row not a number.
 //
-// Every function below run() is called by all threads at once, which share its loops.
+// Rows are tokens. Which keys and values a row reads is said by numbers of rows in one buffer, so
+// that beams are reordered, and sentences are of any length, without copying or filling.
+//
+// Functions with `omp for` or `omp barrier` in them are called by all threads of run(), remember()
+// or linear() at once, which share their loops.
 
+// GCC 12 takes its own "undefined" vectors for mistakes.
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wuninitialized"
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #include <immintrin.h>
-#include <omp.h>
+#pragma GCC diagnostic pop
 
 #include <algorithm>
 #include <cmath>
@@ -112,12 +120,18 @@ struct Work {
     std::vector<float> scale, wide, out, joined;
 };
 
-// Activations as whole numbers, a row at a time.
+// Activations as whole numbers, a row at a time: q = round(127 x / max |x|) + 128.
 void whole_row(const float* x, int64_t n, uint8_t* q, float* scale) {
-    __m512 most = _mm512_setzero_ps();
-    for (int64_t i = 0; i < n; i += 16)
-        most = _mm512_max_ps(most, _mm512_abs_ps(_mm512_maskz_loadu_ps(first(n - i), x + i)));
-    float largest = _mm512_reduce_max_ps(most);
+    // Without their signs, bits of floats are ordered as the floats are, and those of what is not
+    // a number come last: it becomes the scale, and so does not vanish.
+    __m512i most = _mm512_setzero_si512();
+    for (int64_t i = 0; i < n; i += 16) {
+        const __m512 v = _mm512_maskz_loadu_ps(first(n - i), x + i);
+        most = _mm512_max_epi32(most, _mm512_castps_si512(_mm512_abs_ps(v)));
+    }
+    const int32_t bits = _mm512_reduce_max_epi32(most);
+    float largest;
+    std::memcpy(&largest, &bits, 4);
     *scale = largest / 127.0f;
     __m512 by = _mm512_set1_ps(largest > 0 ? 127.0f / largest : 0.0f);
     for (int64_t i = 0; i < n; i += 16) {
@@ -170,8 +184,9 @@ void tile(const Linear& linear, int64_t block, const uint8_t* q, const float* sc
         sum##m##2 = _mm512_dpbusd_epi32(sum##m##2, row, column2);   \
         sum##m##3 = _mm512_dpbusd_epi32(sum##m##3, row, column3);   \
     }
-#define STORE_ROW(m) \
-    if (M > m) store(linear, n, scale[m], sum##m##0, sum##m##1, sum##m##2, sum##m##3, y + m * stride);
+#define STORE_ROW(m)                                                                   \
+    if (M > m)                                                                         \
+        store(linear, n, scale[m], sum##m##0, sum##m##1, sum##m##2, sum##m##3, y + m * stride);
     EACH_ROW(BEGIN_ROW)
     for (int64_t k = 0; k < steps; k++, w += 256) {
         const __m512i column0 = _mm512_loadu_si512(w), column1 = _mm512_loadu_si512(w + 64),
@@ -209,7 +224,8 @@ void normalize(const Norm& norm, const float* x, int64_t n, float* y) {
     const __m512 mean = _mm512_set1_ps(_mm512_reduce_add_ps(sum) / n);
     __m512 square = _mm512_setzero_ps();
     for (int64_t i = 0; i < n; i += 16) {
-        __m512 d = _mm512_maskz_sub_ps(first(n - i), _mm512_maskz_loadu_ps(first(n - i), x + i), mean);
+        const __mmask16 in = first(n - i);
+        __m512 d = _mm512_maskz_sub_ps(in, _mm512_maskz_loadu_ps(in, x + i), mean);
         square = _mm512_fmadd_ps(d, d, square);
     }
     const float variance = _mm512_reduce_add_ps(square) / n;
@@ -255,7 +271,7 @@ void turn(const Attention& a, float* x, int64_t heads, int64_t place) {
         }
 }
 
-// Keys and values are floats of 16 bits where they lie, since reading them is what attention costs.
+// Keys and values are IEEE halves where they lie, since reading them is what attention costs.
 __m512 half(const uint16_t* x, __mmask16 in) {
     return _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(in, x));
 }
@@ -322,9 +338,7 @@ void attend_all(const Attention& a, const Rows& at, Read read, Work& work) {
     const int64_t H = a.heads, V = a.value_width;
 #pragma omp for schedule(static)
     for (int64_t i = 0; i < at.rows * H; i++) read(i / H, i % H, &work.joined[i * V]);
-#pragma omp for schedule(static)
-    for (int64_t r = 0; r < at.rows; r++)
-        whole_row(&work.joined[r * H * V], H * V, &work.bytes[r * up(H * V, 4)], &work.scale[r]);
+    whole(work.joined.data(), at.rows, H * V, work);
     multiply(a.output, at.rows, work.bytes.data(), work.scale.data(), work.out.data(), at.width);
 #pragma omp barrier
 }
@@ -396,7 +410,8 @@ void feed_forward(const Block& block, const Rows& at, Work& work) {
         }
         whole_row(row, hidden, &work.bytes[r * up(hidden, 4)], &work.scale[r]);
     }
-    multiply(block.reduce, at.rows, work.bytes.data(), work.scale.data(), work.out.data(), at.width);
+    multiply(block.reduce, at.rows, work.bytes.data(), work.scale.data(), work.out.data(),
+             at.width);
 #pragma omp barrier
 }
 
@@ -486,7 +501,8 @@ void linear(const Linear* given, const float* x, int64_t rows, float* y, int thr
 void remember(const Block* blocks, int64_t count, const float* x, int64_t rows, uint16_t* memory,
               int threads) {
     const int64_t width = blocks[0].cross.key.in;
-    Work& work = prepared(rows, std::max(width, blocks[0].cross.key.out + blocks[0].cross.value.out), 0);
+    const int64_t held = blocks[0].cross.key.out + blocks[0].cross.value.out;
+    Work& work = prepared(rows, std::max(width, held), 0);
 #pragma omp parallel num_threads(threads)
     {
         whole(x, rows, width, work);

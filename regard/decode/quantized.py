@@ -8,7 +8,7 @@ scale for all of it, a loud neighbour would round a quiet row to nothing.
 """
 
 import warnings
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -22,6 +22,9 @@ Model = TypeVar("Model", bound=nn.Module)
 
 COLUMNS, DEPTH = 64, 4
 """Columns that the kernel computes together, and numbers that it multiplies in one instruction."""
+
+WIDEST = (2**31 - 1) // 127**2
+"""Of so many products the sum is exact; what passes the end on the way there comes back."""
 
 
 class Int8Linear(nn.Module):
@@ -39,6 +42,11 @@ class Int8Linear(nn.Module):
             raise ValueError(
                 f"8-bit layers are made of float32 weights on the cpu, not of {given.dtype} on "
                 f"{given.device}; load the model with precision fp32 on the cpu first"
+            )
+        if linear.in_features > WIDEST:
+            raise ValueError(
+                f"an 8-bit layer can read at most {WIDEST} numbers, not {linear.in_features}, "
+                "for its sums to fit into 32 bits"
             )
         self.in_features, self.out_features = linear.in_features, linear.out_features
         whole, scale = rounded(given)
@@ -76,6 +84,20 @@ class Int8Linear(nn.Module):
         tensors = map(native.address, (self.packed, self.start, self.scale, self.bias))
         return native.Linear(self.in_features, self.out_features, *tensors)
 
+    def train(self, mode: bool = True) -> "Int8Linear":
+        if mode:
+            raise ValueError("8-bit layers cannot be trained; train what they were made of")
+        return super().train(mode)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Tensor], prefix: str, *rest: Any) -> None:
+        """Weights of the model that this was made of would be passed over: they are refused."""
+        *_, errors = rest
+        if any(name.startswith(prefix) for name in state_dict):
+            errors.append(
+                f"the weights for {prefix[:-1]} are for a layer that is not of 8 bits; load them "
+                "first, and then call int8"
+            )
+
     def extra_repr(self) -> str:
         return f"{self.in_features}, {self.out_features}, bias={self.bias is not None}"
 
@@ -101,10 +123,10 @@ def int8(model: Model) -> Model:
     What it needs of memory is a quarter, for these. It is for use alone: it cannot be trained or
     saved. Tables of token vectors stay as they are.
     """
-    if reason := native.missing():
-        warnings.warn(f"8-bit layers run through torch, and slower: {reason}", stacklevel=2)
     if model.training:
         raise ValueError("8-bit layers cannot be trained; call model.eval() first")
+    if reason := native.missing():
+        warnings.warn(f"8-bit layers run through torch, and slower: {reason}", stacklevel=2)
     for part in model.modules():
         if isinstance(part, Stack):
             _replace(part)

@@ -9,12 +9,13 @@ import torch
 from jaxtyping import TypeCheckError
 from torch import Tensor, nn
 
+from regard.attention.multihead import MultiHeadAttention
 from regard.decode import choice, native
 from regard.decode.beam import beam
 from regard.decode.greedy import greedy
-from regard.decode.quantized import Int8Linear, int8, rounded
+from regard.decode.quantized import WIDEST, Int8Linear, int8, rounded
 from regard.decode.step import plain_translation, translation
-from regard.model.transformer import Transformer, TransformerConfig
+from regard.model.transformer import ImageSource, Transformer, TransformerConfig
 
 N, END = 97, 2
 BASE = replace(TransformerConfig.tiny(N), width=44, heads=4, feed_forward=83, encoder_layers=2)
@@ -26,6 +27,8 @@ KINDS: dict[str, dict[str, Any]] = {
     "gated": {"activation": "swiglu", "key_heads": 2, "norm": "pre"},
 }
 kernels = pytest.mark.skipif(native.library() is None, reason=native.missing())
+# Where there is no compiler, the same has to hold through torch.
+pytestmark = pytest.mark.filterwarnings("ignore:8-bit layers run through torch")
 
 
 @pytest.fixture(params=[True, False], ids=["kernels", "torch"])
@@ -83,6 +86,45 @@ def test_rows_of_zeros(with_kernels: bool) -> None:
     assert torch.equal(Int8Linear(linear)(torch.zeros(3, 7)), linear.bias.expand(3, 5))
 
 
+def test_no_rows(with_kernels: bool) -> None:
+    assert Int8Linear(nn.Linear(7, 5))(torch.zeros(0, 7)).shape == (0, 5)
+
+
+@pytest.mark.parametrize("odd", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("place", [0, 17, 60])
+def test_what_is_not_finite_spoils_its_row_alone(
+    odd: float, place: int, with_kernels: bool
+) -> None:
+    torch.manual_seed(0)
+    layer = Int8Linear(nn.Linear(61, 37))
+    x = torch.randn(5, 61)
+    y, x[3, place] = layer(x), odd
+    found = layer(x)
+    assert found[3].isnan().all()
+    rest = [0, 1, 2, 4]
+    assert torch.equal(found[rest], y[rest])
+
+
+def test_very_large_and_very_small_rows(with_kernels: bool) -> None:
+    torch.manual_seed(0)
+    linear = nn.Linear(61, 37)
+    x = torch.randn(61) * torch.tensor([1e36, 1e-36, 1e-40])[:, None]
+    y = Int8Linear(linear)(x)
+    torch.testing.assert_close(y[1:], linear.bias.expand(2, -1), rtol=0, atol=1e-30)
+    near, exact = y[0] / 1e36, linear(x[0]) / 1e36
+    assert (near - exact).norm() / exact.norm() < 0.02
+
+
+def test_sums_do_not_overflow(with_kernels: bool) -> None:
+    linear = nn.Linear(WIDEST, 2, bias=False)
+    with torch.no_grad():
+        linear.weight.copy_(torch.tensor([[1.0], [-1.0]]).expand(2, WIDEST))
+    y = Int8Linear(linear)(torch.tensor([[1.0], [-1.0]]).expand(2, WIDEST))
+    torch.testing.assert_close(y, WIDEST * torch.tensor([[1.0, -1.0], [-1.0, 1.0]]))
+    with pytest.raises(ValueError, match=f"at most {WIDEST} numbers, not {WIDEST + 1}"):
+        Int8Linear(nn.Linear(WIDEST + 1, 1))
+
+
 @kernels
 def test_kernels_and_torch_agree(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
@@ -125,6 +167,12 @@ def steps(model: Transformer, plain: bool = False) -> Tensor:
         logits, state = step(tokens[n, : len(chosen), None], state)
         found.append(logits.clone())
     return torch.cat(found)
+
+
+def started(model: Transformer, source: Tensor, lengths: Tensor | None = None) -> Tensor:
+    """The logits of every sentence's first token."""
+    step, state = translation(model, source, lengths)
+    return step(torch.ones(len(source), 1, dtype=torch.int64), state)[0].clone()
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -179,6 +227,124 @@ def test_who_listens_gets_the_modules() -> None:
     step, state = translation(model, torch.randint(3, N, (3, 5)))
     step(torch.ones(3, 1, dtype=torch.int64), state)
     assert heard
+
+
+@kernels
+def test_learned_positions_reach_to_their_end() -> None:
+    model = made(position="learned", length=17)
+    exact, small = steps(model), int8(model)
+    assert (steps(small) - exact).norm() / exact.norm() < 0.05
+    step, state = translation(small, torch.randint(3, N, (3, 5)))
+    _, state = step(torch.ones(3, 17, dtype=torch.int64), state)
+    with pytest.raises(ValueError, match="17"):
+        step(torch.ones(3, 1, dtype=torch.int64), state)
+
+
+@kernels
+@pytest.mark.parametrize("token", [-1, N])
+def test_tokens_that_do_not_exist_are_refused(token: int) -> None:
+    step, state = translation(int8(made()), torch.randint(3, N, (3, 5)))
+    with pytest.raises(ValueError, match=f"must lie from 0 to {N - 1}"):
+        step(torch.full((3, 1), token), state)
+
+
+@kernels
+def test_one_image() -> None:
+    source = ImageSource(image=(6, 9), patch=3, channels=2)
+    model = int8(made(source=source, share="target"))
+    torch.manual_seed(1)
+    images = torch.randn(3, 2, 6, 9)
+    one_by_one = [started(model, image[None]) for image in images]
+    assert torch.equal(started(model, images), torch.cat(one_by_one))
+
+
+@kernels
+def test_more_and_longer_than_anything_was_made_for() -> None:
+    model = int8(made(position="rotary", width=48))
+    torch.manual_seed(1)
+    step, state = translation(model, torch.randint(3, N, (2, 701)), capacity=3)
+    tokens = torch.randint(3, N, (2, 131))
+    for column in tokens.split(1, dim=1):
+        logits, state = step(column, state)
+    assert logits.isfinite().all()
+
+    source, lengths = torch.randint(3, N, (3001, 5)), torch.randint(1, 6, (3001,))
+    logits = started(model, source, lengths)
+    for n in (0, 1499, 3000):
+        assert torch.equal(started(model, source[[n]], lengths[[n]])[0], logits[n])
+
+
+# Weights that change
+
+
+@kernels
+def test_weights_that_have_changed_or_moved_are_the_ones_used() -> None:
+    model = int8(made(norm="pre", position="learned"))
+    before = steps(model)
+    with torch.no_grad():
+        model.target.position.table.add_(1.0)
+        model.decoder.norm.bias.add_(1.0)
+    changed = steps(model)
+    assert not torch.equal(before, changed)
+    assert torch.equal(changed, steps(copy.deepcopy(model)))
+    for block in model.decoder.blocks:
+        block.add_attention.norm.weight = nn.Parameter(torch.full((44,), 0.5))
+        block.add_cross.norm.weight.data = torch.full((44,), 2.0)
+    moved = steps(model)
+    assert not torch.equal(moved, changed)
+    assert torch.equal(moved, steps(copy.deepcopy(model)))
+
+
+@kernels
+def test_layers_that_are_made_again_are_the_ones_used() -> None:
+    model, other = int8(made()), made()
+    before = steps(model)
+    with torch.no_grad():
+        other.output.weight.mul_(2.0)
+    model.output = Int8Linear(other.output)
+    assert not torch.equal(steps(model), before)
+
+
+def test_other_numbers_are_refused(with_kernels: bool) -> None:
+    model = int8(made())
+    steps(model)
+    with pytest.raises((ValueError, TypeCheckError, RuntimeError)):
+        steps(model.double())
+
+
+def test_weights_for_other_layers_are_refused(with_kernels: bool) -> None:
+    model = made()
+    state = model.state_dict()
+    with pytest.raises(RuntimeError, match="load them first, and then call int8"):
+        int8(model).load_state_dict(state, strict=False)
+
+
+def test_training_is_refused(with_kernels: bool) -> None:
+    model = int8(made())
+    with pytest.raises(ValueError, match="8-bit layers cannot be trained"):
+        model.train()
+
+
+# Models that the kernels do not know
+
+
+@kernels
+@pytest.mark.parametrize("part", ["fewer key heads", "another norm", "no shift", "an own network"])
+def test_others_run_through_their_modules(part: str) -> None:
+    model = made(decoder_layers=3)
+    block: Any = model.decoder.blocks[1]
+    if part == "fewer key heads":
+        block.attention = MultiHeadAttention(44, 4, key_heads=2)
+    elif part == "another norm":
+        block.add_cross.norm = nn.RMSNorm(44)
+    elif part == "no shift":
+        block.add_feed_forward.norm = nn.LayerNorm(44, bias=False)
+    else:
+        network: Any = type("Twice", (type(block.feed_forward),), {})(44, 7, nn.ReLU())
+        network.forward = lambda x: x * 2.0
+        block.feed_forward = network
+    model = int8(model.eval())
+    assert torch.equal(steps(model), steps(model, plain=True))
 
 
 # What a search asks of logits
