@@ -10,6 +10,7 @@ echo "…" | regard label RUN            a label for each line
 import io
 import json
 import sys
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -307,13 +308,18 @@ def _loaded(folder: Path, options: Where, kind: type[Ready], here: World | None 
         raise ValueError(f"precision (int8) is for device cpu, not {device}; try bf16")
     dtype = torch.float32 if whole else dtypes[options.precision]
     ready: Loaded = load(folder, device=device, dtype=dtype)
-    if whole:
-        from regard.decode.quantized import int8
-
-        int8(ready.model)
     if not isinstance(ready, kind):
         name = type(ready).__name__
         raise ValueError(f"{folder} holds a {name}, not a {kind.__name__}; see its config.json")
+    if whole:
+        from regard.decode.quantized import int8
+
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            int8(ready.model)
+        if here is None or here.first:
+            for warning in said:
+                print("regard:", warning.message, file=sys.stderr, flush=True)
     return ready
 
 

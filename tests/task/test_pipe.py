@@ -18,6 +18,7 @@ import torch
 from regard import checkpoint
 from regard.cli import main
 from regard.data.tokenizer import Tokenizer
+from regard.decode import native
 from regard.task.load import load
 from regard.task.pipe import Lines, World, _windows, answers
 from regard.task.text import Search, Translator, build_transformer
@@ -250,6 +251,25 @@ def table(tmp_path: Path) -> Path:
     path = tmp_path / "text.gz"
     path.write_bytes(gzip.compress(b"ab cd efg\n\nhij klm"))
     return path
+
+
+@pytest.mark.parametrize("reason", ["", "there is no C++ compiler"])
+def test_8_bits_and_one_line_where_they_are_slow(
+    reason: str,
+    folder: Path,
+    table: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if not reason and native.library() is None:
+        pytest.skip(native.missing())
+    if reason:
+        monkeypatch.setattr(native, "_loaded", lambda: (None, reason))
+    assert main(["translate", str(folder), "--files", str(table), "--precision", "int8"]) == 0
+    captured = capsys.readouterr()
+    assert len(captured.out.splitlines()) == 3
+    slow = f"regard: 8-bit layers run through torch, and slower: {reason}\n"
+    assert captured.err == (slow if reason else "")
 
 
 def test_the_forms_of_what_is_written(
