@@ -173,7 +173,7 @@ def test_the_digits_demonstration(
     monkeypatch.setattr(classify, "preset", lambda size: small)
     demo.demo("digits", tmp_path / "run")
     shown = capsys.readouterr().out
-    assert "Right on 359 held-out digits:" in shown
+    assert "Right on 359 held-out digits, which chose its best step:" in shown
     assert "█" in shown
 
 
