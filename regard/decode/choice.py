@@ -21,7 +21,8 @@ def best(
 ) -> tuple[Float[Tensor, "R k"], Int[Tensor, "R k"]]:
     """log p of the likeliest tokens of each row, best first, and which they are.
 
-    At least in float32; fewer than `count` where there are no more.
+    At least in float32; fewer than `count` where there are no more. Of equals, kernels give the
+    first, and torch gives whichever it comes upon.
     """
     (R, N), count = logits.shape, min(count, logits.shape[1])
     kernels = native.library() if _plain(logits) else None

@@ -6,7 +6,7 @@ list of the rows, among all that were ever computed, which hold its own past.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, cast
 from weakref import WeakKeyDictionary
 
@@ -247,19 +247,21 @@ def _fused(model: Transformer) -> Fused | None:
     modules = parts(model)
     if heard(modules):
         return None
-    tensors = [
-        tensor
-        for part in modules
-        for tensor in (*part._parameters.values(), *part._buffers.values())
-        if tensor is not None
-    ]
-    # The kernels know where these lie, and are told again when they have moved.
-    now = modules, [tensor.data_ptr() for tensor in tensors]
+    # The kernels know where tensors lie, and are told again when they have moved.
+    now = modules, [native.address(tensor) for part in modules for tensor in _held(part)]
     before, fused = _known.get(model, (None, None))
     if before != now:
-        fused = Fused(model) if all(map(_usual, tensors)) and known(model, Int8Linear) else None
+        usual = all(map(_usual, (*model.parameters(), *model.buffers())))
+        fused = Fused(model) if usual and known(model, Int8Linear) else None
         _known[model] = now, fused
     return fused
+
+
+def _held(part: nn.Module) -> Iterable[Tensor | None]:
+    """Of what the kernels know, enough to tell whether it has moved: a layer moves as a whole."""
+    if type(part) is Int8Linear:
+        return (part._buffers["scale"],)
+    return part._parameters.values() if type(part) is nn.LayerNorm else ()
 
 
 def _usual(tensor: Tensor) -> bool:

@@ -363,13 +363,20 @@ def test_the_best_of_each_row(dtype: torch.dtype, size: int) -> None:
     torch.testing.assert_close(wide.gather(1, tokens), values)
 
 
+@kernels
 def test_of_equals_the_first() -> None:
     logits = torch.zeros(2, 37)
     logits[1, 23:25] = 1
     _, tokens = choice.best(logits, 2)
-    assert tokens[:, 0].tolist() == [0, 23]
-    if native.library() is not None:
-        assert tokens.tolist() == [[0, 1], [23, 24]]
+    assert tokens.tolist() == [[0, 1], [23, 24]]
+
+
+def test_of_equals_the_same_whoever_else_is_there(with_kernels: bool) -> None:
+    torch.manual_seed(0)
+    logits = torch.randint(0, 3, (7, 101)).float()
+    _, tokens = choice.best(logits, 5)
+    alone = torch.cat([choice.best(row[None], 5)[1] for row in logits])
+    assert torch.equal(tokens, alone)
 
 
 def test_what_is_not_a_number_stays_seen() -> None:
