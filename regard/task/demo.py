@@ -125,10 +125,8 @@ def digits(run: Path) -> None:
     pixels = held.batch(np.arange(len(held)))
     names = [classifier.labels[n] for n in held.labels.tolist()]
     said = classifier.classify(list(pixels))
-    right = sum(one == other for one, other in zip(said, names))
-    print(
-        f"\nRight on {len(names)} held-out digits, which chose its best step: {right / len(names):.1%}\n"
-    )
+    share = sum(one == other for one, other in zip(said, names)) / len(names)
+    print(f"\nRight on {len(names)} held-out digits, which chose its best step: {share:.1%}\n")
     wrong = [n for n, (one, other) in enumerate(zip(said, names)) if one != other]
     some = [*range(5), *wrong[:1]]
     blocks = [_drawn(pixels[n, 0]) for n in some]
