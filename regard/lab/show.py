@@ -104,8 +104,9 @@ def summary(
     body.add_column("item", justify="right", style="dim", no_wrap=True)
     body.add_column("experiment", no_wrap=True, style="bold")
     body.add_column("what is true", no_wrap=True, style="dim")
-    names = max((len(found.experiment.name) for found in results), default=0)
-    room = max(24, console.width - _INDENT - len("◐ holds under conditions") - names - 16)
+    names = [family.title for family, _ in families] + [r.experiment.name for r in results]
+    longest = max(map(len, names), default=0)
+    room = max(24, console.width - _INDENT - len("◐ holds under conditions") - longest - 16)
     for family, some in families:
         if some:
             body.add_section()

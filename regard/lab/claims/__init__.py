@@ -42,7 +42,7 @@ FAMILIES = (
     ),
     Family(
         "sources",
-        "Self-attention and cross-attention",
+        "Self- and cross-attention",
         "Who asks, who answers, and that they need not be alike.",
     ),
     Family("masks", "Masks", "Who may attend to what, and what becomes of who may not."),
