@@ -151,14 +151,8 @@ class Beams:
         self.cut = torch.zeros_like(self.lengths, dtype=torch.bool)
 
         longest = int(limits.most.max())
-        table = [penalty(n) for n in range(1, longest + 1)]
-        for n, value in enumerate(table, 1):
-            if not 0 < value < math.inf:
-                raise ValueError(
-                    f"the penalty of {n} tokens ({value}) must be positive and finite; "
-                    "take an exponent nearer to 0, or a lower max_length"
-                )
-        self.penalty = torch.tensor([1.0, *table, 1.0], dtype=number, device=device)
+        table = [1.0, *penalties(penalty, longest), 1.0]
+        self.penalty = torch.tensor(table, dtype=number, device=device)
         # For each sentence and n, the largest penalty of n and more tokens.
         lengths = torch.arange(longest + 2, device=device)
         possible = (lengths > 0) & (lengths <= limits.most[:, None])
@@ -186,7 +180,9 @@ class Beams:
             value = total + (divisor * self._coverage_penalty())[:, :, None]
         # At most W of them end, so that W of 2W go on, unless there are not as many.
         k = gain.shape[-1]
-        value, index = _pad(value.flatten(1), 2 * W).topk(2 * W)
+        # Of equals, the first.
+        ranked = _pad(value.flatten(1), 2 * W).sort(dim=1, descending=True, stable=True)
+        value, index = (x[:, : 2 * W] for x in ranked)
         index = index.clamp(max=w * k - 1)
         gain, total, token = (x.flatten(1).gather(1, index) for x in (gain, total, token))
         parent = index // k
@@ -268,14 +264,30 @@ class Beams:
             words[..., place], logs[..., place] = (x[rows, place, slot] for x in (tokens, gains))
             slot = np.where(place < lengths, parents[rows, place, slot], slot)
         columns = [x.tolist() for x in (score, end, lengths, cut, words, logs)]
-        for n, sentence in enumerate(self.sentences[n] for n in sentences.tolist()):
-            hypotheses, begin = [], self.given[sentence]
-            for value, last, length, short, said, gain in zip(*(x[n] for x in columns)):
-                if value == -math.inf:
-                    continue
-                scores = gain[begin:length] if short else [*gain[begin:length], last]
-                hypotheses.append(Hypothesis(said[begin:length], value, scores))
-            yield sentence, hypotheses
+        for sentence, one in zip(sentences.tolist(), zip(*columns)):
+            yield (name := self.sentences[sentence]), hypotheses(one, self.given[name])
+
+
+def hypotheses(columns: Sequence[Sequence[Any]], begin: int = 0) -> list[Hypothesis]:
+    """Of one sentence, from scores, log p of ends, lengths, cuts, words and log p of each."""
+    found = []
+    for score, last, length, cut, words, logs in zip(*columns):
+        if score != -math.inf:
+            scores = logs[begin:length] if cut else [*logs[begin:length], last]
+            found.append(Hypothesis(words[begin:length], score, scores))
+    return found
+
+
+def penalties(penalty: Penalty, longest: int) -> list[float]:
+    """lp of 1 token and of more."""
+    table = [penalty(n) for n in range(1, longest + 1)]
+    for n, value in enumerate(table, 1):
+        if not 0 < value < math.inf:
+            raise ValueError(
+                f"the penalty of {n} tokens ({value}) must be positive and finite; "
+                "take an exponent nearer to 0, or a lower max_length"
+            )
+    return [float(value) for value in table]
 
 
 def _put(history: Tensor, t: Time, new: Tensor) -> None:

@@ -7,12 +7,13 @@ one graph for each bucket that was met, made at the first batch of its size. Whe
 are over is asked every few tokens.
 
 What is computed is what the modules compute, in kernels of `cuda`; what is searched is what `beam`
-and `greedy` search, by their own code.
+searches, in a kernel as well; `greedy` is a beam of one.
 """
 
 import math
 from collections import OrderedDict
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, cast
 from weakref import WeakKeyDictionary
 
@@ -25,10 +26,9 @@ from regard.attention.host import integers
 from regard.attention.mask import Packed
 from regard.attention.multihead import MultiHeadAttention
 from regard.attention.position import Learned, Rotary, Sinusoidal
-from regard.decode import cuda
-from regard.decode.beam import Beams, Penalty
+from regard.decode import choice, cuda
+from regard.decode.beam import Beams, Penalty, hypotheses, penalties, power
 from regard.decode.fused import heard, known, parts
-from regard.decode.greedy import read as read_greedy
 from regard.decode.hypothesis import Hypothesis
 from regard.decode.limits import Limits
 from regard.decode.step import Step, plain_translation
@@ -230,13 +230,12 @@ class Graphs:
         made.load(ids, counts, sentences)
         return made
 
-    def greedy(self, rows: tuple[Tensor, Tensor], limits: Limits) -> list[Hypothesis]:
-        B, T = len(limits.prompt), bucket(limits.steps, 32)
-        _go(limits, self)
-        sources = self.sources(rows, sentences := bucket(B, 1))
-        key = ("greedy", sentences, T, id(sources), *limits.kind)
-        made: Greedy = self.graph(key, lambda: Greedy(self, sources, limits, sentences, 1, T))
-        return made.search(limits)
+    def greedy(self, rows: tuple[Tensor, Tensor], limits: Limits) -> list[Hypothesis] | None:
+        """A beam of one, whose score is log p; None where a sentence has nothing left to say."""
+        found = self.beam(rows, limits, 1, 1, power(0))
+        if not all(found):
+            return None
+        return [replace(one, score=math.fsum(one.token_scores)) for [one] in found]
 
     def beam(
         self,
@@ -247,13 +246,14 @@ class Graphs:
         penalty: Penalty,
     ) -> list[list[Hypothesis]]:
         B, T = len(limits.prompt), bucket(limits.steps, 32)
+        lengths = _lengths(limits, penalty)
         _go(limits, self)
-        fresh = Beams(limits, width, n_best, penalty, 0.0, _like(self, B))
+        lengths = lengths.to(limits.most.device)
         sources = self.sources(rows, sentences := bucket(B, 1))
         key = ("beam", sentences, T, id(sources), width, n_best, *limits.kind)
-        make = lambda: Beam(self, sources, limits, sentences, width, T, n_best, penalty)  # noqa: E731
+        make = lambda: Beam(self, sources, limits, sentences, width, T, n_best)  # noqa: E731
         made: Beam = self.graph(key, make)
-        return made.search(limits, fresh)
+        return made.search(limits, lengths)
 
 
 class Sources:
@@ -281,7 +281,7 @@ class Sources:
         T, fill = int(many.sum()), sentences - len(many)
         start, count = np.repeat(first, many), np.repeat(many, many)
         layout = np.zeros((3, self.places), np.int64)
-        layout[2] = 1
+        layout[1:] = np.arange(self.places), np.ones(self.places)  # others read themselves
         layout[:, :T] = np.arange(T) - start, start, count
         self.layout.copy_(torch.from_numpy(layout))
         self.ids[:T].copy_(ids)
@@ -301,7 +301,7 @@ class Sources:
                 turned = (layers.rotary.rotate(part[None], self.at[None])[0] for part in (q, k))
                 both = [part.transpose(0, 1).flatten(1) for part in turned]
                 qkv = torch.cat((*both, qkv[:, 2 * D :]), 1)
-            return cuda.read(qkv, qkv[:, D:], self.start, self.count, heads, beta, 1, D)
+            return cuda.read_near(qkv, qkv[:, D:], self.start, self.count, heads, beta, D)
 
         memory = layers.run(x, own, None)
         for n, joined in enumerate(graphs.decoder.sources):
@@ -316,7 +316,9 @@ class Loop:
         target, layers = graphs.target, graphs.decoder
         table = target.table.weight
         device, R, D = table.device, sentences * width, layers.width
-        self.time = torch.zeros((), dtype=torch.int64, device=device)
+        # One for each sentence, so that none waits for another; they are equal between steps.
+        self.times = torch.zeros(sentences, dtype=torch.int64, device=device)
+        self.time = self.times[0]
         self.last = torch.zeros(sentences, width, dtype=torch.int64, device=device)
         self.table = torch.zeros(R, length, dtype=torch.int32, device=device)
         self.first = torch.zeros(sentences, dtype=torch.int64, device=device)
@@ -350,55 +352,10 @@ class Loop:
 
     def begin(self, limits: Limits) -> None:
         B = len(limits.prompt)
-        self.time.zero_()
+        self.times.zero_()
         self.last[:B].copy_(limits.prompt)
         self.first.copy_(self.sources.first)
         self.many.copy_(self.sources.many)
-
-
-class Greedy(Loop):
-    def __init__(
-        self,
-        graphs: Graphs,
-        sources: Sources,
-        limits: Limits,
-        sentences: int,
-        width: int,
-        length: int,
-    ):
-        super().__init__(graphs, sources, sentences, width, length)
-        device = self.last.device
-        self.limits = _static(limits, sentences, device)
-        self.over = torch.ones(sentences, dtype=torch.bool, device=device)
-        self.tokens = torch.zeros(sentences, length, dtype=torch.int64, device=device)
-        self.scores = torch.zeros(sentences, length, dtype=torch.float32, device=device)
-        self.first.copy_(sources.first)
-        self.many.copy_(sources.many)
-        self.run = captured(self._run, graphs.pool, before=self.time.zero_)
-
-    def _run(self) -> None:
-        log, new = (x[:, :, 0] for x in self.limits.best(self.logits()[:, None], self.time, 1))
-        at = self.time[None]
-        self.tokens.index_copy_(1, at, new)
-        self.scores.index_copy_(1, at, log)
-        self.over |= self.limits.ended(new, self.time)[:, 0] | self.limits.full(self.time)
-        self.last.copy_(new)
-        self.time += 1
-
-    def search(self, limits: Limits) -> list[Hypothesis]:
-        B = len(limits.prompt)
-        self.begin(limits)
-        _fill(self.limits, limits)
-        self.over.fill_(True)
-        self.over[:B] = False
-        for t in range(limits.steps):
-            self.run()
-            if t % ASK == ASK - 1 and bool(self.over.all()):
-                break
-        T = limits.steps
-        most = limits.most.tolist()
-        rows = zip(self.tokens[:B, :T].tolist(), self.scores[:B, :T].tolist(), [0] * B, most)
-        return [read_greedy(*row, limits.end) for row in rows]
 
 
 class Beam(Loop):
@@ -411,56 +368,42 @@ class Beam(Loop):
         width: int,
         length: int,
         n_best: int,
-        penalty: Penalty,
     ):
         super().__init__(graphs, sources, sentences, width, length)
         device = self.last.device
         still = _static(limits, sentences, device)
         still.steps = length
         still.most.fill_(length)
-        self.beams = Beams(still, width, n_best, penalty, 0.0, _like(graphs, sentences))
+        self.beams = Beams(still, width, n_best, power(0), 0.0, _like(graphs, sentences))
         self.beams.open = torch.zeros(sentences, width, device=device)
         self.beams.last = self.last
-        self.still = {name: getattr(self.beams, name) for name in Beams.rows}
+        self.least = still._least if limits.kind[2] else None
+        self.count = 2 * width + len(limits.banned) + (self.least is not None)
         self.first.copy_(sources.first)
         self.many.copy_(sources.many)
-        self.run = captured(self._run, graphs.pool, before=self.time.zero_)
+        self.run = captured(self._run, graphs.pool, before=self.times.zero_)
 
     def _run(self) -> None:
-        beams = self.beams
-        rows = beams.advance(self.logits(), self.time)
-        self.table.copy_(self.table.index_select(0, rows.flatten()))
-        moved = [name for name, still in self.still.items() if getattr(beams, name) is not still]
-        for kind in {self.still[name].dtype for name in moved}:  # one kernel for each
-            some = [name for name in moved if self.still[name].dtype == kind]
-            new = [getattr(beams, name) for name in some]
-            torch._foreach_copy_([self.still[name] for name in some], new)
-        for name in moved:
-            setattr(beams, name, self.still[name])
-        self.time += 1
+        found = choice.best(self.logits(), self.count)
+        cuda.search(found, self.beams, self.least, self.times, self.table)
 
-    def search(self, limits: Limits, fresh: Beams) -> list[list[Hypothesis]]:
+    def search(self, limits: Limits, lengths: Tensor) -> list[list[Hypothesis]]:
         B, beams = len(limits.prompt), self.beams
         self.begin(limits)
         _fill(beams.limits, limits)
         beams.over.fill_(True)
+        beams.over[:B] = False
         beams.open.fill_(-math.inf)
         beams.open[:B, 0] = 0.0
-        for name in ("over", "scores", "ends", "lengths", "slots", "cut"):
-            getattr(beams, name)[:B].copy_(getattr(fresh, name))
-        beams.penalty.fill_(1.0)
-        beams.penalty[: len(fresh.penalty)] = fresh.penalty
-        beams.largest.fill_(1.0)
-        beams.largest[:B, : fresh.largest.shape[1]] = fresh.largest
-        beams.sentences, beams.given = list(range(B)), fresh.given
+        beams.scores.fill_(-math.inf)
+        beams.lengths.zero_()
+        beams.penalty[: lengths.shape[1]] = lengths[0]
+        beams.largest[:B, : lengths.shape[1]] = lengths[1:]
         for t in range(limits.steps):
             self.run()
             if t % ASK == ASK - 1 and bool(beams.over.all()):
                 break
-        results: list[list[Hypothesis]] = [[] for _ in range(B)]
-        for sentence, hypotheses in beams.read(torch.arange(B), limits.steps - 1):
-            results[sentence] = hypotheses
-        return results
+        return [hypotheses(one) for one in zip(*cuda.told(beams, B))]
 
 
 def captured(
@@ -492,6 +435,16 @@ def _go(limits: Limits, graphs: Graphs) -> None:
     """Take the limits to the device while it has nothing to do that they would wait for."""
     limits.fit(_like(graphs, len(limits.prompt)))
     limits.prompt = limits.prompt.to(limits.most.device)
+
+
+def _lengths(limits: Limits, penalty: Penalty) -> Tensor:
+    """`penalty` and then `largest` of `Beams`, made on the host, where the limits still are."""
+    most = limits.most.numpy()
+    table = np.array([1.0, *penalties(penalty, int(most.max())), 1.0], np.float32)
+    n = np.arange(len(table))
+    possible = np.where((n > 0) & (n <= most[:, None]), table, 0.0)
+    largest = np.maximum.accumulate(possible[:, ::-1], 1)[:, ::-1]
+    return torch.from_numpy(np.vstack((table, largest)).astype(np.float32))
 
 
 def _static(limits: Limits, sentences: int, device: torch.device) -> Limits:
