@@ -38,7 +38,7 @@ class Strip:
     """How dark the palest digit is; the darkest is 1."""
     noise: float = 0.06
     """Deviation of the noise that every pixel has, from 0 to 1."""
-    easy: int = 25_600
+    easy: int = 12_800
     """The first so many strips of a training are of the shortest kind: a curriculum, from which a
     model learns to tell digits before it has to find them."""
     grow: int = 6_400

@@ -46,7 +46,7 @@ _VALIDATION = 10_000_019  # the seed of strips that are read for the score, what
 def _tiny() -> TransformerShape:
     return TransformerShape(
         width=64,
-        heads=8,
+        heads=4,
         feed_forward=256,
         encoder_layers=3,
         decoder_layers=2,
@@ -59,14 +59,14 @@ def _tiny() -> TransformerShape:
 
 def _short() -> TrainingConfig:
     return TrainingConfig(
-        steps=2200,
+        steps=2100,
         batch=64,
         lr=3e-3,
         schedule="cosine",
         warmup=100,
         smoothing=0.05,
-        evaluate_every=200,
-        save_every=200,
+        evaluate_every=400,
+        save_every=400,
     )
 
 
