@@ -22,11 +22,11 @@ class Strip:
 
     least: int = 1
     """Digits of the shortest."""
-    most: int = 5
+    most: int = 4
     """Digits of the longest."""
     rows: int = 12
     """Pixels from top to bottom; a digit has 8."""
-    columns: int = 56
+    columns: int = 44
     """Pixels from left to right."""
     margin: int = 6
     """Pixels before the first digit, at most."""

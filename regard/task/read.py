@@ -59,7 +59,7 @@ def _tiny() -> TransformerShape:
 
 def _short() -> TrainingConfig:
     return TrainingConfig(
-        steps=2100,
+        steps=2300,
         batch=64,
         lr=3e-3,
         schedule="cosine",

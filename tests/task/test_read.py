@@ -42,7 +42,7 @@ def test_a_strip_is_a_function_of_seed_and_number(some: Images) -> None:
     strips = Strips(some, Strip(), 5)
     numbers = np.array([3, 10**6, 7, 10**12])
     images, texts = strips.images(numbers), strips.texts(numbers)
-    assert images.shape == (4, 1, 12, 56)
+    assert images.shape == (4, 1, 12, 44)
     for n, number in enumerate(numbers):
         np.testing.assert_array_equal(strips.images(numbers[n : n + 1])[0], images[n])
         assert strips.texts(np.array([number])) == texts[n : n + 1]
@@ -102,7 +102,7 @@ def test_the_first_strips_are_short(some: Images) -> None:
         ({"least": 0}, r"least \(0\)"),
         ({"least": 7}, r"least \(7\)"),
         ({"columns": 40}, "12 × 40 is too small"),
-        ({"rows": 9}, "9 × 56 is too small"),
+        ({"rows": 9}, "9 × 44 is too small"),
         ({"gap": -1}, r"gap \(-1\)"),
         ({"ink": 0.0}, r"ink \(0\.0\)"),
         ({"noise": 1.5}, r"noise \(1\.5\)"),
@@ -161,7 +161,7 @@ def test_a_run_and_its_use(tmp_path: Path) -> None:
     assert reader.read([]) == []
     looked = reader.attention(torch.from_numpy(images[0]), "407")
     assert looked.text[:3] == ["4", "0", "7"]
-    assert looked.weights.shape == (1, 2, 4, 3, 14)
+    assert looked.weights.shape == (1, 2, 4, 3, 11)
     torch.testing.assert_close(looked.weights.sum((-1, -2)), torch.ones(1, 2, 4))
     assert reader.attention(torch.from_numpy(images[0])).weights.shape[0] == 1
     scores = task.evaluate(reader.model)
