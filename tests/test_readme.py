@@ -63,6 +63,12 @@ def test_the_files_it_names_exist() -> None:
     assert lost == []
 
 
+def test_it_counts_the_experiments() -> None:
+    from regard.lab.claims import lines
+
+    assert f"lists {sum(map(len, lines().values()))} experiments" in README
+
+
 def test_every_command_it_shows_exists() -> None:
     """Its flags too: what is in a shell block must be understood by the command line."""
     from regard.cli import _parser

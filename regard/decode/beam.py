@@ -27,7 +27,7 @@ from torch import Tensor
 
 from regard.attention.host import whole
 from regard.decode.hypothesis import Hypothesis
-from regard.decode.limits import Length, Limits, Time, staying
+from regard.decode.limits import Length, Limits, staying
 from regard.decode.step import Attentive, State, Step, Whole
 
 Penalty = Callable[[int], float]
@@ -166,7 +166,7 @@ class Beams:
         self.covered = seen if self.covered is None else self.covered + seen
         self.real = real.expand_as(attention).view(B, w, -1)
 
-    def advance(self, logits: Float[Tensor, "R N"], t: Time) -> Int[Tensor, "B W"]:
+    def advance(self, logits: Float[Tensor, "R N"], t: int) -> Int[Tensor, "B W"]:
         """Extend every open hypothesis by every token; the rows that those kept open continue."""
         (B, w), W, N = self.open.shape, self.width, logits.shape[-1]
         count = (self.limits.found(t) + 1).clamp(0, len(self.penalty) - 2)
@@ -201,7 +201,7 @@ class Beams:
             (self.tokens, self.last),
             (self.gains, gain),
         ):
-            _put(history, t, new)
+            history[:, t] = new
         if self.covered is not None:
             places = parent[:, :, None].expand(-1, -1, self.covered.shape[-1])
             self.covered = self.covered.gather(1, places)
@@ -221,7 +221,7 @@ class Beams:
         logs = self.covered.clamp(least, 1.0).log().where(self.real, 0.0)
         return self.coverage * logs.sum(-1)
 
-    def _finish(self, score: Tensor, gain: Tensor, parent: Tensor, ended: Tensor, t: Time) -> None:
+    def _finish(self, score: Tensor, gain: Tensor, parent: Tensor, ended: Tensor, t: int) -> None:
         """Keep the best of what was finished before and of what ends, or is cut, with step t."""
         K = self.scores.shape[1]
         final = (ended | self.limits.full(t)[:, None]) & ~self.over[:, None]
@@ -288,14 +288,6 @@ def penalties(penalty: Penalty, longest: int) -> list[float]:
                 "take an exponent nearer to 0, or a lower max_length"
             )
     return [float(value) for value in table]
-
-
-def _put(history: Tensor, t: Time, new: Tensor) -> None:
-    """history[:, t] = new, where t may be known to the device alone."""
-    if isinstance(t, Tensor):
-        history.index_copy_(1, t[None], new[:, None])
-    else:
-        history[:, t] = new
 
 
 def _pad(values: Tensor, least: int) -> Tensor:

@@ -18,9 +18,6 @@ from regard.decode import choice
 Length = int | Sequence[int]
 """One for all sentences, or one for each."""
 
-Time = int | Tensor
-"""How many steps there were before this one; a tensor without axes where steps are captured."""
-
 
 class Limits:
     """For B sentences: their prompts, the end sign, lengths and tokens that are never said."""
@@ -92,19 +89,19 @@ class Limits:
         """What differs between searches of one size but is no tensor."""
         return self.end, tuple(self.banned), self._early > 0
 
-    def found(self, t: Time) -> Int[Tensor, "B"]:
+    def found(self, t: int) -> Int[Tensor, "B"]:
         """How many tokens each sentence has found before step t; negative while it is forced."""
         return t - self._given
 
-    def ended(self, tokens: Int[Tensor, "B W"], t: Time) -> Tensor:
+    def ended(self, tokens: Int[Tensor, "B W"], t: int) -> Tensor:
         """Which of the tokens of step t end their sequence; a prompt may hold end signs too."""
         return (tokens == self.end) & (self.found(t) >= 0)[:, None]
 
-    def full(self, t: Time) -> Tensor:
+    def full(self, t: int) -> Tensor:
         """Which sentences have found all that they may, with step t."""
         return self.found(t) + 1 >= self.most
 
-    def apply(self, logs: Float[Tensor, "B W N"], t: Time) -> Float[Tensor, "B W N"]:
+    def apply(self, logs: Float[Tensor, "B W N"], t: int) -> Float[Tensor, "B W N"]:
         """log p, with -∞ for what may not be said at step t and 0 for what must; in place."""
         if self.banned:
             logs.index_fill_(-1, self._banned, -math.inf)
@@ -118,19 +115,17 @@ class Limits:
         return logs
 
     def best(
-        self, logits: Float[Tensor, "B W N"], t: Time, count: int
+        self, logits: Float[Tensor, "B W N"], t: int, count: int
     ) -> tuple[Float[Tensor, "B W k"], Int[Tensor, "B W k"]]:
         """The likeliest tokens of step t, and log p of each: -∞ for what may not be said.
 
         As many as asked for, or all where there are fewer.
         """
-        # In a captured step the device alone knows which one it is.
-        captured = isinstance(t, Tensor)
-        if len(self.banned) > 16 or (not captured and t < self._forced.shape[1]):
+        if len(self.banned) > 16 or t < self._forced.shape[1]:
             logs = log_probabilities(logits.flatten(0, 1)).view_as(logits)
             logs, tokens = self.apply(logs, t).topk(min(count, logits.shape[-1]))
             return logs, tokens
-        early = bool(self._early > 0 if captured else t < self._early)
+        early = t < self._early
         # Among so many there are enough that may be said, if there are any.
         found = choice.best(logits.flatten(0, 1), count + len(self.banned) + early)
         logs, tokens = (x.unflatten(0, logits.shape[:2]) for x in found)

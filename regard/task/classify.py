@@ -21,7 +21,6 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from regard import checkpoint
-from regard.config import from_json
 from regard.data import image
 from regard.data.batch import LabelBatch, image_batch, plan
 from regard.data.image import Augmentation, Images
@@ -31,7 +30,7 @@ from regard.model.embedding import Size, image_size
 from regard.model.vit import VisionConfig, VisionShape, VisionTransformer
 from regard.task.load import model_folder
 from regard.task.pictures import Picture, Preparation, seeded, split, told
-from regard.task.settings import Preset, absolute, check_preset, kept
+from regard.task.settings import Preset, absolute, check_preset, kept, recorded
 from regard.task.text import Progress
 from regard.train.config import TrainingConfig
 
@@ -255,12 +254,12 @@ def evaluate(
     """How well a model, or a run's, classifies these images; by default those it held out."""
     saved = checkpoint.load(model_folder(folder), device=device)
     classifier = Classifier(saved)
-    said = (saved.task or {}).get("config")
-    if images is None and said is None:
+    config = recorded(Config, saved.task, folder)
+    if images is None and config is None:
         raise ValueError(
             f"{folder} does not say what it was trained on; name images to score it on"
         )
-    config = Config() if said is None else from_json(Config, said, str(folder), "task.config")
+    config = config or Config()
     preparation = classifier.preparation
     if images is None:
         held = build(config, None, progress).validation

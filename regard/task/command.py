@@ -20,20 +20,11 @@ from typing import Any, TypeVar, cast
 
 from regard import checkpoint
 from regard.config import from_json
-from regard.task.load import model_folder, run_config
+from regard.task.load import TASKS, model_folder, run_config
 from regard.task.settings import Preset, check_preset
 from regard.train.display import duration
 
 Settings = TypeVar("Settings")
-
-TASKS = {
-    "translate": "any parallel text: two files, or a table with two columns",
-    "dates": "dates in many languages to ISO 8601; nothing to download",
-    "classify": "images, one folder for each class; by default handwritten digits",
-    "read": "images to text; by default strips of handwritten digits",
-    "language": "a language model of any text",
-    "label": "texts, each in one class, on a trained encoder or from scratch",
-}
 
 OVERVIEW = f"""usage: regard train TASK RUN [--size tiny|base|big] [settings]
        regard train --again RUN NEW

@@ -16,21 +16,13 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 from regard import checkpoint
-from regard.config import from_json
 from regard.data.tokenizer import Tokenizer
 from regard.model.transformer import TransformerShape
 from regard.task.load import model_folder
-from regard.task.settings import Preset, check_preset, kept
-from regard.task.text import (
-    Listed,
-    Pair,
-    Progress,
-    Search,
-    Transduction,
-    Translator,
-    build_transformer,
-    exact,
-)
+from regard.task.search import Search
+from regard.task.settings import Preset, check_preset, kept, recorded
+from regard.task.text import Listed, Pair, Progress, Transduction, build_transformer, exact
+from regard.task.translator import Translator
 from regard.train.config import TrainingConfig
 
 Form: TypeAlias = Literal["full", "long", "medium", "yMMMEd"]
@@ -256,8 +248,7 @@ def evaluate(
     """How many held-out dates a model, or a run's, translates rightly."""
     saved = checkpoint.load(model_folder(folder), device=device)
     translator = Translator.of(saved)
-    said = translator.about.get("config")
-    config = Config() if said is None else from_json(Config, said, str(folder), "task.config")
+    config = recorded(Config, translator.about, folder) or Config()
     _, held = days(config.first, config.last)
     dates = write(held, config.languages, count or config.judged, config.training.seed)
     written = []

@@ -51,7 +51,7 @@ def finished(run: Path) -> bool:
 def dates(run: Path) -> None:
     import regard.task.dates as task
     from regard.task.load import load
-    from regard.task.text import Translator
+    from regard.task.translator import Translator
 
     config = task.preset("tiny")
     print(

@@ -20,7 +20,6 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from regard import checkpoint
-from regard.config import from_json
 from regard.data.batch import LabelBatch, label_batch, plan
 from regard.data.problems import Problems
 from regard.data.text import OnBad, Table
@@ -28,7 +27,7 @@ from regard.data.tokenizer import AnyTokenizer, Tokenizer, files, read_pair
 from regard.model.classifier import ClassifierConfig, EncoderShape, TextClassifier
 from regard.model.transformer import Transformer
 from regard.task.load import model_folder
-from regard.task.settings import Preset, absolute, check_preset, check_start, kept
+from regard.task.settings import Preset, absolute, check_preset, check_start, kept, recorded
 from regard.task.text import About, Progress
 from regard.train.config import TrainingConfig
 
@@ -343,8 +342,7 @@ def evaluate(
     """How many of these texts a model, or a run's, labels rightly; by default all held out."""
     saved = checkpoint.load(model_folder(folder), device=device)
     labeler = Labeler(saved)
-    said = (saved.task or {}).get("config")
-    config = Config() if said is None else from_json(Config, said, str(folder), "task.config")
+    config = recorded(Config, saved.task, folder) or Config()
     named = tuple(texts) or config.valid
     rows, _ = read(named or config.texts, columns or config.columns)
     held = rows if named else _split(rows, config.held_out)[1]

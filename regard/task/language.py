@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from regard import checkpoint
-from regard.config import from_json, to_json
+from regard.config import to_json
 from regard.data.batch import Ids, LanguageBatch, language_batch, plan, windows
 from regard.data.files import Reading
 from regard.data.text import Documents, Lines, OnBad, Rules, Store, Text, store
@@ -31,8 +31,9 @@ from regard.decode.sample import sample
 from regard.decode.step import language as language_step
 from regard.model.language import LanguageConfig, LanguageModel, LanguageShape
 from regard.task.load import model_folder
-from regard.task.settings import Preset, absolute, check_preset, check_start, kept
-from regard.task.text import About, Progress, Search
+from regard.task.search import Search
+from regard.task.settings import Preset, absolute, check_preset, check_start, kept, recorded
+from regard.task.text import About, Progress
 from regard.train.config import TrainingConfig
 from regard.train.loss import cross_entropy
 
@@ -402,10 +403,9 @@ def evaluate(
     """How well a model, or a run's, predicts these files; by default all that it held out."""
     saved = checkpoint.load(model_folder(folder), device=device)
     generator = Generator(saved)
-    said = generator.about.get("config")
-    if said is None:
+    config = recorded(Config, generator.about, folder)
+    if config is None:
         raise ValueError(f"{folder} does not say how its text is read; train it with regard")
-    config = from_json(Config, said, str(folder), "task.config")
     tokenizer = generator.tokenizer
     named = tuple(texts) or config.valid
     read = _stored(config, _text(named or config.text, config.examples), tokenizer, progress)

@@ -25,13 +25,21 @@ if TYPE_CHECKING:
     from regard.task.label import Labeler
     from regard.task.language import Generator
     from regard.task.read import Reader
-    from regard.task.text import Translator
+    from regard.task.translator import Translator
 
     Loaded: TypeAlias = Translator | Classifier | Reader | Generator | Labeler
 else:
     Loaded = object  # none is imported that is not asked for
 
-TASKS = ("translate", "dates", "classify", "read", "language", "label")
+TASKS = {
+    "translate": "any parallel text: two files, or a table with two columns",
+    "dates": "dates in many languages to ISO 8601; nothing to download",
+    "classify": "images, one folder for each class; by default handwritten digits",
+    "read": "images to text; by default strips of handwritten digits",
+    "language": "a language model of any text",
+    "label": "texts, each in one class, on a trained encoder or from scratch",
+}
+"""Every task, and what it is for."""
 
 
 def load(
@@ -50,7 +58,7 @@ def load(
     saved = checkpoint.load(place, model=model, device=device, dtype=dtype, verify=verify)
     match (saved.task or {}).get("name"):
         case "translate" | "dates":
-            from regard.task.text import Translator
+            from regard.task.translator import Translator
 
             return Translator.of(saved)
         case "classify":

@@ -297,7 +297,7 @@ def _shared(
 ) -> Iterator[str]:
     others = range(1, here.size)
     try:
-        for window in _windows(_numbered(lines), here.size):
+        for window in windows(_numbered(lines), here.size):
             sample = [text for _, text in window[: WINDOW[0]]]
             for rank in others:
                 here.send(rank, {"lines": window[rank :: here.size], "sample": sample})
@@ -328,10 +328,10 @@ def _help(work: Work, here: World, prepare: Callable[[list[str]], None]) -> None
         here.send(0, reply)
 
 
-def _windows(lines: Iterable[Line | None], processes: int) -> Iterator[list[Line]]:
+def windows(lines: Iterable[Made | None], processes: int = 1) -> Iterator[list[Made]]:
     """Few lines at first, so that answers come soon, and what is there where there is no more."""
     least, most = (count * processes for count in WINDOW)
-    held: list[Line] = []
+    held: list[Made] = []
     size = least
     for line in lines:
         if line is not None:

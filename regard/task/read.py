@@ -21,7 +21,7 @@ from jaxtyping import Float, Integer, UInt8
 from torch import Tensor, nn
 
 from regard import checkpoint
-from regard.config import from_json, to_json
+from regard.config import to_json
 from regard.data import image
 from regard.data.batch import Batch, image_text_batch, plan
 from regard.data.image import Augmentation, Images
@@ -35,10 +35,10 @@ from regard.model.transformer import ImageSource, Transformer, TransformerConfig
 from regard.task.digits import Strip, Strips
 from regard.task.load import model_folder
 from regard.task.pictures import Picture, Preparation, seeded, split, told
-from regard.task.settings import Preset, absolute, check_preset, check_start, kept
-from regard.task.text import Progress, Search, exact, search
+from regard.task.search import Search, search
+from regard.task.settings import Preset, absolute, check_preset, check_start, kept, recorded
+from regard.task.text import Progress, exact, transduction_loss
 from regard.train.config import TrainingConfig
-from regard.train.loss import cross_entropy
 
 _VALIDATION = 10_000_019  # the seed of strips that are read for the score, whatever is trained on
 
@@ -249,7 +249,7 @@ class Read:
             varied = image.augment(batch.source, self.config.augmentation, training.seed, key)
             x = self.preparation.normalized(varied)
         assert isinstance(self.model, Transformer)
-        return _loss(self.model, x, batch, training.smoothing), batch.tokens
+        return transduction_loss(self.model, batch, training.smoothing, x)
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
         assert isinstance(model, Transformer)
@@ -291,8 +291,8 @@ def measure(
         x = preparation.normalized(batch.source)
         written += _written(model, tokenizer, x, how)
         wanted += examples.texts(some)
-        total += float(_loss(model, x, batch, 0.0))
-        count += batch.tokens
+        loss, tokens = transduction_loss(model, batch, 0.0, x)
+        total, count = total + float(loss), count + tokens
     return {
         **exact(written, wanted),
         "characters_right": characters_right(written, wanted),
@@ -312,14 +312,14 @@ def evaluate(
     """How well a model, or a run's, reads these images; by default those it held out."""
     saved = checkpoint.load(model_folder(folder), device=device)
     reader = Reader(saved)
-    said = (saved.task or {}).get("config")
+    config = recorded(Config, saved.task, folder)
     if (images is None) != (captions is None):
         raise ValueError(f"images ({images}) and captions ({captions}) go together; name both")
-    if images is None and said is None:
+    if images is None and config is None:
         raise ValueError(
             f"{folder} does not say what it was trained on; name images to score it on"
         )
-    config = Config() if said is None else from_json(Config, said, str(folder), "task.config")
+    config = config or Config()
     if images is None:
         held = build(config, None, progress).validation
     else:
@@ -327,12 +327,6 @@ def evaluate(
         held = Captioned(_captioned(images, captions, how, config, progress))
     search_by = reader.how if beams is None else replace(reader.how, beams=beams)
     return measure(reader.model, reader.tokenizer, held, reader.preparation, search_by)
-
-
-def _loss(model: Transformer, x: Tensor, batch: Batch, smoothing: float) -> Tensor:
-    """The loss of a batch's texts, summed over their tokens, with its images ready as x."""
-    states = model.states(batch.target, model.encode(x), batch.target_lengths)
-    return cross_entropy(states, model.output, batch.labels, smoothing)
 
 
 def characters_right(written: Sequence[str], wanted: Sequence[str]) -> float:

@@ -1,15 +1,17 @@
 """What the configs of all tasks have in common."""
 
 import os
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Literal, TypeAlias, TypeVar, get_args
 
-from regard.config import Object, to_json
+from regard.config import Object, from_json, to_json
 
 Preset: TypeAlias = Literal["tiny", "base", "big"]
 """How large a preset is: tiny is for two cores, the others for a GPU."""
 
 Config = TypeVar("Config", bound=Any)
+Kind = TypeVar("Kind")
 
 
 def check_preset(size: str) -> None:
@@ -30,6 +32,12 @@ def kept(config: Any) -> Object:
     settings = to_json(config)
     del settings["training"]
     return settings
+
+
+def recorded(kind: type[Kind], task: Mapping[str, Any] | None, where: object) -> Kind | None:
+    """The config that a model's folder keeps; None of one that was imported."""
+    said = (task or {}).get("config")
+    return None if said is None else from_json(kind, said, str(where), "task.config")
 
 
 def absolute(config: Config, *names: str) -> Config:

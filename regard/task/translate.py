@@ -18,22 +18,15 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 from regard import checkpoint
-from regard.config import from_json
 from regard.data.files import Reading
 from regard.data.text import OnBad, Pairs, Rules, Store, Table, Text, store
 from regard.data.tokenizer import AnyTokenizer, Tokenizer, read_pair
 from regard.model.transformer import TextSource, Transformer, TransformerShape
 from regard.task.load import model_folder, run_config
-from regard.task.settings import Preset, absolute, check_preset, check_start, kept
-from regard.task.text import (
-    Chosen,
-    Pair,
-    Progress,
-    Search,
-    Transduction,
-    Translator,
-    build_transformer,
-)
+from regard.task.search import Search
+from regard.task.settings import Preset, absolute, check_preset, check_start, kept, recorded
+from regard.task.text import Chosen, Pair, Progress, Transduction, build_transformer
+from regard.task.translator import Translator
 from regard.train.config import TrainingConfig
 
 Words: TypeAlias = Literal["joint", "separate", "characters"]
@@ -464,7 +457,7 @@ def evaluate(
     """
     saved = checkpoint.load(model_folder(folder), device=device)
     translator = Translator.of(saved)
-    config = _config(translator.about, str(folder))
+    config = recorded(Config, translator.about, str(folder))
     if source or target or pairs:
         text: Sequence[Pair] = [(s, t) for s, t in _text("source", source, target, pairs, columns)]
     else:
@@ -481,7 +474,7 @@ def evaluate(
 
 def validated(folder: Path, about: Mapping[str, Any], where: str) -> list[Pair]:
     """What a run, whose model says this of its task, was validated on, all of it."""
-    config = _config(about, where)
+    config = recorded(Config, about, where)
     given = None if config is None else _valid(config)
     if given is not None:
         return [(source, target) for source, target in given]
@@ -491,9 +484,3 @@ def validated(folder: Path, about: Mapping[str, Any], where: str) -> list[Pair]:
             f"{folder} does not say what to translate; name a source and a target file"
         )
     return _read_pairs(kept)
-
-
-def _config(about: Mapping[str, Any], where: str) -> Config | None:
-    """That of the run that a model is of; None for one that was imported."""
-    said = about.get("config")
-    return None if said is None else from_json(Config, said, where, "task.config")

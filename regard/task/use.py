@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 from regard.task.command import with_folder
-from regard.task.pipe import Bar, Line, Lines, World, answers, world
+from regard.task.pipe import Bar, Line, Lines, World, answers, windows, world
 
 if TYPE_CHECKING:
     from regard.task.load import Loaded
-    from regard.task.text import Translator, Written
+    from regard.task.translator import Translator, Written
 
 Settings = TypeVar("Settings")
 Ready = TypeVar("Ready")
@@ -65,7 +65,7 @@ class Translate(Where):
 
 
 def translate(words: Sequence[str]) -> None:
-    from regard.task.text import Translator
+    from regard.task.translator import Translator
 
     folder, options = with_folder("translate", Translate, Translate(), words)
     for name in ("batch", "n_best"):
@@ -240,7 +240,7 @@ def generate(words: Sequence[str]) -> None:
     folder, options = with_folder("generate", Generate, Generate(), words)
     model = _loaded(folder, options, Generator)
     first = 0
-    for prompts in _windows(options.files, 256):
+    for prompts in windows(Lines(options.files)):
         texts = model.generate(
             prompts,
             length=options.length,
@@ -268,7 +268,7 @@ def label(words: Sequence[str]) -> None:
 
     folder, options = with_folder("label", Label, Label(), words)
     model = _loaded(folder, options, Labeler)
-    for texts in _windows(options.files, 2048):
+    for texts in windows(Lines(options.files)):
         for row in model.probabilities(texts):
             best = int(row.argmax())
             _say(f"{model.labels[best]}\t{float(row[best]):.1%}")
@@ -324,19 +324,6 @@ def _loaded(folder: Path, options: Where, kind: type[Ready], here: World | None 
 
 
 # Lines
-
-
-def _windows(files: Sequence[str], most: int) -> Iterator[list[str]]:
-    """Lines that are worked on together: so many, or those that are there."""
-    window: list[str] = []
-    for line in Lines(files):
-        if line is not None:
-            window.append(line)
-        if window and (line is None or len(window) == most):
-            yield window
-            window = []
-    if window:
-        yield window
 
 
 def _batches(pictures: list[str], size: int = 64) -> Iterator[list[str]]:

@@ -192,8 +192,8 @@ def test_the_head_found_is_the_one_that_aligns(tmp_path: Path) -> None:
     """Sentences said backwards, of which every alignment is known: what leaving out says of a head
     is what it gets right, for each of them."""
     from regard.task.load import load
-    from regard.task.text import Translator
     from regard.task.translate import Config, build
+    from regard.task.translator import Translator
     from tests.task.samples import SHAPE, TRAINING, backwards, lines, sentences, trained
 
     many = sentences(3000, seed=1)

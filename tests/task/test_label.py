@@ -13,7 +13,8 @@ from regard.model.classifier import EncoderShape
 from regard.task import label
 from regard.task.label import Config, Labeler, build
 from regard.task.load import load
-from regard.task.text import Search, build_transformer
+from regard.task.search import Search
+from regard.task.text import build_transformer
 from tests.task.samples import SHAPE, TRAINING, lines, sentences, trained
 
 TEXTS = sentences(131)

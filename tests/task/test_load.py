@@ -15,8 +15,10 @@ from regard.data.tokenizer import Tokenizer
 from regard.model.language import LanguageConfig, LanguageModel
 from regard.model.transformer import Transformer, TransformerConfig
 from regard.task.load import load, model_folder, run_config
-from regard.task.text import Search, Translator, build_transformer
+from regard.task.search import Search
+from regard.task.text import build_transformer
 from regard.task.translate import Config, build
+from regard.task.translator import Translator
 from tests.task.samples import SHAPE, TRAINING, lines, sentences
 
 TOKENIZER = Tokenizer.characters(["abc "])

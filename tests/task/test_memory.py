@@ -13,7 +13,9 @@ import pytest
 
 from regard.data.tokenizer import Tokenizer
 from regard.decode.quantized import int8
-from regard.task.text import Search, Translator, build_transformer
+from regard.task.search import Search
+from regard.task.text import build_transformer
+from regard.task.translator import Translator
 from tests.task.samples import SHAPE, WORDS
 
 SENTENCES = 100_000

@@ -20,8 +20,10 @@ from regard.cli import main
 from regard.data.tokenizer import Tokenizer
 from regard.decode import native
 from regard.task.load import load
-from regard.task.pipe import Lines, World, _windows, answers
-from regard.task.text import Search, Translator, build_transformer
+from regard.task.pipe import Lines, World, answers, windows
+from regard.task.search import Search
+from regard.task.text import build_transformer
+from regard.task.translator import Translator
 from tests.task.samples import SHAPE, sentences
 
 ROOT = Path(__file__).parents[2]
@@ -229,9 +231,9 @@ def test_one_that_fails_ends_all(place: int) -> None:
 
 def test_windows_grow_and_end_where_nothing_more_is_there() -> None:
     lines: list[tuple[int, str] | None] = [(n, "") for n in range(1000)]
-    assert list(map(len, _windows(lines, 2))) == [128, 256, 512, 104]
+    assert list(map(len, windows(lines, 2))) == [128, 256, 512, 104]
     lines[3:3] = [None]
-    assert list(map(len, _windows(lines, 2))) == [3, 128, 256, 512, 101]
+    assert list(map(len, windows(lines, 2))) == [3, 128, 256, 512, 101]
 
 
 # Options, in this process

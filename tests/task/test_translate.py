@@ -16,8 +16,10 @@ from regard.data.tokenizer import Tokenizer
 from regard.model.transformer import Transformer
 from regard.task import translate
 from regard.task.load import load
-from regard.task.text import Search, Translator, build_transformer, search
+from regard.task.search import Search, search
+from regard.task.text import build_transformer
 from regard.task.translate import Config, build
+from regard.task.translator import Translator
 from regard.train.fit import fit
 from tests.task.samples import SHAPE, TRAINING, backwards, lines, sentences, trained
 

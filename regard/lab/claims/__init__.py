@@ -8,6 +8,7 @@ import ast
 import difflib
 from collections.abc import Iterator
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 from typing import NamedTuple
 
@@ -87,54 +88,8 @@ FAMILIES = (
 @cache
 def by_family() -> dict[str, tuple[Experiment, ...]]:
     """The experiments of each family, by its name."""
-    from regard.lab.claims import (
-        ablation,
-        architecture,
-        costs,
-        distance,
-        exercises,
-        formula,
-        heads,
-        layers,
-        masks,
-        operations,
-        pairs,
-        parameters,
-        perturbation,
-        positions,
-        reach,
-        scores,
-        sources,
-        sublayers,
-        symmetry,
-        temperature,
-        training,
-        vision,
-    )
-
     return {
-        "exercises": exercises.EXPERIMENTS,
-        "formula": formula.EXPERIMENTS,
-        "operations": operations.EXPERIMENTS,
-        "scores": scores.EXPERIMENTS,
-        "sources": sources.EXPERIMENTS,
-        "masks": masks.EXPERIMENTS,
-        "temperature": temperature.EXPERIMENTS,
-        "perturbation": perturbation.EXPERIMENTS,
-        "symmetry": symmetry.EXPERIMENTS,
-        "layers": layers.EXPERIMENTS,
-        "heads": heads.EXPERIMENTS,
-        "positions": positions.EXPERIMENTS,
-        "distance": distance.EXPERIMENTS,
-        "architecture": architecture.EXPERIMENTS,
-        "sublayers": sublayers.EXPERIMENTS,
-        "vision": vision.EXPERIMENTS,
-        "costs": costs.EXPERIMENTS,
-        "pairs": pairs.EXPERIMENTS,
-        "parameters": parameters.EXPERIMENTS,
-        "reach": reach.EXPERIMENTS,
-        "training": training.EXPERIMENTS,
-        "ablation": ablation.EXPERIMENTS,
+        family.name: import_module(f"{__name__}.{family.name}").EXPERIMENTS for family in FAMILIES
     }
 
 

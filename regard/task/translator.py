@@ -1,0 +1,378 @@
+"""Texts in, texts out: a trained model with its tokenizers, and all that is known of what it wrote.
+
+text → ids, in parts where it is long → search → text, scores, attention, alignment
+"""
+
+import math
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from regard.attention.host import whole
+from regard.checkpoint import CONFIG, Saved
+from regard.data.batch import text_batch
+from regard.data.tokenizer import AnyTokenizer, read_pair
+from regard.decode.beam import power
+from regard.decode.corpus import in_order
+from regard.decode.hypothesis import Hypothesis
+from regard.look.align import Example, Found, Head, Links, cross, find, links, words
+from regard.model.transformer import Transformer
+from regard.task.search import Search, search
+
+
+@dataclass(frozen=True)
+class Attended:
+    """Where a model looked in the source while it wrote each token of a target."""
+
+    source: list[str]
+    target: list[str]
+    weights: Float[Tensor, "layers H L S"]
+    """Row n is of the step that wrote token n."""
+
+
+@dataclass(frozen=True)
+class Written:
+    """A text that was found for a source."""
+
+    text: str
+    score: float
+    """By which it was ranked: log p by the number of tokens to the power of the length penalty."""
+    tokens: list[int]
+    token_scores: list[float]
+    """log p of each token, and of the end sign where it was reached."""
+    attention: Attended | None = None
+    """Where it looked while it was written, if that was asked for; all of it is of this one, none
+    of hypotheses that lost."""
+    alignment: Links | None = None
+    """Words of the source and of this, counted from 0, if they were asked for."""
+
+    @property
+    def log_p(self) -> float:
+        return math.fsum(self.token_scores)
+
+
+NOTHING = Written("", 0.0, [], [])
+"""What is written for an empty text."""
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A text's tokens, or a stretch of them, and the words of the text that they belong to."""
+
+    ids: list[int]
+    words: list[int]
+
+
+class Translator:
+    """A trained model with its tokenizers: texts in, texts out."""
+
+    def __init__(
+        self,
+        model: Transformer,
+        tokenizers: tuple[AnyTokenizer, AnyTokenizer] | str,
+        how: Search,
+        about: Mapping[str, Any] | None = None,
+        folder: Path | None = None,
+    ):
+        """Where there are no tokenizers, a sentence that says so."""
+        self.model = model
+        self._tokenizers = tokenizers
+        self.how = how
+        self.about = dict(about or {})
+        self.folder = folder
+        self.head: Head | None = None
+        """The head that word alignments are taken from; found when they are first asked for."""
+        self.found: Found | None = None
+        """How it was found."""
+
+    @classmethod
+    def of(cls, saved: Saved) -> "Translator":
+        """What a model's folder holds, ready for use."""
+        if not isinstance(saved.model, Transformer):
+            raise ValueError(f"{saved.folder} holds a {type(saved.model).__name__}, no Transformer")
+        about = saved.task or {}
+        how = Search.read(about, str(saved.folder / CONFIG))
+        tokenizers: tuple[AnyTokenizer, AnyTokenizer] | str
+        try:
+            tokenizers = read_pair(saved.folder)
+        except ValueError as error:  # the model is of use without one
+            tokenizers = str(error)
+        return cls(saved.model, tokenizers, how, about, saved.folder)
+
+    @property
+    def source_tokenizer(self) -> AnyTokenizer:
+        """That of the texts that are read."""
+        return self._tokenizer(0)
+
+    @property
+    def tokenizer(self) -> AnyTokenizer:
+        """That of the texts that are written; often the same."""
+        return self._tokenizer(1)
+
+    def _tokenizer(self, side: int) -> AnyTokenizer:
+        if isinstance(self._tokenizers, str):
+            raise ValueError(self._tokenizers)
+        return self._tokenizers[side]
+
+    def translate(
+        self, texts: Sequence[str], *, beams: int | None = None, batch: int = 64
+    ) -> list[str]:
+        """A text for each text; an empty one for an empty one."""
+        if isinstance(texts, str):
+            raise ValueError("texts must be several strings, not one; pass [text]")
+        return list(self.stream(texts, beams=beams, batch=batch))
+
+    def stream(
+        self, texts: Iterable[str | None], *, beams: int | None = None, batch: int = 64
+    ) -> Iterator[str]:
+        """The same for any number of texts, each as soon as it and all before it are ready."""
+        for best in self.translations(texts, beams=beams, batch=batch):
+            yield best[0].text
+
+    def hypotheses(
+        self, texts: Sequence[str], *, n_best: int = 1, beams: int | None = None
+    ) -> list[list[Written]]:
+        """The best few for each text, best first."""
+        return list(self.translations(texts, n_best=n_best, beams=beams))
+
+    def translations(
+        self,
+        texts: Iterable[str | None],
+        *,
+        n_best: int = 1,
+        beams: int | None = None,
+        batch: int = 64,
+        attention: bool = False,
+        align: bool = False,
+    ) -> Iterator[list[Written]]:
+        """For each text the best few, best first, with their scores and what else is asked for.
+
+        They come as soon as they and all before them are ready; None among the texts says that no
+        more are there for now. There is one for every text at least, which for an empty text is
+        empty.
+
+        A text that is longer than the model is used to is cut into parts, at spaces where there
+        are any. What is found for the parts is joined, the best with the best, and so on.
+        """
+        for name, number in (("n_best", n_best), ("batch", batch)):
+            whole(name, number)
+        how = self.how if beams is None else replace(self.how, beams=beams)
+        counts: deque[int] = deque()
+
+        def parts() -> Iterator[_Part | None]:
+            for text in texts:
+                if text is None:
+                    yield None
+                    continue
+                cut = self._parts(self._encode(text), align)
+                counts.append(len(cut))
+                yield from cut
+
+        def decode(some: list[_Part]) -> list[list[Written]]:
+            return self._decode(some, how, n_best, attention, align)
+
+        ready: list[list[Written]] = []
+        for written in in_order(
+            parts(), decode, length=lambda part: len(part.ids), sentences=batch
+        ):
+            ready.append(written)
+            if len(ready) == counts[0]:
+                yield ready[0] if len(ready) == 1 else self._joined(ready)
+                ready = []
+                counts.popleft()
+
+    def attention(self, text: str, written: str | Sequence[int]) -> Attended:
+        """The cross-attention of every layer and head while this was, or is, written."""
+        source = self._encode(text)
+        tokens = self.tokenizer.encode(written) if isinstance(written, str) else list(written)
+        (weights,) = cross(self.model, [(source, tokens)], self.how.start, self.how.end)
+        return self._attended(source, tokens, weights)
+
+    # Search
+
+    def _encode(self, text: str) -> list[int]:
+        return self.source_tokenizer.encode(text.strip())  # as the texts it was trained on
+
+    def _parts(self, ids: list[int], align: bool = False) -> list[_Part]:
+        """The ids in stretches of at most the model's length; each but the last ends a word."""
+        most, begin, places = self.how.length, 0, [0]
+        while len(ids) - begin > most:
+            middle = begin + most // 2
+            pieces = self.source_tokenizer.pieces(ids[middle : begin + most + 1])
+            begins = [n for n, piece in enumerate(pieces) if piece.startswith("▁")]
+            begin = max(begin + 1, middle + begins[-1] if begins else begin + most)
+            places.append(begin)
+        numbers = words(self.source_tokenizer.pieces(ids)) if align else []
+        return [
+            _Part(ids[one:two], numbers[one:two])
+            for one, two in zip(places, [*places[1:], len(ids)])
+        ]
+
+    def _decode(
+        self, parts: list[_Part], how: Search, n_best: int, attention: bool, align: bool
+    ) -> list[list[Written]]:
+        real = [part for part in parts if part.ids]
+        found = self._search([part.ids for part in real], how, n_best)
+        written = [[self._written(one, how) for one in best] or [NOTHING] for best in found]
+        if attention or align:
+            if align and self.head is None:
+                self._find([(part, best[0]) for part, best in zip(real, written)])
+            written = [
+                self._looked([(part, one) for one in best], attention, align)
+                for part, best in zip(real, written)
+            ]
+        results = iter(written)
+        nothing = [replace(NOTHING, alignment=[])] if align else [NOTHING]
+        return [next(results) if part.ids else nothing for part in parts]
+
+    def _search(self, sources: list[list[int]], how: Search, n_best: int) -> list[list[Hypothesis]]:
+        if not sources:
+            return []
+        batch = text_batch(
+            [(source, ()) for source in sources], how.start, how.end, source_end=how.end
+        )
+        most = [longest(len(source)) for source in sources]
+        return search(self.model, batch.source, batch.source_lengths, how, most=most, n_best=n_best)
+
+    def _written(self, hypothesis: Hypothesis, how: Search) -> Written:
+        tokens, scores = hypothesis.tokens, hypothesis.token_scores
+        # A model may say a line break, but a text stays one line.
+        text = " ".join(self.tokenizer.decode(tokens).splitlines())
+        return Written(text, _ranked(scores, how), tokens, scores)
+
+    def _joined(self, parts: list[list[Written]]) -> list[Written]:
+        """Of the parts of a text, the best with the best; where one has fewer, its last again."""
+        results = []
+        for rank in range(max(map(len, parts))):
+            chosen = [best[min(rank, len(best) - 1)] for best in parts]
+            scores = [score for one in chosen for score in one.token_scores]
+            alignment: Links | None = None
+            if chosen[0].alignment is not None:
+                counts = [len(one.text.split()) for one in chosen]
+                alignment = [
+                    (source, sum(counts[:n]) + target)
+                    for n, one in enumerate(chosen)
+                    for source, target in one.alignment or ()
+                ]
+            seen = [one.attention for one in chosen if one.attention is not None]
+            results.append(
+                Written(
+                    " ".join(filter(None, (one.text for one in chosen))),
+                    _ranked(scores, self.how),
+                    [token for one in chosen for token in one.tokens],
+                    scores,
+                    _side_by_side(seen) if seen else None,
+                    alignment,
+                )
+            )
+        return results
+
+    # Attention
+
+    def _attended(self, source: list[int], tokens: list[int], weights: Tensor) -> Attended:
+        end = self.how.end
+        return Attended(
+            self.source_tokenizer.pieces([*source, end]),
+            self.tokenizer.pieces([*tokens, end]),
+            weights,
+        )
+
+    def _looked(
+        self, pairs: list[tuple[_Part, Written]], attention: bool, align: bool
+    ) -> list[Written]:
+        """The same texts, with where the model looked while it wrote them."""
+        head = self.head or Head(len(self.model.decoder.blocks) - 1, 0)
+        layer = None if attention else head.layer
+        tokens = [(part.ids, one.tokens) for part, one in pairs]
+        results = []
+        for (part, one), weights in zip(
+            pairs, cross(self.model, tokens, self.how.start, self.how.end, layer)
+        ):
+            linked: Links | None = None
+            if align:
+                rows = weights[head.layer if attention else 0, head.head, head.shift :]
+                linked = self._links(rows, part.words, one)
+            seen = self._attended(part.ids, one.tokens, weights) if attention else None
+            results.append(replace(one, attention=seen, alignment=linked))
+        return results
+
+    def _links(self, rows: Tensor, source_words: list[int], one: Written) -> Links:
+        target_words = words(self.tokenizer.pieces(one.tokens))
+        last = len(one.text.split()) - 1
+        # A token that the text does not show, such as an unknown one, is in no word of it.
+        return [
+            (source, target)
+            for source, target in links(rows, source_words, target_words)
+            if target <= last
+        ]
+
+    def find_head(self, texts: Sequence[str]) -> Found | None:
+        """Finds the head to align words by: from what a run was validated on, or else from these.
+
+        None where neither says anything, because no text has two words.
+        """
+        cut = [self._parts(self._encode(text), align=True)[0] for text in texts]
+        parts = [part for part in cut if part.ids]
+        found = self._search([part.ids for part in parts], replace(self.how, beams=1), 1)
+        written = [self._written(best[0], self.how) for best in found]
+        return self._find(list(zip(parts, written)))
+
+    def _find(self, pairs: Sequence[tuple[_Part, Written]]) -> Found | None:
+        def example(part: _Part, tokens: list[int]) -> Example:
+            return Example(part.ids, tokens, part.words, words(self.tokenizer.pieces(tokens)))
+
+        examples = [
+            example(self._parts(self._encode(source), align=True)[0], self.tokenizer.encode(target))
+            for source, target in self._validated()[:SAMPLE]
+        ]
+        if not examples:
+            examples = [example(part, one.tokens) for part, one in pairs[:SAMPLE]]
+        self.found = find(self.model, examples, self.how.start, self.how.end)
+        self.head = None if self.found is None else self.found.best
+        return self.found
+
+    def _validated(self) -> list[tuple[str, str]]:
+        """What the run that this model is of was validated on; nothing where there is no run."""
+        if self.folder is None or self.about.get("name") != "translate":
+            return []
+        from regard.task.translate import validated
+
+        try:
+            return validated(self.folder.parent, self.about, str(self.folder))
+        except (ValueError, OSError):
+            return []  # a model by itself, or a run whose files are gone
+
+
+SAMPLE = 64
+"""Texts that are looked at for a head, at most."""
+
+
+def _ranked(token_scores: Sequence[float], how: Search) -> float:
+    """log p, divided as a search divides it, greedy or not."""
+    return math.fsum(token_scores) / power(how.length_penalty)(max(1, len(token_scores)))
+
+
+def _side_by_side(parts: Sequence[Attended]) -> Attended:
+    """A text's parts saw nothing of each other."""
+    layers, heads = parts[0].weights.shape[:2]
+    blocks = [
+        torch.block_diag(*(part.weights[layer, head] for part in parts))
+        for layer in range(layers)
+        for head in range(heads)
+    ]
+    return Attended(
+        [piece for part in parts for piece in part.source],
+        [piece for part in parts for piece in part.target],
+        torch.stack(blocks).unflatten(0, (layers, heads)),
+    )
+
+
+def longest(source: int) -> int:
+    """The most tokens that are looked for, from the number of the source's."""
+    return 3 * source + 30
