@@ -6,19 +6,28 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-all lint bench clean
+.PHONY: demo test test-all test-numerics lint bench clean
 .NOTPARALLEL:
 
 demo: $(VENV)/ready-demo
 	@$(BIN)/regard demo
 
-# One thread: the tests are many and small, and two threads that wait for each other on a busy
-# machine are many times slower than one.
+# A process for each core, of one thread each: the tests are many and small, and two threads that
+# wait for each other on a busy machine are many times slower than one. A module's tests share what
+# it makes for them, so they stay in one process.
+PYTEST = OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/python -m pytest -n auto --maxprocesses 8 \
+  --dist loadfile
+
 test: $(VENV)/ready-test
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+	@$(PYTEST)
 
 test-all: $(VENV)/ready-test
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m ""
+	@$(PYTEST) -m ""
+
+# Whatever is computed, as on a CPU without vector instructions.
+test-numerics: $(VENV)/ready-test
+	@ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41 $(PYTEST) \
+	  tests/attention tests/model tests/decode tests/look tests/interop
 
 lint: $(VENV)/ready-lint
 	$(BIN)/ruff check

@@ -2,8 +2,9 @@
 
 import sys
 
-from bench import attention, statistics
+from bench import attention, start, statistics
 
 sys.argv = sys.argv[:1]
 attention.main()
 statistics.main()
+start.main()

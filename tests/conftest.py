@@ -1,6 +1,7 @@
 """What every test stands on: fixed seeds, one Hypothesis profile, and devices where they exist."""
 
 import os
+import random
 
 # Read when keras is first imported; without it keras would look for TensorFlow.
 os.environ.setdefault("KERAS_BACKEND", "torch")
@@ -34,7 +35,16 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("ci")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--shuffle", type=int, metavar="SEED", help="run the tests in this random order"
+    )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    seed = config.getoption("--shuffle")
+    if seed is not None:
+        random.Random(seed).shuffle(items)
     if torch.cuda.is_available():
         return
     for item in items:
@@ -43,8 +53,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(autouse=True)
-def _seed() -> None:
+def _alike_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One seed, and no terminal: what is printed is as wide and as plain on every machine."""
     torch.manual_seed(0)
+    for name in ("COLUMNS", "LINES", "TERM", "FORCE_COLOR", "NO_COLOR"):
+        monkeypatch.delenv(name, raising=False)
 
 
 @pytest.fixture

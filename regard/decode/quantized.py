@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int8
+from jaxtyping import Float, Int8, Int32
 from torch import Tensor, nn
 
 from regard.decode import native
@@ -22,6 +22,9 @@ Model = TypeVar("Model", bound=nn.Module)
 
 COLUMNS, DEPTH = 64, 4
 """Columns that the kernel computes together, and numbers that it multiplies in one instruction."""
+
+EXACT = 2**24 // 127**2
+"""Of so many products the sum is exact in float32."""
 
 WIDEST = (2**31 - 1) // 127**2
 """Of so many products the sum is exact; what passes the end on the way there comes back."""
@@ -53,7 +56,7 @@ class Int8Linear(nn.Module):
         self.native = native.library() is not None
         # Activations are stored with 128 added, which their products are started without.
         start = F.pad(-128 * whole.sum(1, dtype=torch.int32), (0, -len(whole) % COLUMNS))
-        self.register_buffer("packed", pack(whole) if self.native else whole.T, persistent=False)
+        self.register_buffer("packed", pack(whole) if self.native else whole, persistent=False)
         self.register_buffer("start", start, persistent=False)
         self.register_buffer("scale", scale, persistent=False)
         bias = None if linear.bias is None else linear.bias.detach().clone()
@@ -72,7 +75,7 @@ class Int8Linear(nn.Module):
         library = native.library() if self.native else None
         if library is None:
             whole, scale = rounded(x)
-            y = torch._int_mm(whole, self.packed).float() * (scale[:, None] * self.scale)
+            y = product(whole, self.packed).float() * (scale[:, None] * self.scale)
             return y if self.bias is None else y + self.bias
         y = x.new_empty(len(x), self.out_features)
         threads = torch.get_num_threads()
@@ -107,6 +110,19 @@ def rounded(x: Float[Tensor, "R D"]) -> tuple[Int8[Tensor, "R D"], Float[Tensor,
     most = x.abs().amax(1)
     by = torch.where(most > 0, 127 / most, 0.0)
     return (x * by[:, None]).round().to(torch.int8), most / 127
+
+
+def product(x: Int8[Tensor, "R D"], w: Int8[Tensor, "N D"]) -> Int32[Tensor, "R N"]:
+    """Σ_k x_rk w_nk, exactly.
+
+    torch's own product of 8-bit integers saturates its partial sums on CPUs without VNNI. In
+    float32 integers below 2^24 are exact, in whatever order they are added, and so are their
+    products in bfloat16, should torch be allowed to use it.
+    """
+    sums = torch.zeros(len(x), len(w), dtype=torch.int32)
+    for a, b in zip(x.split(EXACT, dim=1), w.split(EXACT, dim=1)):
+        sums += (a.float() @ b.float().T).int()
+    return sums
 
 
 def pack(whole: Int8[Tensor, "N D"]) -> Int8[Tensor, "n d columns depth"]:

@@ -9,7 +9,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +20,7 @@ from regard.data import reading, text
 from regard.data.files import LINE
 from regard.data.text import Documents, Lines, Pairs, Problems, Rules, Store, Table, Text, store
 from regard.data.tokenizer import Tokenizer
+from tests.processes import HANG, children, lives, wait_until
 
 SHARED = Path(__file__).parents[3] / "shared" / "data"
 needs_data = pytest.mark.skipif(not SHARED.is_dir(), reason="needs the data sets")
@@ -405,52 +405,35 @@ def _start(
 
 
 def test_killed_half_way(two: tuple[Path, Path], tokenizer: Tokenizer, cache: Path) -> None:
-    with _start(tokenizer, two, cache, 60, workers=2) as maker:
+    with _start(tokenizer, two, cache, HANG, workers=2) as maker:
         assert maker.stdout is not None
         assert maker.stdout.readline() == "writing\n"
-        children = _children(maker.pid)
+        workers = children(maker.pid)
         maker.kill()
-    assert len(children) == 1  # one task needs one worker
+    assert len(workers) == 1  # one task needs one worker
     (draft,) = [path for path in cache.iterdir() if path.is_dir()]
     # Even a store of other texts clears it away.
     store(Lines(two[0]), tokenizer, cache=cache)
     assert not draft.exists()
     assert len(store(Pairs(*two), tokenizer, cache=cache)) == 23
     # Its workers go with it.
-    end = time.monotonic() + 20
-    while any(map(_lives, children)) and time.monotonic() < end:
-        time.sleep(0.05)
-    assert not any(map(_lives, children))
-
-
-def _children(pid: int) -> list[int]:
-    path = Path(f"/proc/{pid}/task/{pid}/children")
-    if not path.exists():
-        pytest.skip("needs /proc")
-    return [int(word) for word in path.read_text().split()]
-
-
-def _lives(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z"
-    except OSError:
-        return False
+    wait_until(lambda: not any(map(lives, workers)))
 
 
 def test_two_at_once_make_one(two: tuple[Path, Path], tokenizer: Tokenizer, cache: Path) -> None:
     makers = [_start(tokenizer, two, cache, 0.5) for _ in range(2)]
-    said = sorted(maker.communicate(timeout=60)[0] for maker in makers)
+    said = sorted(maker.communicate(timeout=HANG)[0] for maker in makers)
     assert said == ["23\n", "writing\n23\n"]
 
 
 def test_interrupted(two: tuple[Path, Path], tokenizer: Tokenizer, cache: Path) -> None:
-    with _start(tokenizer, two, cache, 60, workers=2) as maker:
+    with _start(tokenizer, two, cache, HANG, workers=2) as maker:
         assert maker.stdout is not None
         maker.stdout.readline()
-        children = _children(maker.pid)
+        workers = children(maker.pid)
         maker.send_signal(signal.SIGINT)
-        assert maker.wait(timeout=30) != 0
-    assert not any(map(_lives, children))
+        assert maker.wait(HANG) != 0
+    assert not any(map(lives, workers))
     assert [path for path in cache.iterdir() if path.is_dir()] == []
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from regard.data.workers import processors, spread
+from tests.processes import HANG
 
 # What workers do must be found in a module that they can import.
 SCRIPT = """
@@ -76,7 +77,7 @@ def test_a_plain_script(tmp_path: Path) -> None:
         [sys.executable, path],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=HANG,
         env={**os.environ, "PYTHONPATH": root},
     )
     assert done.stdout == "[0, 3, 6, 9, 12, 15, 18]\n"

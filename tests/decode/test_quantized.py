@@ -13,7 +13,7 @@ from regard.attention.multihead import MultiHeadAttention
 from regard.decode import choice, native
 from regard.decode.beam import beam
 from regard.decode.greedy import greedy
-from regard.decode.quantized import WIDEST, Int8Linear, int8, rounded
+from regard.decode.quantized import EXACT, WIDEST, Int8Linear, int8, product, rounded
 from regard.decode.step import plain_translation, translation
 from regard.model.transformer import ImageSource, Transformer, TransformerConfig
 
@@ -113,6 +113,21 @@ def test_very_large_and_very_small_rows(with_kernels: bool) -> None:
     torch.testing.assert_close(y[1:], linear.bias.expand(2, -1), rtol=0, atol=1e-30)
     near, exact = y[0] / 1e36, linear(x[0]) / 1e36
     assert (near - exact).norm() / exact.norm() < 0.02
+
+
+@pytest.mark.parametrize("inner", [1, 2, 63, EXACT, EXACT + 1, 4099])
+def test_sums_are_those_of_integers_at_the_extremes(inner: int, with_kernels: bool) -> None:
+    """Neighbours of 127 × 127 and -127 × 127 exceed 16 bits, in which some CPUs add pairs."""
+    signs = torch.tensor([[1, 1], [-1, -1], [1, -1], [-1, 1]]).repeat(1, inner // 2 + 1)[:, :inner]
+    odd = torch.randint(-127, 128, (7, inner))
+    odd[:, 0] = 127
+    whole = torch.cat((127 * signs, odd))
+    linear = nn.Linear(inner, len(whole), bias=False)
+    linear.weight.data = whole.float()
+    # Of whole numbers up to 127 the scale is 1: products come out as they are.
+    expected = (whole @ whole.T).double()
+    assert torch.equal(Int8Linear(linear)(whole.float()).double(), expected.float().double())
+    assert torch.equal(product(whole.to(torch.int8), whole.to(torch.int8)).double(), expected)
 
 
 def test_sums_do_not_overflow(with_kernels: bool) -> None:

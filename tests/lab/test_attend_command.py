@@ -21,12 +21,6 @@ Q, K, V = "1 2; 3 1", "2 1; 1 1; 0 1", "1 2 -2; 1 1 2; 0 1 -1"
 GIVEN = ["--query", Q, "--key", K, "--value", V]
 
 
-@pytest.fixture(autouse=True)
-def _plain_page(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("COLUMNS", "FORCE_COLOR", "NO_COLOR", "TERM"):
-        monkeypatch.delenv(name, raising=False)
-
-
 def said(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     assert cli.main(["attend", *words]) == 0
     out, err = capsys.readouterr()

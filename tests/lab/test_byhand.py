@@ -20,6 +20,7 @@ from regard.attention.weights import weights
 from regard.lab.byhand import DRAWN, TRY, demo, exercise, show
 from regard.lab.stages import stages, worked
 from regard.lab.steps import Steps, steps
+from tests.processes import HANG
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -40,8 +41,6 @@ def matrices(L: int = 5, S: int = 7, K: int = 3, V: int = 2) -> tuple[Tensor, Te
 def page(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], **env: str) -> str:
     """What `demo` prints, with these variables in the environment; words need no checks."""
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
-    for name in ("COLUMNS", "FORCE_COLOR", "NO_COLOR", "TERM"):
-        monkeypatch.delenv(name, raising=False)
     for name, value in env.items():
         monkeypatch.setenv(name, value)
     demo()
@@ -273,7 +272,7 @@ def test_the_command_line_shows_it() -> None:
         cwd=ROOT,
         capture_output=True,
         encoding="utf-8",
-        timeout=120,
+        timeout=HANG,
     )
     assert done.returncode == 0
     assert done.stderr == ""

@@ -7,7 +7,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
@@ -20,6 +19,7 @@ from regard.lab.claims import FAMILIES, by_family, experiments, lines
 from regard.lab.claims.stated import ITEMS, STATED
 from regard.lab.experiment import Experiment, Finding
 from regard.lab.perform import Result
+from tests.processes import HANG, children, wait_until
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -30,7 +30,7 @@ def regard(*words: str) -> subprocess.CompletedProcess[str]:
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=HANG,
     )
 
 
@@ -263,10 +263,8 @@ def test_a_process_that_ends_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> No
 
 @pytest.mark.slow
 def test_everything(tmp_path: Path) -> None:
-    start = time.perf_counter()
     done = regard("lab", "--all", "--json", "--report", str(tmp_path / "page.html"))
     assert done.returncode == 0, done.stderr
-    assert time.perf_counter() - start < 180
     found = json.loads(done.stdout)["experiments"]
     assert [entry["name"] for entry in found] == [e.name for e in experiments()]
 
@@ -277,9 +275,9 @@ def test_an_interrupt_ends_everything() -> None:
     group = subprocess.Popen(
         command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
     )
-    time.sleep(8)
+    wait_until(lambda: children(group.pid))  # they perform experiments
     os.killpg(group.pid, signal.SIGINT)
-    assert group.wait(timeout=20) == 130
+    assert group.wait(HANG) == 130
     assert group.stdout is not None
     assert group.stderr is not None
     # Both ends are closed when nobody holds them any more: the processes have ended too.

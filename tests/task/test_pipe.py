@@ -24,6 +24,7 @@ from regard.task.pipe import Lines, World, answers, windows
 from regard.task.search import Search
 from regard.task.text import build_transformer
 from regard.task.translator import Translator
+from tests.processes import HANG
 from tests.task.samples import SHAPE, sentences
 
 ROOT = Path(__file__).parents[2]
@@ -116,7 +117,7 @@ def test_a_line_in_a_pipe_is_answered_at_once_and_a_reader_may_leave(folder: Pat
         assert process.stdin is not None
         assert process.stdout is not None
         assert process.stderr is not None
-        guard = threading.Timer(120, process.kill)
+        guard = threading.Timer(HANG, process.kill)
         guard.start()
         for text in (b"ab cd\n", b"\n", b"efg\n"):
             process.stdin.write(text)
@@ -141,7 +142,7 @@ def torchrun(words: list[Any], given: bytes) -> subprocess.CompletedProcess[byte
         env=environment(),
         capture_output=True,
         check=False,
-        timeout=300,
+        timeout=HANG,
     )
 
 
@@ -179,7 +180,7 @@ class Mailbox(World):
         self.__dict__["post"][self.rank, rank].put(json.dumps(message))
 
     def receive(self, rank: int) -> Any:
-        return json.loads(self.__dict__["post"][rank, self.rank].get(timeout=30))
+        return json.loads(self.__dict__["post"][rank, self.rank].get(timeout=HANG))
 
 
 def shared(count: int, lines: list[str | None], work: Any) -> list[str]:
@@ -199,7 +200,7 @@ def shared(count: int, lines: list[str | None], work: Any) -> list[str]:
         return list(answers(lines, work, worlds[0]))
     finally:
         for helper in helpers:
-            helper.join(30)
+            helper.join(HANG)
             assert not helper.is_alive()
 
 

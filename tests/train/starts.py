@@ -3,6 +3,7 @@ makes them. This module is imported by that server, and holds what runs in the p
 
 import multiprocessing
 import os
+import signal
 import socket
 from collections.abc import Callable
 from multiprocessing.process import BaseProcess
@@ -11,8 +12,10 @@ from typing import Any
 
 import torch
 
+from regard import exchange
 from regard.train.display import Display
 from regard.train.fit import fit
+from tests.processes import HANG
 from tests.train.samples import Backwards, settings
 
 _context = multiprocessing.get_context("forkserver")
@@ -32,13 +35,28 @@ def together(work: Callable[..., None], count: int, *arguments: Any) -> None:
         port = free.getsockname()[1]
     running = [start(_ranked, rank, count, port, work, arguments) for rank in range(count)]
     for process in running:
-        process.join(120)
+        process.join(HANG)
     assert [process.exitcode for process in running] == [0] * count
 
 
 def train(folder: Path, task: dict[str, Any], changed: dict[str, Any]) -> None:
     torch.set_num_threads(1)
     fit(Backwards(**task), settings(**changed), folder, shown=Display())
+
+
+def die_saving(folder: Path, changed: dict[str, Any], saves: int) -> None:
+    """Trains until so many folders were saved, of which the last is never put in its place."""
+    put, left = exchange._put, saves
+
+    def dying(draft: Path, target: Path) -> Path | None:
+        nonlocal left
+        left -= 1
+        if not left:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return put(draft, target)
+
+    exchange._put = dying
+    train(folder, {}, changed)
 
 
 def _ranked(

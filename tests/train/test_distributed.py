@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ import torch
 from safetensors.torch import load_file
 
 from regard import checkpoint
+from tests.processes import HANG, wait_until
 from tests.train.starts import start, together, train
 
 TASK = {"dropout": 0.0}
@@ -109,13 +109,14 @@ def test_torchrun_and_its_end(tmp_path: Path) -> None:
         [*words, str(script)], env=os.environ | {"PYTHONPATH": str(root)}, cwd=root
     )
     metrics = tmp_path / "run" / "metrics.jsonl"
-    deadline = time.monotonic() + 120
-    while process.poll() is None and time.monotonic() < deadline:
-        if metrics.exists() and metrics.read_bytes().count(b"lr") > 3:
-            break
-        time.sleep(0.1)
+    wait_until(
+        lambda: (
+            process.poll() is not None
+            or (metrics.exists() and metrics.read_bytes().count(b"lr") > 3)
+        )
+    )
     process.terminate()
-    assert process.wait(60) != 0
+    assert process.wait(HANG) != 0
     steps = [json.loads(line)["step"] for line in metrics.read_text().splitlines()]
     saved = json.loads((tmp_path / "run" / "last" / "training.json").read_text())
     assert saved["step"] >= steps[-1] > 0

@@ -22,6 +22,7 @@ from regard.train.config import TrainingConfig
 from regard.train.display import Display, Moment
 from regard.train.fit import Result, fit
 from regard.train.optimizer import split
+from tests.processes import HANG
 from tests.train.samples import Backwards, Batch, settings
 
 pytestmark = pytest.mark.usefixtures("unchecked")
@@ -320,7 +321,7 @@ def test_signals_save(
         def evaluate(self, model: nn.Module) -> dict[str, float]:
             if where == "evaluation" and self.steps == 8:
                 os.kill(os.getpid(), number)
-                time.sleep(60)
+                time.sleep(HANG)
             return super().evaluate(model)
 
     before = signal.getsignal(number)
@@ -365,7 +366,7 @@ def test_one_at_a_time(tmp_path: Path) -> None:
         lock = os.open(tmp_path / ".lock", os.O_RDWR)
         fcntl.lockf(lock, fcntl.LOCK_EX)
         os.write(write, b"!")
-        time.sleep(60)
+        time.sleep(HANG)
         os._exit(0)
     try:
         os.read(read, 1)

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from regard import checkpoint
-from tests.train.starts import start, train
+from tests.train.starts import die_saving, start, train
 
 
 def weights(folder: Path) -> dict[str, Tensor]:
@@ -42,14 +42,14 @@ def killed(folder: Path, kills: int, steps: int, changed: dict[str, Any]) -> int
     rng = random.Random(0)
     during = 0
     for kill, step in enumerate(sorted(rng.choices(range(steps * 3 // 4), k=kills))):
-        process = start(train, folder, {}, changed)
-        # Half of them whenever it comes to a step, the others when a save has begun.
-        while process.is_alive() and _steps(folder) < step:
-            time.sleep(0.002)
-        while kill % 2 and process.is_alive() and not _saving(folder):
-            pass
-        time.sleep(rng.uniform(0, 0.004 if kill % 2 else 0.05))
-        process.kill()
+        if kill % 2:  # in a save, when all is written and nothing in its place
+            process = start(die_saving, folder, changed, rng.randint(1, 4))
+        else:  # at any moment after it has come to a step
+            process = start(train, folder, {}, changed)
+            while process.is_alive() and _steps(folder) < step:
+                time.sleep(0.002)
+            time.sleep(rng.uniform(0, 0.05))
+            process.kill()
         process.join()
         assert process.exitcode == -signal.SIGKILL
         during += _saving(folder)
