@@ -11,7 +11,7 @@ score before the stretch, and the stretch is done again where that was too far f
 """
 
 import math
-from typing import Any
+from typing import Any, no_type_check
 
 import torch
 import triton
@@ -26,6 +26,7 @@ FAR = tl.constexpr(60.0)
 
 
 @triton.jit
+@no_type_check
 def _stretch(q, k_ptr, k_row, bias_ptr, bias_row, bias_column, rows, left, right, first, last,
              inner, outer, width, scale, L, S, level,
              WIDTH: tl.constexpr, COLUMNS: tl.constexpr, EVEN: tl.constexpr, BIAS: tl.constexpr,
@@ -62,6 +63,7 @@ def _stretch(q, k_ptr, k_row, bias_ptr, bias_row, bias_column, rows, left, right
 
 
 @triton.jit
+@no_type_check
 def _rows(q_ptr, k_ptr, bias_ptr, first_ptr, last_ptr, sums_ptr, entropy_ptr, where_ptr,
           reach_ptr, q_batch, q_head, q_row, k_batch, k_head, k_row,
           bias_batch, bias_head, bias_row, bias_column, edge_batch,
@@ -155,6 +157,7 @@ def _rows(q_ptr, k_ptr, bias_ptr, first_ptr, last_ptr, sums_ptr, entropy_ptr, wh
 
 
 @triton.jit
+@no_type_check
 def _lift(total, spread, level, rise, fall):
     """Sums of p and p log2 p as of a level that is higher by `rise`, or lower by `fall` at most."""
     shrink = tl.exp2(tl.minimum(-rise, fall))
@@ -162,6 +165,7 @@ def _lift(total, spread, level, rise, fall):
 
 
 @triton.jit
+@no_type_check
 def _top(q_ptr, k_ptr, bias_ptr, first_ptr, last_ptr, sums_ptr, where_ptr,
          weight_ptr, position_ptr, q_batch, q_head, q_row, k_batch, k_head, k_row,
          bias_batch, bias_head, bias_row, bias_column, edge_batch,
@@ -212,6 +216,7 @@ def _top(q_ptr, k_ptr, bias_ptr, first_ptr, last_ptr, sums_ptr, where_ptr,
 
 
 @triton.jit
+@no_type_check
 def _columns(q_ptr, k_ptr, bias_ptr, first_ptr, last_ptr, sums_ptr, reach_ptr, received_ptr,
              q_batch, q_head, q_row, k_batch, k_head, k_row,
              bias_batch, bias_head, bias_row, bias_column, edge_batch,

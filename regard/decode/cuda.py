@@ -6,7 +6,7 @@ were ever computed holds a row's position s.
 """
 
 import math
-from typing import Any
+from typing import Any, no_type_check
 
 import numpy as np
 import torch
@@ -18,6 +18,7 @@ LOG2E = math.log2(math.e)
 
 
 @triton.jit
+@no_type_check
 def _own(qkv, kept, table, time, out, turn, R, columns, beta, D: tl.constexpr, K: tl.constexpr,
          BLOCK: tl.constexpr, PARTNER: tl.constexpr):  # fmt: skip
     """Keeps a row's new key and value, and attends to them and to those before."""
@@ -60,6 +61,7 @@ def _own(qkv, kept, table, time, out, turn, R, columns, beta, D: tl.constexpr, K
 
 
 @triton.jit
+@no_type_check
 def _read(query, q_row, keys, kv_row, start, count, out, beta, D: tl.constexpr, K: tl.constexpr,
           BLOCK: tl.constexpr):  # fmt: skip
     """Attends to `count` rows from `start` on."""
@@ -87,6 +89,7 @@ def _read(query, q_row, keys, kv_row, start, count, out, beta, D: tl.constexpr, 
 
 
 @triton.jit
+@no_type_check
 def _read_together(query, q_row, keys, kv_row, start, count, out, each, beta, D: tl.constexpr,
                    K: tl.constexpr, BLOCK: tl.constexpr, EACH: tl.constexpr):  # fmt: skip
     """The same for `each` rows one after the other, which read the same: a product of matrices."""
@@ -118,6 +121,7 @@ def _read_together(query, q_row, keys, kv_row, start, count, out, each, beta, D:
 
 
 @triton.jit
+@no_type_check
 def _read_near(query, q_row, keys, kv_row, start, count, out, R, beta, D: tl.constexpr,
                K: tl.constexpr, BLOCK: tl.constexpr, EACH: tl.constexpr):  # fmt: skip
     """The same for EACH rows one after the other, whose stretches lie near to one another."""
@@ -154,6 +158,7 @@ def _read_near(query, q_row, keys, kv_row, start, count, out, R, beta, D: tl.con
 
 
 @triton.jit
+@no_type_check
 def _add_norm(x, y, gain, shift, summed, normed, epsilon, D, BLOCK: tl.constexpr):
     r = tl.program_id(0).to(tl.int64)
     d = tl.arange(0, BLOCK)
@@ -171,6 +176,7 @@ def _add_norm(x, y, gain, shift, summed, normed, epsilon, D, BLOCK: tl.constexpr
 
 
 @triton.jit
+@no_type_check
 def _embed(tokens, table, places, time, out, scale, D, BLOCK: tl.constexpr):
     r = tl.program_id(0)
     d = tl.arange(0, BLOCK)
@@ -182,6 +188,7 @@ def _embed(tokens, table, places, time, out, scale, D, BLOCK: tl.constexpr):
 
 
 @triton.jit
+@no_type_check
 def _best(x, values, tokens, N, count, CHUNKS: tl.constexpr, LANES: tl.constexpr,
           EACH: tl.constexpr, AHEAD: tl.constexpr):  # fmt: skip
     """Every lane knows the largest of its logits; only the winner's has to look for its next.
@@ -224,6 +231,7 @@ def _best(x, values, tokens, N, count, CHUNKS: tl.constexpr, LANES: tl.constexpr
 
 
 @triton.jit
+@no_type_check
 def _search(values, tokens, k, opened, last, parents, said, gains, steps, scores, ends, lengths,
             slots, cut, over, most, least, penalty, largest, columns, banned, end, times, table,
             W: tl.constexpr, K: tl.constexpr, BANNED: tl.constexpr, EARLY: tl.constexpr,
@@ -342,6 +350,7 @@ def _search(values, tokens, k, opened, last, parents, said, gains, steps, scores
 
 
 @triton.jit
+@no_type_check
 def _told(parents, said, gains, steps, scores, ends, lengths, slots, cut, out, W, K):
     """The way back of one finished hypothesis, in a row with all else that is to be told of it."""
     p = tl.program_id(0).to(tl.int64)

@@ -8,6 +8,7 @@ from regard.attention.attend import attend, explain
 from regard.attention.mask import Mask, Packed, causal, documents, packed, padding, window
 from regard.attention.weights import _chunked, arguments, statistics, weights
 from tests.attention.problems import MASKS, close, expresses, problem
+from tests.devices import no_waiting
 
 pytestmark = pytest.mark.gpu
 
@@ -71,12 +72,8 @@ def test_nothing_waits_for_the_device_and_graphs_capture(L: int) -> None:
         B = 1 if mask is not None and mask.packing is not None else 2
         q, k, v = (torch.randn(B, 4, L, 64, device="cuda", dtype=torch.bfloat16) for _ in range(3))
         attend(q, k, v, mask)  # what is compiled or moved once may wait
-        torch.cuda.synchronize()
-        torch.cuda.set_sync_debug_mode("error")
-        try:
+        with no_waiting():
             out = attend(q, k, v, mask)
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             replayed = attend(q, k, v, mask)

@@ -21,6 +21,7 @@ from regard.attention.position import (
     Rotary,
     Sinusoidal,
 )
+from tests.devices import no_waiting
 
 # Built anew by each test; all 7 wide, with at least 53 positions.
 INPUTS: dict[str, Callable[[], InputPosition]] = {
@@ -774,7 +775,6 @@ def test_wrong_input_is_named(call: Callable[[], object], message: str) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 @pytest.mark.usefixtures("unchecked")
 def test_nothing_waits_for_the_device() -> None:
     at = torch.tensor(31, device="cuda")
@@ -787,16 +787,12 @@ def test_nothing_waits_for_the_device() -> None:
         Concatenated(Sinusoidal(8)),
     ]
     modules = [module.cuda() for module in modules]
-    torch.cuda.synchronize()
-    try:
-        torch.cuda.set_sync_debug_mode("error")
+    with no_waiting():
         got = [
             (module(x, at), module(x, at + torch.arange(5, device="cuda"))) for module in modules
         ]
         rotated = Rotary(6).rotate(x, at)
         bias = LinearBias(3).bias(5, 7, at)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
     for module, (by_offset, by_position) in zip(modules, got, strict=True):
         assert torch.equal(by_offset, by_position)
         torch.testing.assert_close(by_offset.cpu(), module.cpu()(x.cpu(), 31))
