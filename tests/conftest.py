@@ -2,6 +2,8 @@
 
 import os
 import random
+import signal
+import threading
 
 # Read when keras is first imported; without it keras would look for TensorFlow.
 os.environ.setdefault("KERAS_BACKEND", "torch")
@@ -23,6 +25,12 @@ class _TorchRandom:
 # Hypothesis holds it weakly.
 _torch_random = _TorchRandom()
 hypothesis.register_random(_torch_random)
+
+# Who starts the tests in the background has them, and all that they start, ignore these.
+if threading.current_thread() is threading.main_thread():
+    for ignored in (signal.SIGINT, signal.SIGHUP):
+        if signal.getsignal(ignored) is signal.SIG_IGN:
+            signal.signal(ignored, signal.default_int_handler)
 
 # The same examples every time, and no verdict that depends on how busy the machine is.
 hypothesis.settings.register_profile(
