@@ -26,10 +26,10 @@ from typing import Any
 
 import torch
 
-from regard.decode.beam import beam, power
-from regard.decode.greedy import greedy
-from regard.decode.quantized import int8
-from regard.decode.step import translation
+from regard.decode.engine.eager import translation
+from regard.decode.engine.int8.linear import int8
+from regard.decode.search.beam import beam, power
+from regard.decode.search.greedy import greedy
 from regard.interop import read, write
 from regard.model.transformer import Transformer, TransformerConfig
 

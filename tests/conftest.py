@@ -28,9 +28,12 @@ hypothesis.register_random(_torch_random)
 
 # Who starts the tests in the background has them, and all that they start, ignore these.
 if threading.current_thread() is threading.main_thread():
-    for ignored in (signal.SIGINT, signal.SIGHUP):
+    for ignored, handler in (
+        (signal.SIGINT, signal.default_int_handler),
+        (signal.SIGHUP, signal.SIG_DFL),
+    ):
         if signal.getsignal(ignored) is signal.SIG_IGN:
-            signal.signal(ignored, signal.default_int_handler)
+            signal.signal(ignored, handler)
 
 # The same examples every time, and no verdict that depends on how busy the machine is.
 hypothesis.settings.register_profile(

@@ -25,10 +25,10 @@ from regard.data.batch import Ids, LanguageBatch, language_batch, plan, windows
 from regard.data.files import Reading
 from regard.data.text import Documents, Lines, OnBad, Rules, Store, Text, store
 from regard.data.tokenizer import AnyTokenizer, Tokenizer, files, read_pair
-from regard.decode.corpus import in_order
-from regard.decode.greedy import greedy
-from regard.decode.sample import sample
-from regard.decode.step import language as language_step
+from regard.decode.batching import in_order
+from regard.decode.engine.eager import language as language_step
+from regard.decode.search.greedy import greedy
+from regard.decode.search.sample import sample
 from regard.model.language import LanguageConfig, LanguageModel, LanguageShape
 from regard.task.load import model_folder
 from regard.task.search import Search

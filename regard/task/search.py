@@ -16,10 +16,10 @@ from torch import Tensor
 from regard.attention.packed import Packed
 from regard.config import from_json
 from regard.data.tokenizer import AnyTokenizer
-from regard.decode.beam import beam, power
-from regard.decode.greedy import greedy
-from regard.decode.hypothesis import Hypothesis
-from regard.decode.step import Step, translation
+from regard.decode.engine.eager import Step, translation
+from regard.decode.search.beam import beam, power
+from regard.decode.search.greedy import greedy
+from regard.decode.search.hypothesis import Hypothesis
 from regard.model.transformer import Transformer
 
 

@@ -18,9 +18,9 @@ from regard.attention.host import whole
 from regard.checkpoint import CONFIG, Saved
 from regard.data.batch import text_batch
 from regard.data.tokenizer import AnyTokenizer, read_pair
-from regard.decode.beam import power
-from regard.decode.corpus import in_order
-from regard.decode.hypothesis import Hypothesis
+from regard.decode.batching import in_order
+from regard.decode.search.beam import power
+from regard.decode.search.hypothesis import Hypothesis
 from regard.look.align import Example, Found, Head, Links, cross, find, links, words
 from regard.model.transformer import Transformer
 from regard.task.search import Search, search

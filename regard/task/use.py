@@ -312,7 +312,7 @@ def _loaded(folder: Path, options: Where, kind: type[Ready], here: World | None 
         name = type(ready).__name__
         raise ValueError(f"{folder} holds a {name}, not a {kind.__name__}; see its config.json")
     if whole:
-        from regard.decode.quantized import int8
+        from regard.decode.engine.int8.linear import int8
 
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")

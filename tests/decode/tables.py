@@ -8,7 +8,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from regard.decode.hypothesis import Hypothesis
+from regard.decode.search.hypothesis import Hypothesis
 
 
 @cache

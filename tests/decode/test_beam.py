@@ -8,8 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from regard.decode.beam import PAPER, Penalty, beam, gnmt, power
-from regard.decode.greedy import greedy
+from regard.decode.search.beam import PAPER, Penalty, beam, gnmt, power
+from regard.decode.search.greedy import greedy
 from tests.decode.tables import Lookers, exhaustive, logs_of, looks, plain_beam, same, table
 
 END = 2

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from regard.decode.corpus import batches, in_order
+from regard.decode.batching import batches, in_order
 
 
 @given(

@@ -12,11 +12,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from regard.decode import choice
-from regard.decode.beam import Beams, beam, gnmt, hypotheses, power
-from regard.decode.greedy import greedy
-from regard.decode.limits import Limits
-from regard.decode.step import plain_translation, translation
+from regard.decode.engine.eager import plain_translation, translation
+from regard.decode.search import topk as choice
+from regard.decode.search.beam import Beams, beam, gnmt, hypotheses, power
+from regard.decode.search.constraints import Limits
+from regard.decode.search.greedy import greedy
 from regard.model.transformer import Transformer, TransformerConfig
 
 interpreted = os.environ.get("TRITON_INTERPRET") == "1"
@@ -137,7 +137,7 @@ def test_a_step_of_the_kernel_is_a_step_of_beams(
     kind: str, width: int, n_best: int, vocabulary: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("triton")
-    from regard.decode import cuda
+    from regard.decode.engine.cuda import kernels as cuda
 
     monkeypatch.setattr(choice, "best", stable)
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -177,7 +177,7 @@ def test_a_step_of_the_kernel_is_a_step_of_beams(
 @pytest.mark.filterwarnings("ignore")  # NumPy's, where it interprets
 def test_what_is_not_a_number_is_not_overlooked() -> None:
     pytest.importorskip("triton")
-    from regard.decode import cuda
+    from regard.decode.engine.cuda import kernels as cuda
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     limits = Limits([[1]], END, 2)
@@ -199,7 +199,7 @@ def test_what_is_not_a_number_is_not_overlooked() -> None:
 @pytest.mark.parametrize(("vocabulary", "dtype"), [(5, torch.float32), (5003, torch.bfloat16)])
 def test_the_best_logits(kind: str, vocabulary: int, dtype: torch.dtype) -> None:
     pytest.importorskip("triton")
-    from regard.decode import cuda
+    from regard.decode.engine.cuda import kernels as cuda
 
     torch.manual_seed(0)
     logits = drawn(kind, 2, vocabulary).to("cuda" if torch.cuda.is_available() else "cpu", dtype)

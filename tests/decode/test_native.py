@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from regard.decode import choice, native
-from regard.decode.quantized import int8
+from regard.decode.engine.int8 import library as native
+from regard.decode.engine.int8.linear import int8
+from regard.decode.search import topk as choice
 from regard.model.transformer import Transformer, TransformerConfig
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="kernels are for Linux")

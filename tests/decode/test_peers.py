@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch import nn
 
-from regard.decode.beam import beam, power
-from regard.decode.greedy import greedy
-from regard.decode.hypothesis import Hypothesis
-from regard.decode.step import translation
+from regard.decode.engine.eager import translation
+from regard.decode.search.beam import beam, power
+from regard.decode.search.greedy import greedy
+from regard.decode.search.hypothesis import Hypothesis
 from regard.interop import read
 
 transformers = pytest.importorskip("transformers")

@@ -10,11 +10,12 @@ from jaxtyping import TypeCheckError
 from torch import Tensor, nn
 
 from regard.attention.multihead import MultiHeadAttention
-from regard.decode import choice, native
-from regard.decode.beam import beam
-from regard.decode.greedy import greedy
-from regard.decode.quantized import EXACT, WIDEST, Int8Linear, int8, product, rounded
-from regard.decode.step import plain_translation, translation
+from regard.decode.engine.eager import plain_translation, translation
+from regard.decode.engine.int8 import library as native
+from regard.decode.engine.int8.linear import EXACT, WIDEST, Int8Linear, int8, product, rounded
+from regard.decode.search import topk as choice
+from regard.decode.search.beam import beam
+from regard.decode.search.greedy import greedy
 from regard.model.transformer import ImageSource, Transformer, TransformerConfig
 
 N, END = 97, 2

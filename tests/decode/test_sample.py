@@ -8,8 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from regard.decode.greedy import greedy
-from regard.decode.sample import draw, sample, uniforms
+from regard.decode.search.greedy import greedy
+from regard.decode.search.sample import draw, sample, uniforms
 from tests.decode.tables import logs_of, table
 
 N, END = 7, 2

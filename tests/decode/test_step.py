@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from regard import Packed, Transformer
-from regard.decode.beam import PAPER, beam, power
-from regard.decode.greedy import greedy
-from regard.decode.hypothesis import Hypothesis
-from regard.decode.sample import sample
-from regard.decode.step import Attentive, State, language, translation
+from regard.decode.engine.eager import Attentive, State, language, translation
+from regard.decode.search.beam import PAPER, beam, power
+from regard.decode.search.greedy import greedy
+from regard.decode.search.hypothesis import Hypothesis
+from regard.decode.search.sample import sample
 from tests.decode.tables import Logs, exhaustive, plain_beam, same
 from tests.model.samples import SOURCES, close, frames, images, pack, tokens, transformer
 from tests.model.samples import language as language_model

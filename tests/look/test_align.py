@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from regard.data.tokenizer import Tokenizer
-from regard.decode.beam import beam
-from regard.decode.greedy import greedy
-from regard.decode.step import translation
+from regard.decode.engine.eager import translation
+from regard.decode.search.beam import beam
+from regard.decode.search.greedy import greedy
 from regard.look.align import Example, Head, cross, find, links, words
 from regard.look.record import record
 from tests.model.samples import tokens, transformer

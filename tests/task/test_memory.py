@@ -12,7 +12,7 @@ from dataclasses import replace
 import pytest
 
 from regard.data.tokenizer import Tokenizer
-from regard.decode.quantized import int8
+from regard.decode.engine.int8.linear import int8
 from regard.task.search import Search
 from regard.task.text import build_transformer
 from regard.task.translator import Translator

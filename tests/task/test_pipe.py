@@ -18,7 +18,7 @@ import torch
 from regard import checkpoint
 from regard.cli import main
 from regard.data.tokenizer import Tokenizer
-from regard.decode import native
+from regard.decode.engine.int8 import library as native
 from regard.task.load import load
 from regard.task.pipe import Lines, World, answers, windows
 from regard.task.search import Search

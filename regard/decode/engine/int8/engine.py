@@ -18,8 +18,8 @@ from regard.attention.host import integers, shown
 from regard.attention.mask import Packed
 from regard.attention.multihead import Core, MultiHeadAttention
 from regard.attention.position import Rotary, Sinusoidal
-from regard.decode import native
-from regard.decode.quantized import Int8Linear
+from regard.decode.engine.int8 import library as native
+from regard.decode.engine.int8.linear import Int8Linear
 from regard.model.block import Block, FeedForward, GatedFeedForward, PostNorm, PreNorm
 from regard.model.embedding import Tokens
 from regard.model.lengths import Lengths, places

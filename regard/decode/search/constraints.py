@@ -13,7 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from regard.attention.host import shown, whole
-from regard.decode import choice
+from regard.decode.search import topk as choice
 
 Length = int | Sequence[int]
 """One for all sentences, or one for each."""

@@ -14,9 +14,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from regard.decode.hypothesis import Hypothesis
-from regard.decode.limits import Length, Limits, log_probabilities, staying
-from regard.decode.step import State, Step, Whole
+from regard.decode.engine.eager import State, Step, Whole
+from regard.decode.search.constraints import Length, Limits, log_probabilities, staying
+from regard.decode.search.hypothesis import Hypothesis
 
 Choose = Callable[[Float[Tensor, "R N"], Int[Tensor, "R"], Int[Tensor, "R"]], Int[Tensor, "R"]]
 """From log p (-∞ where not allowed), which sentence each row is, and how far it is: tokens."""

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int8, Int32
 from torch import Tensor, nn
 
-from regard.decode import native
+from regard.decode.engine.int8 import library as native
 from regard.model.stack import Stack
 
 Model = TypeVar("Model", bound=nn.Module)

@@ -26,9 +26,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from regard.attention.host import whole
-from regard.decode.hypothesis import Hypothesis
-from regard.decode.limits import Length, Limits, staying
-from regard.decode.step import Attentive, State, Step, Whole
+from regard.decode.engine.eager import Attentive, State, Step, Whole
+from regard.decode.search.constraints import Length, Limits, staying
+from regard.decode.search.hypothesis import Hypothesis
 
 Penalty = Callable[[int], float]
 """lp: what log p is divided by, from the number of tokens, the end sign counted."""

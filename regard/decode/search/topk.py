@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from regard.decode import native
+from regard.decode.engine.int8 import library as native
 
 LARGEST = 32_768
 """The largest vocabulary of which one row fits into a multiprocessor's registers."""
@@ -34,7 +34,7 @@ def best(
         kernels.best(given, R, N, count, values.data_ptr(), tokens.data_ptr(), threads)
         return values.sub_(sums[:, None]), tokens
     if logits.is_cuda and N <= LARGEST and logits.dtype != torch.float64:
-        from regard.decode import cuda
+        from regard.decode.engine.cuda import kernels as cuda
 
         return cuda.best(logits, count)
     wide = logits.to(torch.promote_types(logits.dtype, torch.float32))

@@ -16,10 +16,10 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from regard.attention.host import whole
-from regard.decode.greedy import follow
-from regard.decode.hypothesis import Hypothesis
-from regard.decode.limits import Length, Limits
-from regard.decode.step import State, Step
+from regard.decode.engine.eager import State, Step
+from regard.decode.search.constraints import Length, Limits
+from regard.decode.search.greedy import follow
+from regard.decode.search.hypothesis import Hypothesis
 
 
 def sample(

@@ -24,7 +24,7 @@ from regard.attention.host import integers, on_host, shown
 from regard.attention.mask import Packed
 from regard.attention.multihead import Core, MultiHeadAttention
 from regard.attention.weights import weights
-from regard.decode import fused
+from regard.decode.engine.int8 import engine as fused
 from regard.model.block import Block
 from regard.model.language import LanguageModel
 from regard.model.lengths import Lengths
@@ -133,7 +133,7 @@ def translation(
     if not attention and (found := fused.translation(model, source, source_lengths, capacity)):
         return found
     if not attention and source.is_cuda:
-        from regard.decode import graph
+        from regard.decode.engine.cuda import capture as graph
 
         graphs = graph.captures(model, source, source_lengths)
         if graphs is not None:

@@ -26,12 +26,13 @@ from regard.attention.host import integers
 from regard.attention.mask import Packed
 from regard.attention.multihead import MultiHeadAttention
 from regard.attention.position import Learned, Rotary, Sinusoidal
-from regard.decode import choice, cuda
-from regard.decode.beam import Beams, Penalty, hypotheses, penalties, power
-from regard.decode.fused import heard, known, parts
-from regard.decode.hypothesis import Hypothesis
-from regard.decode.limits import Limits
-from regard.decode.step import Step, plain_translation
+from regard.decode.engine.cuda import kernels as cuda
+from regard.decode.engine.eager import Step, plain_translation
+from regard.decode.engine.int8.engine import heard, known, parts
+from regard.decode.search import topk as choice
+from regard.decode.search.beam import Beams, Penalty, hypotheses, penalties, power
+from regard.decode.search.constraints import Limits
+from regard.decode.search.hypothesis import Hypothesis
 from regard.model.block import Block, FeedForward, GatedFeedForward, PreNorm
 from regard.model.embedding import Tokens
 from regard.model.lengths import Lengths

@@ -1,0 +1,1 @@
+"""Captured graphs on CUDA."""

@@ -1,0 +1,1 @@
+"""A Transformer with 8-bit weights on a CPU."""
