@@ -1,1 +1,1 @@
-"""How a step is computed."""
+"""How a step of decoding is computed."""

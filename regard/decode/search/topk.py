@@ -1,47 +1,65 @@
-"""What a search asks of logits: their normaliser, and the best few of each row.
+"""The likeliest tokens of each row, and their log p.
 
     log p_n = logit_n - log Σ_m e^logit_m
 
-Searches need log p of a few tokens, not of all. Where there are kernels for it they look at each
-logit once or twice; torch copies and sorts whole rows.
+A search needs log p of a few tokens, not of all. Of equal logits the first counts, in every engine.
 """
+
+import math
+from collections.abc import Callable
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from regard.decode.engine.int8 import library as native
+from regard.decode.search.constraints import Constraints
 
-LARGEST = 32_768
-"""The largest vocabulary of which one row fits into a multiprocessor's registers."""
+Best = tuple[Float[Tensor, "R k"], Int[Tensor, "R k"]]
 
 
-def best(
-    logits: Float[Tensor, "R N"], count: int
-) -> tuple[Float[Tensor, "R k"], Int[Tensor, "R k"]]:
-    """log p of the likeliest tokens of each row, best first, and which they are.
+def log_sums(logits: Float[Tensor, "R N"]) -> Float[Tensor, "R"]:
+    """log Σ_n e^logit_rn."""
+    return logits.logsumexp(-1)
 
-    At least in float32; fewer than `count` where there are no more. Of equals, kernels give the
-    first, and torch gives whichever it comes upon.
-    """
-    (R, N), count = logits.shape, min(count, logits.shape[1])
-    kernels = native.library() if _plain(logits) else None
-    if kernels is not None:
-        values, sums = logits.new_empty(R, count), logits.new_empty(R)
-        tokens = torch.empty_like(values, dtype=torch.int64)
-        threads, given = torch.get_num_threads(), logits.data_ptr()
-        kernels.log_sums(given, R, N, sums.data_ptr(), threads)
-        kernels.best(given, R, N, count, values.data_ptr(), tokens.data_ptr(), threads)
-        return values.sub_(sums[:, None]), tokens
-    if logits.is_cuda and N <= LARGEST and logits.dtype != torch.float64:
-        from regard.decode.engine.cuda import kernels as cuda
 
-        return cuda.best(logits, count)
-    wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    values, tokens = wide.log_softmax(-1).topk(count)
+def largest(logits: Float[Tensor, "R N"], count: int) -> Best:
+    """The `count` largest logits of each row, largest first, and of equals the first."""
+    if count == 1:
+        values, tokens = logits.max(-1, keepdim=True)
+        return values, tokens
+    if logits.is_cuda:
+        values, tokens = logits.sort(dim=-1, descending=True, stable=True)
+        return values[:, :count], tokens[:, :count]
+    # Sorting all would take ten times as long. What topk gives is in any order among equals, and
+    # any of those that equal the last.
+    values, tokens = logits.topk(count)
+    tokens, order = tokens.sort(dim=-1)
+    values, order = values.gather(1, order).sort(dim=-1, descending=True, stable=True)
+    tokens = tokens.gather(1, order)
+    last = values[:, -1:]
+    tied = ((logits == last).sum(-1) > (values == last).sum(-1)).nonzero()[:, 0]
+    if len(tied):
+        tokens[tied] = logits[tied].sort(dim=-1, descending=True, stable=True).indices[:, :count]
     return values, tokens
 
 
-def _plain(logits: Tensor) -> bool:
-    usual = logits.dtype == torch.float32 and logits.is_contiguous()
-    return usual and logits.device.type == "cpu"
+def best(
+    logits: Float[Tensor, "R N"],
+    count: int,
+    constraints: Constraints,
+    t: int,
+    log_sums: Callable[[Tensor], Tensor] = log_sums,
+    largest: Callable[[Tensor, int], Best] = largest,
+) -> Best:
+    """log p of the likeliest tokens that may be said at step t, best first, and which they are.
+
+    At least in float32; fewer than `count` where there are no more tokens, and -∞ where fewer may
+    be said. The logits may be overwritten. An engine has its own `log_sums` and `largest`.
+    """
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    sums = None if constraints.renormalize else log_sums(logits)
+    constraints.hide(logits, t)
+    values, tokens = largest(logits, min(count, logits.shape[1]))
+    sums = log_sums(logits) if sums is None else sums
+    # Where nothing is possible, -∞ less -∞ must not become NaN.
+    return (values - sums[:, None]).where(values != -math.inf, values), tokens
