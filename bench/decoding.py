@@ -26,8 +26,8 @@ from typing import Any
 
 import torch
 
-from regard.decode.engine.eager import translation
 from regard.decode.engine.int8.linear import int8
+from regard.decode.engine.pick import open_session
 from regard.decode.search.beam import beam, power
 from regard.decode.search.greedy import greedy
 from regard.interop import read, write
@@ -51,13 +51,13 @@ def ours(folder: Path, precision: str, device: str) -> Search:
     made = int8(made) if precision == "int8" else made.to(device, DTYPES[precision])
 
     def search(source: torch.Tensor, beams: int) -> Rows:
-        step, state = translation(made, source, capacity=TARGET + 1)
         prompts = [[START]] * len(source)
         limits: dict[str, Any] = {"end": END, "max_length": TARGET, "min_length": TARGET}
-        if beams == 1:
-            return [found.tokens for found in greedy(step, state, prompts, **limits)]
-        found = beam(step, state, prompts, width=beams, penalty=power(1.0), **limits)
-        return [best[0].tokens for best in found]
+        with open_session(made, source, beams=beams, length=TARGET + 1) as session:
+            if beams == 1:
+                return [found.tokens for found in greedy(session, prompts, **limits)]
+            found = beam(session, prompts, width=beams, penalty=power(1.0), **limits)
+            return [best[0].tokens for best in found]
 
     return search
 

@@ -2,7 +2,8 @@
 
 `SelfCache` grows by the new positions of each step; `CrossCache` is filled once from the source
 and then needs it no more. Both are reordered by `select(rows)`, as beam search asks: row r of the
-result continues what row rows[r] has been.
+result continues what row rows[r] has been. Rows may come to different lengths: `trim` shortens each
+to its own, and `join` puts the rows of another cache below.
 """
 
 from collections.abc import Callable, Sequence
@@ -10,11 +11,13 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import ClassVar
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Int
 from torch import Tensor
 
 from regard.attention.host import capturing, integers, on_host, shown, whole
 from regard.attention.mask import Mask, Prefix
+from regard.attention.position import Positions
 
 Pair = tuple[Tensor, Tensor]
 """Keys (B, G, S, K) and values (B, G, S, V)."""
@@ -31,8 +34,15 @@ class Cache:
 
     @property
     def length(self) -> int | Tensor:
-        """Positions of the query's own sequence that came before."""
+        """Positions of the query's own sequence that came before: one number, or one a row."""
         return 0
+
+    def places(self, count: int) -> Positions:
+        """Where the next `count` positions of the query's own sequence stand."""
+        length = self.length
+        if isinstance(length, int) or length.ndim == 0:
+            return length
+        return length[:, None] + torch.arange(count, device=length.device)
 
     def check(self, query: Tensor, heads: int, key_width: int, value_width: int) -> None:
         """Refuse to serve a module that is not like the one whose keys and values are held."""
@@ -73,6 +83,20 @@ class Cache:
         with _lasting():
             self.held = key.index_select(0, chosen), value.index_select(0, chosen)
 
+    def join(self, other: "Cache") -> None:
+        """The rows of another cache, of the same module, follow those of this one.
+
+        What is held of the shorter is filled up with zeros, for a mask to hide.
+        """
+        if self.held is None or other.held is None:
+            raise ValueError("an empty cache has no rows to join; take a step with both first")
+        size = max(self.held[0].shape[-2], other.held[0].shape[-2])
+        key, value = (
+            torch.cat([F.pad(x, (0, 0, 0, size - x.shape[-2])) for x in both])
+            for both in zip(self.held, other.held)
+        )
+        self.held = key, value
+
 
 class SelfCache(Cache):
     """Keys and values of the positions decoded so far.
@@ -90,14 +114,52 @@ class SelfCache(Cache):
         if capacity is not None:
             whole("capacity", capacity)
         self.capacity = capacity
-        self._filled = 0
+        self._filled = 0  # in the longest row
         self._length: Tensor | None = None
+        self._lengths: Tensor | None = None
 
     @property
     def length(self) -> int | Tensor:
-        """Positions filled so far: an int, or a tensor on the device where there is a capacity."""
+        """Positions filled so far.
+
+        An int; a tensor on the device where there is a capacity; one a row where they differ.
+        """
+        if self._lengths is not None:
+            return self._lengths
         # `extend` moves the tensor on in place, so that a graph can too.
         return self._filled if self._length is None else self._length.clone()
+
+    def trim(self, lengths: Int[Tensor, "B"]) -> None:
+        """Keeps the first lengths[r] positions of row r; the next ones overwrite the others."""
+        self._check_growing("trim")
+        self._lengths = lengths
+
+    def select(self, rows: Sequence[int] | Int[Tensor, "R"]) -> None:
+        super().select(rows)
+        if self._lengths is not None:
+            self._lengths = self._lengths[integers(rows, "rows").to(self._lengths.device)]
+
+    def join(self, other: Cache) -> None:
+        assert isinstance(other, SelfCache)
+        for cache in (self, other):
+            cache._check_growing("join")
+        one, two = (cache._row_lengths() for cache in (self, other))
+        super().join(other)
+        self._lengths = torch.cat((one, two))
+        self._filled = max(self._filled, other._filled)
+
+    def _row_lengths(self) -> Tensor:
+        if self._lengths is not None or self.held is None:
+            return torch.empty(0) if self._lengths is None else self._lengths
+        key = self.held[0]
+        return torch.full((len(key),), self._filled, device=key.device)
+
+    def _check_growing(self, what: str) -> None:
+        if self.capacity is not None:
+            raise ValueError(
+                f"a SelfCache({self.capacity}) has one length for all rows and cannot {what}; "
+                "make it without a capacity"
+            )
 
     def extend(
         self, project: Callable[[], Pair], mask: Mask | None = None
@@ -105,6 +167,8 @@ class SelfCache(Cache):
         new = project()
         start, end = self._filled, self._filled + new[0].shape[-2]
         self._check_room(new, end)
+        if self._lengths is not None:
+            return self._extend_each(new, mask)
         if self.capacity is None:
             keys, values = self._append(new, start, end)
             self._filled = end
@@ -119,6 +183,21 @@ class SelfCache(Cache):
         self._length += end - start
         filled = Prefix(before + (end - start))
         # The mask is the sequence's, which ends where the keys do and not where the room does.
+        return keys, values, filled if mask is None else mask.at(before) & filled
+
+    def _extend_each(self, new: Pair, mask: Mask | None) -> tuple[Tensor, Tensor, Mask | None]:
+        """Rows of different lengths, each of which goes on where it ends."""
+        assert self._lengths is not None
+        before, n = self._lengths, new[0].shape[-2]
+        end = self._filled + n
+        if self.held is None or end > self.held[0].shape[-2] or torch.is_grad_enabled():
+            self.held = self._room(new, max(end, 2 * self._filled))
+        at = before[:, None] + torch.arange(n, device=before.device)
+        for held, tensor in zip(self.held, new):
+            held.scatter_(-2, at[:, None, :, None].expand_as(tensor), tensor)
+        keys, values = (held[..., :end, :] for held in self.held)
+        self._filled, self._lengths = end, before + n
+        filled = Prefix(self._lengths)
         return keys, values, filled if mask is None else mask.at(before) & filled
 
     def _check_room(self, new: Pair, end: int) -> None:

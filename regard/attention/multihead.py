@@ -163,6 +163,8 @@ class MultiHeadAttention(nn.Module):
         if self.position is not None:
             L, S = query.shape[-2], key.shape[-2]
             offset = None if cache is None else at
+            if isinstance(offset, Tensor) and offset.ndim:
+                offset = offset[:, 0]  # the rows of a cache have come to different lengths
             wide = torch.promote_types(x.dtype, torch.float32)
             bias = self.position.bias(L, S, offset, x.device, wide)
         out = self.core(query, key, value, mask=mask, bias=bias)
@@ -183,7 +185,7 @@ class MultiHeadAttention(nn.Module):
             return 0  # nobody asks
         if packing is not None:
             return packing.query.to(x.device).positions()
-        return 0 if cache is None else cache.length
+        return 0 if cache is None else cache.places(x.shape[1])
 
     def _rotate(self, x: Tensor, at: Positions) -> Tensor:
         return x if self.position is None else self.position.rotate(x, at)

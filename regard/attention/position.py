@@ -245,13 +245,14 @@ class AttentionPosition(nn.Module):
         self,
         L: int,
         S: int,
-        offset: int | Int[Tensor, ""] | None = None,
+        offset: int | Int[Tensor, ""] | Int[Tensor, "B"] | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
-    ) -> Float[Tensor, "1 H L S"] | None:
+    ) -> Float[Tensor, "#B H L S"] | None:
         """What is added to the scores where query i stands at source position i + offset.
 
-        None, the default offset, means S - L: the last query stands at the last source position.
+        The offset is one for all sequences, or one for each. None, the default, means S - L: the
+        last query stands at the last source position.
         """
         return None
 
@@ -330,25 +331,26 @@ class LinearBias(AttentionPosition):
         self,
         L: int,
         S: int,
-        offset: int | Int[Tensor, ""] | None = None,
+        offset: int | Int[Tensor, ""] | Int[Tensor, "B"] | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
-    ) -> Float[Tensor, "1 H L S"]:
+    ) -> Float[Tensor, "#B H L S"]:
         for name, length in (("L", L), ("S", S)):
             if length < 0:
                 raise ValueError(f"{name} ({length}) must not be negative; give a number of rows")
         if isinstance(offset, Tensor):
             _check_integers("offset", offset)
-            if offset.ndim:
+            if offset.ndim > 1:
                 raise ValueError(
-                    f"offset of shape {tuple(offset.shape)} must be an int or a tensor without "
-                    "axes; give one offset for the batch"
+                    f"offset of shape {tuple(offset.shape)} must be an int, or a tensor without "
+                    "axes or with one; give one offset for the batch, or one for each sequence"
                 )
             device = offset.device if device is None else device
-        queries = torch.arange(L, device=device) + (S - L if offset is None else offset)
-        distance_LS = (queries[:, None] - torch.arange(S, device=device)).abs()
-        bias_HLS = -self.slopes(device)[:, None, None] * distance_LS
-        return bias_HLS.to(dtype or torch.get_default_dtype())[None]
+            offset = offset.view(-1, 1)
+        queries_BL = torch.arange(L, device=device)[None] + (S - L if offset is None else offset)
+        distance_BLS = (queries_BL[:, :, None] - torch.arange(S, device=device)).abs()
+        bias_BHLS = -self.slopes(device)[:, None, None] * distance_BLS[:, None]
+        return bias_BHLS.to(dtype or torch.get_default_dtype())
 
     def extra_repr(self) -> str:
         return f"{self.heads}"

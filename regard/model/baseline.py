@@ -135,21 +135,26 @@ class Recurrent(Baseline):
     def step(self, x: Float[Tensor, "B L D"], causal: bool, cache: Cache) -> Float[Tensor, "B L D"]:
         """From the last state, which is kept where attention keeps keys and values.
 
-        A cell's own state stands beside each output; of a step's rows only the last one's is known,
-        and only the last one's is ever read.
+        A cell's own state stands beside each output, so rows are read one by one: any of them may
+        turn out to be the last.
         """
         self._check_causal(self.backwards is not None)
         gru = isinstance(self.forwards, nn.GRU)
         cache.check(x, 1, self.width, 0 if gru else self.width)
         state: Tensor | tuple[Tensor, ...] | None = None
         if cache.held is not None:
-            last = torch.as_tensor(cache.length, device=x.device)[None] - 1
-            # (B, 1, 1, D) to the (1, B, D) of torch's layers
-            h, c = (t.index_select(2, last)[:, 0].transpose(0, 1).contiguous() for t in cache.held)
+            last = _positions(cache, 1, x)[:, None, :, None] - 1
+            # (B, 1, 1, D) to the (1, B, D) of torch's layers; what has just begun has a state of 0.
+            kept = (t.take_along_dim(last.clamp_min(0), 2).where(last >= 0, 0) for t in cache.held)
+            h, c = (t[:, 0].transpose(0, 1).contiguous() for t in kept)
             state = h if gru else (h, c)
-        after, new = self.forwards(x, state)
-        cells = after[..., :0] if gru else new[1].transpose(0, 1).expand_as(after)
-        cache.extend(lambda: (after[:, None], cells[:, None]))
+        outputs, cells = [], []
+        for row in x.split(1, 1):
+            output, state = self.forwards(row, state)
+            outputs.append(output)
+            cells.append(output[..., :0] if gru else state[1].transpose(0, 1))
+        after, inside = torch.cat(outputs, 1), torch.cat(cells, 1)
+        cache.extend(lambda: (after[:, None], inside[:, None]))
         return after
 
     def _check_causal(self, causal: bool) -> None:
@@ -190,11 +195,11 @@ class Convolution(Baseline):
     def step(self, x: Float[Tensor, "B L D"], causal: bool, cache: Cache) -> Float[Tensor, "B L D"]:
         """From the last rows of the input, which are kept where attention keeps its keys."""
         _check_asked("Convolution", causal or self.causal)
-        start = torch.as_tensor(cache.length, device=x.device)
+        first = _positions(cache, 1, x)
         rows = _kept(x, cache)
-        index = start + torch.arange(1 - self.kernel, x.shape[1], device=x.device)
-        near = rows.index_select(1, index.clamp_min(0))
-        return self._taps(near.masked_fill((index < 0)[:, None], 0))
+        index = first + torch.arange(1 - self.kernel, x.shape[1], device=x.device)
+        near = rows.take_along_dim(index.clamp_min(0)[..., None], 1)
+        return self._taps(near.masked_fill((index < 0)[..., None], 0))
 
     def _taps(self, x: Tensor) -> Tensor:
         return self.convolution(x.transpose(1, 2)).transpose(1, 2)
@@ -217,25 +222,25 @@ class Dense(Baseline):
         self, x: Float[Tensor, "B L D"], causal: bool, lengths: Int[Tensor, " B"] | None
     ) -> Float[Tensor, "B L D"]:
         self._check_length("a sequence", x.shape[1])
-        return self._rows(x, torch.arange(x.shape[1], device=x.device), causal)
+        return self._rows(x, torch.arange(x.shape[1], device=x.device)[None], causal)
 
     def step(self, x: Float[Tensor, "B L D"], causal: bool, cache: Cache) -> Float[Tensor, "B L D"]:
         """From all rows so far, which are kept where attention keeps its keys."""
         _check_asked("Dense", causal)
-        start = torch.as_tensor(cache.length, device=x.device)
+        at = _positions(cache, x.shape[1], x)
         rows = _kept(x, cache)
         self._check_length("a cache", rows.shape[1])
-        return self._rows(rows, start + torch.arange(x.shape[1], device=x.device), causal)
+        return self._rows(rows, at, causal)
 
     def _rows(self, x: Tensor, at: Tensor, causal: bool) -> Tensor:
-        """The result at the positions `at`, of the rows x from the first on."""
+        """The result at the positions `at`, (1, L) or (B, L), of the rows x from the first on."""
         S, n, D = x.shape[1], self.length, self.width
-        weight_LDSD = self.dense.weight.view(n, D, n, D)[at, :, :S]
+        weight_BLDSD = self.dense.weight.view(n, D, n, D)[at, :, :S]
         if causal:
-            later_LS = torch.arange(S, device=x.device) > at[:, None]
-            weight_LDSD = weight_LDSD.masked_fill(later_LS[:, None, :, None], 0)
-        bias_LD = self.dense.bias.view(n, D)[at]
-        return torch.einsum("bsd,lesd->ble", x, weight_LDSD) + bias_LD
+            later_BLS = torch.arange(S, device=x.device) > at[..., None]
+            weight_BLDSD = weight_BLDSD.masked_fill(later_BLS[:, :, None, :, None], 0)
+        bias_BLD = self.dense.bias.view(n, D)[at]
+        return torch.einsum("bsd,blesd->ble", x, weight_BLDSD.expand(len(x), *[-1] * 4)) + bias_BLD
 
     def _check_length(self, what: str, rows: int) -> None:
         if rows > self.length:
@@ -272,6 +277,14 @@ def _emptied(x: Tensor, lengths: Tensor | None) -> Tensor:
         return x
     index = torch.arange(x.shape[1], device=x.device)
     return x.masked_fill((index >= lengths.to(x.device)[:, None])[..., None], 0)
+
+
+def _positions(cache: Cache, count: int, x: Tensor) -> Tensor:
+    """Where the next rows of x stand, (1, count), or (B, count) where sequences differ."""
+    at = cache.places(count)
+    if isinstance(at, Tensor) and at.ndim:
+        return at
+    return (torch.as_tensor(at, device=x.device) + torch.arange(count, device=x.device))[None]
 
 
 def _kept(x: Tensor, cache: Cache) -> Tensor:

@@ -125,7 +125,7 @@ class LanguageModel(nn.Module):
         cache: StackCache | None = None,
     ) -> Float[Tensor, "B L D"]:
         """The last vectors, before they become logits."""
-        at = places(lengths, tokens) if cache is None else cache.length
+        at = places(lengths, tokens) if cache is None else cache.places(tokens.shape[1])
         return self.decoder(self.tokens(tokens, at), mask=causal_mask(lengths), cache=cache)
 
     def cache(self, capacity: int | None = None) -> StackCache:

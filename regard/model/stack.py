@@ -17,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 from regard.attention.cache import CrossCache, SelfCache
 from regard.attention.host import shown
 from regard.attention.mask import Mask
+from regard.attention.position import Positions
 from regard.model.block import Block, BlockCache
 
 
@@ -31,8 +32,24 @@ class StackCache:
 
     @property
     def length(self) -> int | Tensor:
-        """Positions decoded so far."""
+        """Positions decoded so far: one number, or one a row."""
         return self.blocks[0].own.length if self.blocks else 0
+
+    def places(self, count: int) -> Positions:
+        """Where the next positions stand."""
+        return self.blocks[0].own.places(count) if self.blocks else 0
+
+    def trim(self, lengths: Int[Tensor, "B"]) -> None:
+        """Keeps the first lengths[r] positions of row r."""
+        for block in self.blocks:
+            block.own.trim(lengths)
+
+    def join(self, other: "StackCache") -> None:
+        """The rows of another cache follow; each row of both then has a source of its own."""
+        for one, two in zip(self.blocks, other.blocks):
+            one.own.join(two.own)
+            if one.cross.held is not None:
+                one.cross.join(two.cross)
 
     def select(self, rows: Sequence[int] | Int[Tensor, "R"]) -> None:
         """Keep, drop, repeat or reorder sequences: row r continues what row rows[r] has been."""

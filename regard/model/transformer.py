@@ -213,7 +213,7 @@ class Transformer(nn.Module):
                 "memory (None) must be the encoder's output: decode(target, encode(source)); only "
                 "a cache makes it superfluous, after the first step"
             )
-        at = places(target_lengths, target) if cache is None else cache.length
+        at = places(target_lengths, target) if cache is None else cache.places(target.shape[1])
         memory, memory_mask = cross_attended(memory, target_lengths, source_lengths)
         return self.decoder(
             self.target(target, at),

@@ -26,7 +26,7 @@ from regard.data.files import Reading
 from regard.data.text import Documents, Lines, OnBad, Rules, Store, Text, store
 from regard.data.tokenizer import AnyTokenizer, Tokenizer, files, read_pair
 from regard.decode.batching import in_order
-from regard.decode.engine.eager import language as language_step
+from regard.decode.engine.pick import open_session
 from regard.decode.search.greedy import greedy
 from regard.decode.search.sample import sample
 from regard.model.language import LanguageConfig, LanguageModel, LanguageShape
@@ -459,25 +459,22 @@ class Generator:
 
         def go_on(rows: list[tuple[int, list[int]]]) -> list[str]:
             begins = [[how.start, *ids][-how.length :] for _, ids in rows]
-            step, state = language_step(self.model, capacity=max(map(len, begins)) + length)
-            if temperature == 0:
-                found = greedy(
-                    step, state, begins, end=how.end, max_length=length, banned=how.banned
-                )
-            else:
-                found = sample(
-                    step,
-                    state,
-                    begins,
-                    end=how.end,
-                    max_length=length,
-                    banned=how.banned,
-                    temperature=temperature,
-                    top_k=top_k,
-                    top_p=top_p,
-                    seed=seed,
-                    indices=[first + n for n, _ in rows],
-                )
+            rules: dict[str, Any] = {"end": how.end, "max_length": length, "banned": how.banned}
+            most = max(map(len, begins)) + length
+            with open_session(self.model, rows=len(rows), length=most) as session:
+                if temperature == 0:
+                    found = greedy(session, begins, **rules)
+                else:
+                    found = sample(
+                        session,
+                        begins,
+                        temperature=temperature,
+                        top_k=top_k,
+                        top_p=top_p,
+                        seed=seed,
+                        indices=[first + n for n, _ in rows],
+                        **rules,
+                    )
             return [
                 self.tokenizer.decode([*ids, *one.tokens]) for (_, ids), one in zip(rows, found)
             ]

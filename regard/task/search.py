@@ -1,22 +1,20 @@
 """How a trained model writes: the settings of a search, and the search itself.
 
-    source → encoder → step → greedy or beam → hypotheses
+    source → encoder → session → greedy or beam → hypotheses
 
 A task's section of config.json keeps the settings; `translator` and `read` write by them.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from regard.attention.packed import Packed
 from regard.config import from_json
 from regard.data.tokenizer import AnyTokenizer
-from regard.decode.engine.eager import Step, translation
+from regard.decode.engine.pick import open_session
 from regard.decode.search.beam import beam, power
 from regard.decode.search.greedy import greedy
 from regard.decode.search.hypothesis import Hypothesis
@@ -84,7 +82,7 @@ def search(
 
     Caches are what a sentence costs in memory, for each layer of the decoder, in numbers:
 
-        beams · (most + 1) · (K + V) · key heads        its own keys and values, allocated at once
+        beams · (most + 1) · (K + V) · key heads        its own keys and values, at the most
         source · (K + V) · key heads                    those of the source, shared by its beams
 
     K + V is 128 in the paper's models, and there are 8 key heads in the base one, with 6 layers: a
@@ -95,38 +93,22 @@ def search(
     sentences = len(source) if lengths is None else len(lengths)
     bounds = [most] * sentences if isinstance(most, int | None) else list(most)
     limits = [how.length if bound is None else min(bound, how.length) for bound in bounds]
-    step, state = translation(
+    width = max(how.beams, n_best)
+    rules: dict[str, Any] = {
+        "end": how.end,
+        "max_length": limits,
+        "banned": how.banned,
+        "renormalize": how.renormalize,
+    }
+    prompts = [[how.start]] * sentences
+    with open_session(
         model,
         source.to(device),
         None if lengths is None else lengths.to(device),
-        capacity=max(limits, default=0) + 1,
-    )
-    if how.renormalize and how.banned:
-        step = _without(step, how.banned)
-    prompts = [[how.start]] * sentences
-    banned = how.banned
-    if how.beams == 1 and n_best == 1:
-        found = greedy(step, state, prompts, end=how.end, max_length=limits, banned=banned)
-        return [[hypothesis] for hypothesis in found]
-    return beam(
-        step,
-        state,
-        prompts,
-        end=how.end,
-        max_length=limits,
-        banned=banned,
-        width=max(how.beams, n_best),
-        n_best=n_best,
-        penalty=power(how.length_penalty),
-    )
-
-
-def _without(step: Step, banned: Sequence[int]) -> Step:
-    """A step for which some tokens do not exist, so that the others share their probability."""
-
-    def renormalized(tokens: Tensor, state: Any) -> tuple[Tensor, Any]:
-        logits, state = step(tokens, state)
-        never = torch.tensor(banned, device=logits.device)
-        return logits.index_fill(-1, never, -math.inf), state
-
-    return renormalized
+        beams=width,
+        length=max(limits, default=0) + 1,
+    ) as session:
+        if width == 1:
+            return [[hypothesis] for hypothesis in greedy(session, prompts, **rules)]
+        penalty = power(how.length_penalty)
+        return beam(session, prompts, width=width, n_best=n_best, penalty=penalty, **rules)

@@ -8,6 +8,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from regard.decode.engine.session import Session
 from regard.decode.search.hypothesis import Hypothesis
 
 
@@ -19,39 +20,42 @@ def logits(seed: int, sentence: int, prefix: tuple[int, ...], tokens: int, sprea
     return spread * torch.randn(tokens, generator=generator, dtype=torch.float64)
 
 
-class Rows:
-    """A state of one's own: what each row has read, and which sentence it is."""
+class Table(Session):
+    """A session of one's own: what each row has read, and which sentence it is."""
 
-    def __init__(self, sentences: Sequence[int]):
+    scores = torch.float64
+    device = torch.device("cpu")
+
+    def __init__(self, seed: int, tokens: int, sentences: Sequence[int], spread: float = 1.0):
+        self.seed, self.vocabulary, self.spread = seed, tokens, spread
         self.sentences = list(sentences)
         self.read: list[tuple[int, ...]] = [() for _ in sentences]
         self.sizes: list[int] = []
+
+    @property
+    def rows(self) -> int:  # type: ignore[override]
+        return len(self.sentences)
+
+    def prefill(self, tokens: Tensor, counts: Tensor) -> None:
+        self.read = [tuple(row[:n]) for row, n in zip(tokens.tolist(), counts.tolist())]
+
+    def step(self, tokens: Tensor) -> Tensor:
+        self.sizes.append(len(tokens))
+        self.read = [(*old, new) for old, new in zip(self.read, tokens.tolist(), strict=True)]
+        rows = zip(self.sentences, self.read)
+        return torch.stack([logits(self.seed, *row, self.vocabulary, self.spread) for row in rows])
 
     def select(self, rows: Tensor) -> None:
         self.sentences = [self.sentences[row] for row in rows.tolist()]
         self.read = [self.read[row] for row in rows.tolist()]
 
 
-def table(
-    seed: int, tokens: int, sentences: Sequence[int], spread: float = 1.0
-) -> tuple[Callable[[Tensor, Rows], tuple[Tensor, Rows]], Rows]:
-    """A step and its state, of which sentence n has a table of its own."""
-
-    def step(new: Tensor, state: Rows) -> tuple[Tensor, Rows]:
-        state.sizes.append(len(new))
-        state.read = [(*old, *row) for old, row in zip(state.read, new.tolist(), strict=True)]
-        rows = zip(state.sentences, state.read)
-        return torch.stack([logits(seed, *row, tokens, spread) for row in rows]), state
-
-    return step, Rows(sentences)
-
-
-class Lookers(Rows):
+class Looking(Table):
     """The same, of which each row attends to a source of S places, of which some are padding."""
 
-    def __init__(self, sentences: Sequence[int], seed: int, lengths: Sequence[int]):
-        super().__init__(sentences)
-        self.seed, self.lengths = seed, lengths
+    def __init__(self, seed: int, tokens: int, lengths: Sequence[int]):
+        super().__init__(seed, tokens, range(len(lengths)))
+        self.lengths = lengths
 
     @property
     def attention(self) -> Tensor:

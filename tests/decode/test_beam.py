@@ -7,10 +7,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
 from regard.decode.search.beam import PAPER, Penalty, beam, gnmt, power
 from regard.decode.search.greedy import greedy
-from tests.decode.tables import Lookers, exhaustive, logs_of, looks, plain_beam, same, table
+from tests.decode.tables import Looking, Table, exhaustive, logs_of, looks, plain_beam, same
 
 END = 2
 
@@ -29,11 +30,11 @@ def test_wide_enough_it_finds_everything(
     least = data.draw(st.integers(0, most))
     banned = data.draw(st.lists(st.integers(0, N - 1), max_size=1).filter(lambda b: END not in b))
     width = 1 + N**most
-    step, state = table(seed, N, [0, 1], spread)
+    session = Table(seed, N, [0, 1], spread)
     limits = {"end": END, "banned": banned, "penalty": penalty}
     n_best = data.draw(st.integers(1, width))
     found = beam(
-        step, state, [[1], [1]],
+        session, [[1], [1]],
         max_length=most, min_length=least, width=width, n_best=n_best, **limits,
     )  # fmt: skip
     for sentence, have in enumerate(found):
@@ -58,9 +59,9 @@ def test_it_finds_what_a_plain_search_finds_that_never_stops_early(
         st.lists(st.lists(st.integers(0, N - 1), min_size=1, max_size=4), min_size=B, max_size=B)
     )
     banned = data.draw(st.lists(st.integers(0, N - 1).filter(lambda t: t != END), max_size=2))
-    step, state = table(seed, N, range(B), spread)
+    session = Table(seed, N, range(B), spread)
     limits = {"end": END, "banned": banned, "penalty": penalty, "width": width}
-    found = beam(step, state, prompts, max_length=most, min_length=least, n_best=n_best, **limits)
+    found = beam(session, prompts, max_length=most, min_length=least, n_best=n_best, **limits)
     for n, have in enumerate(found):
         logs = logs_of(seed, N, n, spread)
         want = plain_beam(logs, tuple(prompts[n]), most=most[n], least=least[n], **limits)
@@ -72,8 +73,7 @@ def test_it_finds_what_a_plain_search_finds_that_never_stops_early(
 def test_coverage(seed: int, penalty: Penalty, coverage: float) -> None:
     N, lengths, prompts = 7, [5, 2, 3], [[1], [1, 3, 4], [1, 6]]
     given: dict[str, Any] = {"end": END, "penalty": penalty, "width": 3, "coverage": coverage}
-    step, _ = table(seed, N, range(3))
-    found = beam(step, Lookers(range(3), seed, lengths), prompts, max_length=6, n_best=2, **given)
+    found = beam(Looking(seed, N, lengths), prompts, max_length=6, n_best=2, **given)
     for n, have in enumerate(found):
 
         def look(prefix: tuple[int, ...], n: int = n) -> list[float]:
@@ -88,8 +88,8 @@ def test_coverage(seed: int, penalty: Penalty, coverage: float) -> None:
 def test_width_1_is_greedy(seed: int, penalty: Penalty, spread: float, most: int) -> None:
     prompts = [[1], [1, 4, 2], [1, 3]]
     given_ = {"end": END, "max_length": most, "banned": [0]}
-    found = beam(*table(seed, 7, range(3), spread), prompts, width=1, penalty=penalty, **given_)
-    wanted = greedy(*table(seed, 7, range(3), spread), prompts, **given_)
+    found = beam(Table(seed, 7, range(3), spread), prompts, width=1, penalty=penalty, **given_)
+    wanted = greedy(Table(seed, 7, range(3), spread), prompts, **given_)
     for (one,), two in zip(found, wanted):
         assert one.tokens == two.tokens
         assert one.ended == two.ended
@@ -101,27 +101,27 @@ def test_width_1_is_greedy(seed: int, penalty: Penalty, spread: float, most: int
 def test_the_search_stops_as_soon_as_nothing_better_can_come() -> None:
     """A model that is sure of its end is not asked again until the greatest length."""
 
-    def step(tokens, state):
-        state.sizes.append(len(tokens))
-        logits = torch.zeros(len(tokens), 7)
-        logits[:, END if len(state.sizes) > 3 else 5] = 20.0
-        return logits, state
+    class Sure(Table):
+        def step(self, tokens: Tensor) -> Tensor:
+            logits = torch.zeros_like(super().step(tokens))
+            logits[:, END if len(self.sizes) > 3 else 5] = 20.0
+            return logits
 
-    _, state = table(0, 7, [0])
-    ((best,),) = beam(step, state, [[1]], end=END, max_length=1000, penalty=PAPER)
+    session = Sure(0, 7, [0])
+    ((best,),) = beam(session, [[1]], end=END, max_length=1000, penalty=PAPER)
     assert best.tokens == [5, 5, 5]
     assert best.ended
-    assert state.sizes == [1, 4, 4, 4]
+    assert session.sizes == [1, 4, 4, 4]
 
 
 def test_finished_sentences_leave() -> None:
     most = [2, 9, 4, 3]
-    step, state = table(0, 11, range(4))
-    beam(step, state, [[1]] * 4, end=END, max_length=most, min_length=most, width=3)
-    assert state.sizes == [4, 12, 9, 6, 3, 3, 3, 3, 3]
-    step, state = table(0, 11, range(4))
-    greedy(step, state, [[1]] * 4, end=END, max_length=most, min_length=most)
-    assert state.sizes == [4, 4, 3, 2, 1, 1, 1, 1, 1]
+    session = Table(0, 11, range(4))
+    beam(session, [[1]] * 4, end=END, max_length=most, min_length=most, width=3)
+    assert session.sizes == [4, 12, 9, 6, 3, 3, 3, 3, 3]
+    session = Table(0, 11, range(4))
+    greedy(session, [[1]] * 4, end=END, max_length=most, min_length=most)
+    assert session.sizes == [4, 4, 3, 2, 1, 1, 1, 1, 1]
 
 
 def test_the_penalties_are_the_papers() -> None:
@@ -132,8 +132,8 @@ def test_the_penalties_are_the_papers() -> None:
 
 
 def test_no_prompts_no_results() -> None:
-    assert beam(*table(0, 5, []), [], end=END, max_length=3) == []
-    assert greedy(*table(0, 5, []), [], end=END, max_length=3) == []
+    assert beam(Table(0, 5, []), [], end=END, max_length=3) == []
+    assert greedy(Table(0, 5, []), [], end=END, max_length=3) == []
 
 
 @pytest.mark.usefixtures("unchecked")
@@ -143,7 +143,7 @@ def test_no_prompts_no_results() -> None:
         ({"width": 0}, r"width \(0\) must be a whole number"),
         ({"n_best": 5}, r"n_best \(5\) must not exceed width \(4\)"),
         ({"coverage": -1}, r"coverage \(-1\) must not be negative"),
-        ({"coverage": 0.2}, r"coverage \(0.2\) needs a state .* a Rows does not"),
+        ({"coverage": 0.2}, r"coverage \(0.2\) needs a session .* a Table does not"),
         ({"end": 7}, r"end \(7\) must be a token, from 0 to 6"),
         ({"end": -1}, r"end \(-1\) must be a whole number, 0 or more"),
         ({"banned": [9]}, r"banned \(9\) must be a token, from 0 to 6"),
@@ -152,25 +152,21 @@ def test_no_prompts_no_results() -> None:
         ({"max_length": [3]}, r"max_length \(\[3\]\) must be one number, or one for each of 2"),
         ({"min_length": 4}, r"min_length \(4\) must not exceed max_length \(3\)"),
         ({"prompts": [[1], []]}, r"prompt 1 is empty; it needs at least the start sign"),
-        ({"prompts": [[1]]}, r"the step gave 2 rows for 1 prompts"),
+        ({"prompts": [[1]]}, r"1 prompts for a session of 2 rows"),
         ({"penalty": lambda n: 0.0}, r"the penalty of 1 tokens \(0.0\) must be positive"),
     ],
 )
 def test_errors(options: dict[str, object], said: str) -> None:
-    step, state = table(0, 7, range(2))
-
-    def both(tokens, state):  # whatever the prompts
-        return torch.zeros(2, 7), state
-
     options = {"prompts": [[1], [1]], "end": END, "max_length": 3} | options
     with pytest.raises(ValueError, match=said):
-        beam(both, state, **options)
+        beam(Table(0, 7, range(2)), **options)
 
 
 def test_logits_that_are_no_numbers_are_said_to_be() -> None:
-    def step(tokens, state):
-        return torch.full((len(tokens), 7), math.nan), state
+    class Broken(Table):
+        def step(self, tokens: Tensor) -> Tensor:
+            return torch.full((len(tokens), 7), math.nan)
 
     for search in (greedy, beam):
         with pytest.raises(ValueError, match="the logits were not finite"):
-            search(step, table(0, 7, [0])[1], [[1]], end=END, max_length=3)
+            search(Broken(0, 7, [0]), [[1]], end=END, max_length=3)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from regard.decode.search.greedy import greedy
 from regard.decode.search.sample import draw, sample, uniforms
-from tests.decode.tables import logs_of, table
+from tests.decode.tables import Table, logs_of
 
 N, END = 7, 2
 
@@ -71,16 +71,16 @@ def test_a_sentence_draws_the_same_in_any_batch() -> None:
     prompts = [[1], [1, 4, 2], [1, 3], [1]]
     options: dict[str, Any] = {"end": END, "banned": [0], "seed": 5, "temperature": 1.5}
     most = [9, 7, 5, 3]
-    together = sample(*table(0, N, range(4)), prompts, max_length=most, **options)
+    together = sample(Table(0, N, range(4)), prompts, max_length=most, **options)
     for n in range(4):
-        alone = sample(*table(0, N, [n]), [prompts[n]], max_length=most[n], indices=[n], **options)
+        alone = sample(Table(0, N, [n]), [prompts[n]], max_length=most[n], indices=[n], **options)
         assert alone == [together[n]]
-    other = sample(*table(0, N, range(4)), prompts, max_length=most, **options | {"seed": 6})
+    other = sample(Table(0, N, range(4)), prompts, max_length=most, **options | {"seed": 6})
     assert other != together
 
 
 def test_scores_are_the_models_own() -> None:
-    (found,) = sample(*table(0, N, [0]), [[1]], end=END, max_length=9, temperature=3, top_k=5)
+    (found,) = sample(Table(0, N, [0]), [[1]], end=END, max_length=9, temperature=3, top_k=5)
     logs, words = logs_of(0, N, 0), [*found.tokens, END]
     want = [logs((1, *found.tokens[:n]))[words[n]] for n in range(len(found.token_scores))]
     torch.testing.assert_close(found.token_scores, want)
@@ -89,12 +89,15 @@ def test_scores_are_the_models_own() -> None:
 
 def test_one_candidate_leaves_no_choice() -> None:
     prompts = [[1], [1, 4]]
-    likeliest = greedy(*table(0, N, range(2)), prompts, end=END, max_length=9)
-    assert sample(*table(0, N, range(2)), prompts, end=END, max_length=9, top_k=1) == likeliest
+    likeliest = greedy(Table(0, N, range(2)), prompts, end=END, max_length=9)
+    drawn = sample(Table(0, N, range(2)), prompts, end=END, max_length=9, top_k=1)
+    for one, two in zip(drawn, likeliest, strict=True):
+        assert one.tokens == two.tokens
+        assert one.token_scores == pytest.approx(two.token_scores)
 
 
 def test_no_prompts_no_results() -> None:
-    assert sample(*table(0, N, []), [], end=END, max_length=3) == []
+    assert sample(Table(0, N, []), [], end=END, max_length=3) == []
 
 
 @pytest.mark.usefixtures("unchecked")
@@ -110,4 +113,4 @@ def test_no_prompts_no_results() -> None:
 )
 def test_errors(options: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=said):
-        sample(*table(0, N, [0]), [[1]], end=END, max_length=3, **options)
+        sample(Table(0, N, [0]), [[1]], end=END, max_length=3, **options)

@@ -1,1 +1,1 @@
-"""How a step of decoding is computed."""
+"""How a step of decoding is computed: `pick.py` says which engines there are."""

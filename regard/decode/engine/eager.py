@@ -1,178 +1,211 @@
-"""A step is all that search knows of a model.
+"""The eager engine: a step of the model's own modules, for every model on every device.
 
-    logits, state = step(tokens, state)
-
-`tokens` (R, n) are the new ones of every row (all of the prompt at first, then one by one),
-`logits` (R, N) are for the token after the last. The state holds what is kept between steps, and
-has one method: `state.select(rows)` makes row r continue what row rows[r] has been. Beams are
-reordered by it, repeated at first, and sentences that are finished leave by it.
-
-Here are the steps of this package's models; a function and a class of one's own serve as well.
+The reference that the other engines equal. Keys and values are kept in the model's own caches.
 """
 
 import itertools
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
-from typing import Any, Protocol, cast, runtime_checkable
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, cast
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 
-from regard.attention.host import integers, on_host, shown
+from regard.attention.host import integers, on_host
 from regard.attention.mask import Packed
 from regard.attention.multihead import Core, MultiHeadAttention
 from regard.attention.weights import weights
-from regard.decode.engine.int8 import engine as fused
+from regard.decode.engine.session import Session
 from regard.model.block import Block
 from regard.model.language import LanguageModel
 from regard.model.lengths import Lengths
-from regard.model.stack import StackCache
 from regard.model.transformer import Transformer
 
+Model = Transformer | LanguageModel
 
-@runtime_checkable
-class State(Protocol):
-    """What is kept between steps; changed in place."""
+
+class EagerEngine:
+    """Any Transformer or LanguageModel in evaluation mode."""
+
+    name = "eager"
+
+    def __init__(self, reason: str = "the reference"):
+        self.reason = reason
+
+    def current(self, model: Model) -> bool:
+        return False  # another may have become possible, and this one costs nothing to make
+
+    @torch.no_grad()
+    def open(
+        self,
+        model: Model,
+        source: Tensor | None = None,
+        lengths: Lengths = None,
+        *,
+        rows: int | None = None,
+        beams: int = 1,
+        length: int = 64,
+        attention: bool = False,
+    ) -> "EagerSession":
+        if isinstance(model, LanguageModel):
+            return EagerSession(model, rows or 1)
+        assert source is not None
+        kind = AttentiveSession if attention else ReadingSession
+        return kind(model, *encoded(model, source, lengths))
+
+
+def encoded(
+    model: Transformer, source: Tensor, lengths: Lengths
+) -> tuple[Float[Tensor, "M S D"], Int[Tensor, "M"] | None]:
+    """What a decoder reads: a memory in each row, and how long each is."""
+    memory = model.encode(source, lengths)
+    if isinstance(lengths, Packed):
+        return _unpacked(memory, lengths), lengths.lengths.to(memory.device)
+    if lengths is None:
+        return memory, None
+    return memory, integers(lengths, "source_lengths").to(memory.device)
+
+
+class EagerSession(Session):
+    """A language model's rows."""
+
+    def __init__(self, model: Model, rows: int):
+        table = (model.target if isinstance(model, Transformer) else model.tokens).table.weight
+        self.model, self.rows, self.device = model, rows, table.device
+        self.vocabulary = model.config.vocabulary
+        self.scores = torch.promote_types(table.dtype, torch.float32)
+        self.cache = model.cache()
+
+    @torch.no_grad()
+    def prefill(self, tokens: Int[Tensor, "R n"], counts: Int[Tensor, "R"]) -> None:
+        self._check(tokens)
+        self._states(tokens.to(self.device))
+        if int(counts.min()) < tokens.shape[1]:
+            self.cache.trim(counts.to(self.device))
+
+    @torch.no_grad()
+    def step(self, tokens: Int[Tensor, "R"]) -> Float[Tensor, "R N"]:
+        self._check(tokens)
+        return self.model.output(self._states(tokens.to(self.device)[:, None])[:, -1])
 
     def select(self, rows: Int[Tensor, "R"]) -> None:
-        """Keep, drop, repeat or reorder rows: row r continues what row rows[r] has been.
+        self.cache.select(self._chosen(rows))
+        self.rows = len(rows)
 
-        The rows are on the host where they change in number, normally on the device otherwise.
-        """
+    def join(self, other: Session) -> None:
+        assert isinstance(other, EagerSession)
+        self.cache.join(other.cache)
+        self.rows += other.rows
 
-
-@runtime_checkable
-class Attentive(State, Protocol):
-    """A state that also says what the last step looked at."""
-
-    attention: Float[Tensor, "R S"]
-    """How much each row attended to each place of its source; the rows sum to 1."""
-    real: Tensor
-    """Which places there are: booleans that broadcast to (R, S), False in padding."""
+    def _states(self, tokens: Int[Tensor, "R n"]) -> Float[Tensor, "R n D"]:
+        assert isinstance(self.model, LanguageModel)
+        return self.model.states(tokens, cache=self.cache)
 
 
-@runtime_checkable
-class Whole(State, Protocol):
-    """A state that can run plain searches as a whole, faster and with the same result.
-
-    The limits are those of the search: no forced tokens, and few that are banned. None where this
-    one has to go step by step.
-    """
-
-    def greedy(self, limits: Any) -> list[Any] | None: ...
-
-    def beam(self, limits: Any, width: int, n_best: int, penalty: Any) -> list[Any] | None: ...
-
-
-Step = Callable[[Int[Tensor, "R n"], Any], tuple[Float[Tensor, "R N"], Any]]
-
-
-# Encoder and decoder: translation, reading of images, listening
-
-
-class Reading:
-    """A decoder's caches beside a source that was encoded once.
+class ReadingSession(EagerSession):
+    """The rows of a decoder, beside sources that were encoded once.
 
     Keys and values of a source are held once, however many rows read it: rows that are repeated
     one after the other share them from then on.
     """
 
-    def __init__(self, cache: StackCache, memory: Tensor, lengths: Tensor | None):
-        self.cache = cache
+    def __init__(self, model: Transformer, memory: Tensor, lengths: Tensor | None):
+        super().__init__(model, len(memory))
         self.memory: Tensor | None = memory
         self.lengths = lengths
         self.sources = len(memory)
         self.beams = 1
 
+    def _states(self, tokens: Int[Tensor, "R n"]) -> Float[Tensor, "R n D"]:
+        assert isinstance(self.model, Transformer)
+        states = self.model.states(
+            tokens, self.memory, source_lengths=self.lengths, cache=self.cache
+        )
+        self.memory = None  # its keys and values are in the cache
+        return states
+
     def select(self, rows: Int[Tensor, "R"]) -> None:
+        rows = self._chosen(rows)
         sources, beams = _sources(rows, self.sources, self.beams)
         if self.memory is not None:  # nothing has been computed from it yet
-            rows = integers(rows, "rows").to(self.memory.device)
+            rows = rows.to(self.memory.device)
             self.memory, sources, beams = self.memory.index_select(0, rows), rows, 1
         self.cache.share(rows, sources, beams)
-        self.beams = beams
+        self.rows, self.beams = len(rows), beams
         if sources is not None:
             self.sources = len(sources)
             if self.lengths is not None:
                 self.lengths = self.lengths.index_select(0, sources.to(self.lengths.device))
 
+    def join(self, other: Session) -> None:
+        assert isinstance(other, ReadingSession)
+        for session in (self, other):
+            if session.memory is not None:
+                raise ValueError("a session joins after its first step; take one with both first")
+            session._part()
+        ends = [session._ends() for session in (self, other)]
+        super().join(other)
+        self.sources = self.rows
+        self.lengths = torch.cat(ends)
 
-class AttentiveReading(Reading):
+    def _part(self) -> None:
+        """Gives each row a source of its own."""
+        if self.beams > 1:
+            each = torch.arange(self.rows) // self.beams
+            for block in self.cache.blocks:
+                block.cross.share(each, 1)
+            if self.lengths is not None:
+                self.lengths = self.lengths[each.to(self.lengths.device)]
+            self.beams, self.sources = 1, self.rows
+
+    def _ends(self) -> Tensor:
+        """Where each row's source ends."""
+        if self.lengths is not None:
+            return self.lengths
+        held = self.cache.blocks[0].cross.held
+        assert held is not None
+        return torch.full((self.rows,), held[0].shape[-2], device=self.device)
+
+
+class AttentiveSession(ReadingSession):
     """The same, with the weights of the last block's cross-attention, the mean of its heads."""
 
-    def __init__(self, cache: StackCache, memory: Tensor, lengths: Tensor | None):
-        super().__init__(cache, memory, lengths)
+    def __init__(self, model: Transformer, memory: Tensor, lengths: Tensor | None):
+        super().__init__(model, memory, lengths)
         self.attention = memory.new_zeros(memory.shape[:2])
 
     @property
     def real(self) -> Tensor:
+        """Which places of the sources there are; False in padding."""
         if self.lengths is None:
             return torch.ones((), dtype=torch.bool, device=self.attention.device)
         places = torch.arange(self.attention.shape[-1], device=self.lengths.device)
         return (places < self.lengths[:, None]).repeat_interleave(self.beams, 0)
 
+    def _states(self, tokens: Int[Tensor, "R n"]) -> Float[Tensor, "R n D"]:
+        with self._watching():
+            return super()._states(tokens)
 
-@torch.no_grad()
-def translation(
-    model: Transformer,
-    source: Tensor,
-    source_lengths: Lengths = None,
-    *,
-    capacity: int | None = None,
-    attention: bool = False,
-) -> tuple[Step, State]:
-    """The step and the first state of a Transformer that has read this source: text or images.
+    @contextmanager
+    def _watching(self) -> Iterator[None]:
+        """Weights are recomputed from what the last block's cross-attention is handed."""
 
-    With a `capacity`, the most tokens that a row may come to, caches are allocated once. With
-    `attention` the state says what each step looked at, as a coverage penalty wants to know.
-    A model with 8-bit weights runs in kernels of its own, where nobody asks what happens inside.
-    """
-    _check_eval(model)
-    if not attention and (found := fused.translation(model, source, source_lengths, capacity)):
-        return found
-    if not attention and source.is_cuda:
-        from regard.decode.engine.cuda import capture as graph
+        def keep(core: Core, given: tuple[Tensor, ...], named: dict[str, Any]) -> None:
+            query, key, _ = given
+            all_MHLS = weights(query, key, mask=named["mask"], beta=core.beta)
+            # Beams of one source are queries of one row here.
+            beams_RLS = all_MHLS.mean(1).unflatten(1, (self.beams, -1)).flatten(0, 1)
+            self.attention = beams_RLS[:, -1]
 
-        graphs = graph.captures(model, source, source_lengths)
-        if graphs is not None:
-            reading = graph.GraphReading(graphs, model, source, source_lengths, capacity)
-            return reading.step, reading
-    return plain_translation(model, source, source_lengths, capacity, attention)
-
-
-def plain_translation(
-    model: Transformer,
-    source: Tensor,
-    source_lengths: Lengths,
-    capacity: int | None,
-    attention: bool,
-) -> tuple[Step, Reading]:
-    """The same through the model's own modules."""
-    memory = model.encode(source, source_lengths)
-    device = memory.device
-    lengths: Tensor | None
-    if isinstance(source_lengths, Packed):
-        memory, lengths = _unpacked(memory, source_lengths), source_lengths.lengths
-    else:
-        lengths = None if source_lengths is None else integers(source_lengths, "source_lengths")
-    if lengths is not None:
-        lengths = lengths.to(device)
-
-    def step(tokens: Tensor, state: Reading) -> tuple[Tensor, Reading]:
-        with _watching(model, state) if isinstance(state, AttentiveReading) else nullcontext():
-            states = model.states(
-                tokens.to(device),
-                state.memory,
-                source_lengths=state.lengths,
-                cache=state.cache,
-            )
-        state.memory = None  # its keys and values are in the cache
-        return model.output(states[:, -1]), state
-
-    kind = AttentiveReading if attention else Reading
-    return step, kind(model.cache(capacity), memory, lengths)
+        cross = cast(Block, cast(Transformer, self.model).decoder.blocks[-1]).cross
+        core = cast(MultiHeadAttention, cross).core
+        handle = core.register_forward_pre_hook(keep, with_kwargs=True)
+        try:
+            yield
+        finally:
+            handle.remove()
 
 
 def _unpacked(memory: Tensor, lengths: Packed) -> Tensor:
@@ -189,13 +222,7 @@ def _sources(rows: Tensor, sources: int, beams: int) -> tuple[Tensor | None, int
     None where all sources stay as they are. What rows on a device hold is not asked for: they are
     taken for beams that stay with their sentence, and the device itself stops where they do not.
     """
-    rows = integers(rows, "rows")
     if on_host(rows):
-        if rows.numel() and not 0 <= int(rows.min()) <= int(rows.max()) < sources * beams:
-            raise ValueError(
-                f"rows ({shown(rows)}) must lie from 0 to {sources * beams - 1}: "
-                f"the state holds {sources * beams} rows"
-            )
         of = [row // beams for row in rows.tolist()]
         beams = math.gcd(*(len(list(run)) for _, run in itertools.groupby(of))) or 1
         kept = of[::beams]
@@ -205,45 +232,3 @@ def _sources(rows: Tensor, sources: int, beams: int) -> tuple[Tensor | None, int
     place = torch.arange(len(rows), device=rows.device)
     torch._assert_async((rows // beams == place // beams).all())
     return None, beams
-
-
-@contextmanager
-def _watching(model: Transformer, state: AttentiveReading) -> Iterator[None]:
-    """Weights are recomputed from what the last block's cross-attention is handed."""
-
-    def keep(core: Core, given: tuple[Tensor, ...], named: dict[str, Any]) -> None:
-        query, key, _ = given
-        all_MHLS = weights(query, key, mask=named["mask"], beta=core.beta)
-        # Beams of one source are queries of one row here.
-        beams_RLS = all_MHLS.mean(1).unflatten(1, (state.beams, -1)).flatten(0, 1)
-        state.attention = beams_RLS[:, -1]
-
-    cross = cast(Block, model.decoder.blocks[-1]).cross
-    handle = cast(MultiHeadAttention, cross).core.register_forward_pre_hook(keep, with_kwargs=True)
-    try:
-        yield
-    finally:
-        handle.remove()
-
-
-# A language model
-
-
-@torch.no_grad()
-def language(model: LanguageModel, *, capacity: int | None = None) -> tuple[Step, StackCache]:
-    """The step and the empty state of a language model; prompts are the first tokens given."""
-    _check_eval(model)
-
-    def step(tokens: Tensor, state: StackCache) -> tuple[Tensor, StackCache]:
-        states = model.states(tokens.to(model.tokens.table.weight.device), cache=state)
-        return model.output(states[:, -1]), state
-
-    return step, model.cache(capacity)
-
-
-def _check_eval(model: nn.Module) -> None:
-    if model.training:
-        raise ValueError(
-            f"the {type(model).__name__} is in training, where dropout changes every step; "
-            "call model.eval() first"
-        )

@@ -13,7 +13,7 @@ of its steps at once; what is found does not depend on the engine.
 
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -24,6 +24,7 @@ from regard.decode.search.constraints import Constraints
 from regard.decode.search.topk import Best, best
 
 
+@runtime_checkable
 class Search(Protocol):
     """What a session has to know of a search."""
 
@@ -41,6 +42,16 @@ class Search(Protocol):
         """Goes on with these sentences alone."""
 
 
+@runtime_checkable
+class Attentive(Protocol):
+    """A session that also says what the last step attended to, as a coverage penalty wants."""
+
+    attention: Float[Tensor, "R S"]
+    """How much each row attended to each place of its source; the rows sum to 1."""
+    real: Tensor
+    """Which places there are: booleans that broadcast to (R, S), False in padding."""
+
+
 class Session:
     """Rows that are decoded together, and what they keep between steps.
 
@@ -51,6 +62,8 @@ class Session:
     rows: int
     vocabulary: int
     device: torch.device
+    scores: torch.dtype = torch.float32
+    """Of sums of log p."""
     shrinks = True
     """Whether steps are faster with fewer rows, so that finished sentences should leave."""
 

@@ -39,7 +39,9 @@ class Constraints:
             for token in tokens:
                 whole(name, token, least=0)
                 if token >= vocabulary:
-                    raise ValueError(f"{name} ({token}) must be a token, from 0 to {vocabulary - 1}")
+                    raise ValueError(
+                        f"{name} ({token}) must be a token, from 0 to {vocabulary - 1}"
+                    )
         most = _lengths("max_length", max_length, sentences, 1)
         least = _lengths("min_length", min_length, sentences, 0)
         for low, high in zip(least, most):
@@ -57,11 +59,11 @@ class Constraints:
         self.most, self.least = (torch.tensor(one, device=device).long() for one in (most, least))
         self._banned = torch.tensor(self.banned, device=device).long()
 
-    def hide(self, logits: Float[Tensor, "R N"], t: int) -> None:
+    def hide(self, logits: Float[Tensor, "R N"], t: int | Tensor) -> None:
         """Makes -∞ of what may not be said at step t, in place. A sentence's rows are adjacent."""
         if self.banned:
             logits.index_fill_(1, self._banned, -math.inf)
-        if t < self.early:
+        if self.early and (isinstance(t, Tensor) or t < self.early):
             too_early = (t < self.least).repeat_interleave(len(logits) // len(self.least))
             logits[:, self.end].masked_fill_(too_early, -math.inf)
 

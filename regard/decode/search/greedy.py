@@ -19,6 +19,7 @@ from regard.decode.search.hypothesis import Hypothesis
 from regard.decode.search.topk import Best
 
 
+@torch.inference_mode()
 def greedy(
     session: Session,
     prompts: Sequence[Sequence[int]],
@@ -33,6 +34,8 @@ def greedy(
 
     `score` is log p.
     """
+    if not prompts:
+        return []
     constraints = Constraints(
         len(prompts),
         session.vocabulary,
@@ -43,7 +46,9 @@ def greedy(
         renormalize=renormalize,
         device=session.device,
     )
-    return follow(session, Paths(session.begin(prompts), constraints))
+    paths = Paths(session.begin(prompts), constraints)
+    session.run(paths)
+    return paths.hypotheses()
 
 
 class Paths:
@@ -87,3 +92,12 @@ class Paths:
     def hypotheses(self) -> list[Hypothesis]:
         rows = zip(self.tokens.tolist(), self.scores.tolist(), self.most.tolist())
         return [_hypothesis(*row, self.constraints.end) for row in rows]
+
+
+def _hypothesis(tokens: list[int], scores: list[float], most: int, end: int) -> Hypothesis:
+    """What one sentence has found, up to its end."""
+    tokens, scores = tokens[:most], scores[:most]
+    if end in tokens:
+        length = tokens.index(end)
+        tokens, scores = tokens[:length], scores[: length + 1]
+    return Hypothesis(tokens, math.fsum(scores), scores)

@@ -8,7 +8,7 @@ each token: it finds the same whichever batch it is in.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -16,21 +16,23 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from regard.attention.host import whole
-from regard.decode.engine.eager import State, Step
-from regard.decode.search.constraints import Length, Limits
-from regard.decode.search.greedy import follow
+from regard.decode.engine.session import Session
+from regard.decode.search.constraints import Constraints, Length
+from regard.decode.search.greedy import Paths
 from regard.decode.search.hypothesis import Hypothesis
+from regard.decode.search.topk import Best, largest
 
 
+@torch.inference_mode()
 def sample(
-    step: Step,
-    state: State,
+    session: Session,
     prompts: Sequence[Sequence[int]],
     *,
     end: int,
     max_length: Length,
     min_length: Length = 0,
     banned: Sequence[int] = (),
+    renormalize: bool = False,
     temperature: float | int = 1.0,
     top_k: int | None = None,
     top_p: float | int | None = None,
@@ -56,17 +58,57 @@ def sample(
             f"indices ({len(indices)}) must be as many as prompts ({len(prompts)}); "
             "give each sentence its number"
         )
-    limits = Limits(prompts, end, max_length, min_length, banned)
-    longest = int(limits.most.max()) if len(prompts) else 0
-    dice = torch.from_numpy(uniforms(seed, indices, longest))
+    if not prompts:
+        return []
+    constraints = Constraints(
+        len(prompts),
+        session.vocabulary,
+        end=end,
+        max_length=max_length,
+        min_length=min_length,
+        banned=banned,
+        renormalize=renormalize,
+        device=session.device,
+    )
+    dice = torch.from_numpy(uniforms(seed, indices, constraints.steps))
+    paths = Sampled(session.begin(prompts), constraints, dice, temperature, top_k, top_p)
+    session.run(paths)
+    return paths.hypotheses()
 
-    def choose(logs: Tensor, rows: Tensor, found: Tensor) -> Tensor:
-        nonlocal dice
-        dice = dice.to(logs.device)
-        at = found.clamp(0, longest - 1)  # a forced token, or one past the end, takes any
-        return draw(logs, dice[rows, at], temperature, top_k, top_p)
 
-    return follow(step, state, limits, choose)
+class Sampled(Paths):
+    """One path for each sentence, by tokens that are drawn."""
+
+    def __init__(
+        self,
+        last: Int[Tensor, "B"],
+        constraints: Constraints,
+        dice: Float[Tensor, "B T"],
+        temperature: float | int = 1.0,
+        top_k: int | None = None,
+        top_p: float | int | None = None,
+    ):
+        super().__init__(last, constraints)
+        self.dice = dice.to(last.device)
+        self.temperature, self.top_k, self.top_p = temperature, top_k, top_p
+
+    def choose(self, logits: Float[Tensor, "R N"], best: Callable[..., Best]) -> Best:
+        logs = log_probabilities(logits, self.constraints, self.t)
+        dice = self.dice[self.sentences, self.t]
+        tokens = draw(logs, dice, self.temperature, self.top_k, self.top_p)[:, None]
+        return logs.gather(1, tokens), tokens
+
+
+def log_probabilities(
+    logits: Float[Tensor, "R N"], constraints: Constraints, t: int
+) -> Float[Tensor, "R N"]:
+    """log p of all tokens at step t, at least in float32; -∞ for what may not be said."""
+    logs = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    if constraints.renormalize:
+        constraints.hide(logs, t)
+    logs = logs.log_softmax(-1)
+    constraints.hide(logs, t)
+    return logs
 
 
 def uniforms(seed: int, indices: Sequence[int], length: int) -> np.ndarray:
@@ -90,7 +132,7 @@ def draw(
     """The token on which each die falls, where the likeliest lie first and widths are p."""
     N = logs.shape[-1]
     if top_k is not None and top_k < N:
-        logs, tokens = logs.topk(top_k)
+        logs, tokens = largest(logs, top_k)
     else:
         logs, tokens = logs.sort(dim=-1, descending=True, stable=True)
     # In float64 neither the sum of a large vocabulary nor a die near 1 is rounded away.

@@ -1,44 +1,39 @@
-// Stacks of Transformer blocks with 8-bit weights, and what a search asks of logits, for CPUs with
-// AVX-512 VNNI.
+// Transformer stacks with 8-bit weights, and what a search asks of logits.
 //
-//     y_rn = s_r t_n Σ_k q_rk w_nk + b_n        q, w whole numbers from -127 to 127
+//     y_rn = s_r t_n Σ_k q_rk w_nk + b_n        q, w integers from -127 to 127
 //
-// s_r is row r's own scale, max |x_r| / 127, and t_n that of row n of the weights: what else is in a
-// batch changes nothing in a row. The sums are exact: they wrap around where they pass 32 bits on
-// the way, and end within them (quantized.py sees to it). All else is float32, but keys and values
-// are kept as IEEE halves, to one part in 2048. What is not a number makes its row not a number.
+// s_r = max |x_r| / 127 is row r's own scale, and t_n that of row n of the weights: a row does not
+// depend on what else is in its batch. The integers' sums are exact: they may wrap around on the
+// way, and end within 32 bits (linear.py sees to it). All else is float32, but the KV cache, which
+// holds IEEE halves. NaNs propagate.
 //
-// Rows are tokens. Which keys and values a row reads is said by numbers of rows in one buffer, so
-// that beams are reordered, and sentences are of any length, without copying or filling.
-//
-// Functions with `omp for` or `omp barrier` in them are called by all threads of run(), remember()
-// or linear() at once, which share their loops.
-
-// GCC 12 takes its own "undefined" vectors for mistakes.
-#pragma GCC diagnostic push
-#pragma GCC diagnostic ignored "-Wuninitialized"
-#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
-#include <immintrin.h>
-#pragma GCC diagnostic pop
+// Tokens are rows of one matrix, without padding. What a token attends to is a list of slots of the
+// KV cache, so that reordering beams moves no keys or values.
 
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <initializer_list>
 #include <vector>
+
+#include "pool.h"
+#include "simd.h"
 
 extern "C" {
 
+// How weights are packed: outputs that are computed together, and what is added to activations.
+int64_t columns = 16 * GROUPS, offset = OFFSET;
+
 struct Linear {
     int64_t in, out;
-    const int8_t* weight;  // (out / 64, in / 4, 64, 4), filled up with zeros
-    const int32_t* start;  // -128 Σ_k w_nk: activations are stored with 128 added
-    const float* scale;    // t_n
-    const float* bias;     // or null
+    const int8_t* weight;       // (out / columns, in / 4, columns, 4), padded with zeros
+    const int32_t* start;       // -offset Σ_k w_nk, padded
+    const float *scale, *bias;  // t_n; bias may be null
 };
 
 struct Norm {
-    const float *gain, *shift;  // gain is null where there is no norm
+    const float *gain, *bias;  // null where there is no LayerNorm
     double epsilon;
 };
 
@@ -46,434 +41,421 @@ struct Attention {
     int64_t heads, key_heads, key_width, value_width;
     double beta;
     Linear query, key, value, output;
-    const float* turn;  // rotary positions: cos and sin, (positions, 2, pairs), or null
-    int64_t turned, halves;
 };
 
 struct Block {
-    Attention own, cross;
+    Attention self, cross;
     Linear expand, gate, reduce;
-    Norm own_norm, cross_norm, last_norm;
-    int64_t has_cross, pre, activation, gated;
+    Norm self_norm, cross_norm, feed_forward_norm;
+    int64_t has_cross, pre_norm, activation, gated;
 };
 
-// What the rows of a step read and where they write.
-struct Rows {
-    int64_t rows, width;
-    float* x;                         // (rows, width), becomes the result
-    uint16_t* kept;                   // (blocks, room, keys and values): what self-attention reads
-    int64_t room, base;               // new rows are written from `base` on
-    int32_t* table;                   // (rows, columns): numbers of kept rows, or null
-    int64_t columns, filled;          // the first columns are read, and the new rows' is written
-    const int64_t *start, *count;     // without a table: from where on a row reads, and how many
-    const int64_t* place;             // and its own position
-    const uint16_t* memory;           // (blocks, places, keys and values) of the sources
-    int64_t places;
-    const int64_t *memory_start, *memory_count;
+struct Rotary {
+    const float* table;  // cos and sin, (positions, 2, pairs), or null
+    int64_t pairs, halves;
+};
+
+// Keys and values of every block, and for each sequence the slots that hold its own.
+struct Cache {
+    uint16_t* data;  // (blocks, slots, keys and values)
+    int64_t slots;
+    const int32_t* table;  // (sequences, width)
+    int64_t width;
+    const int64_t* count;
+};
+
+struct Tokens {
+    int64_t count, width, causal;
+    float* x;  // (count, width), becomes the result
+    const int64_t *sequence, *position;
+    Rotary rotary;
+    Cache self, memory;
 };
 }
 
 namespace {
 
+using pool::Team;
+
 enum { NONE, RELU, GELU, SILU };
 
 int64_t up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 
-__mmask16 first(int64_t n) { return n >= 16 ? 0xFFFF : (__mmask16)((1u << n) - 1); }
-
-// e^x by 2^n e^r with |r| <= ln 2 / 2, and a polynomial for e^r (as in Cephes).
-__m512 exponential(__m512 x) {
-    x = _mm512_max_ps(_mm512_min_ps(x, _mm512_set1_ps(88.0f)), _mm512_set1_ps(-87.0f));
-    __m512 n = _mm512_roundscale_ps(_mm512_mul_ps(x, _mm512_set1_ps(1.44269504f)), 0);
-    __m512 r = _mm512_fnmadd_ps(n, _mm512_set1_ps(0.693359375f), x);
-    r = _mm512_fnmadd_ps(n, _mm512_set1_ps(-2.12194440e-4f), r);
-    __m512 p = _mm512_set1_ps(1.9875691500e-4f);
-    for (float c : {1.3981999507e-3f, 8.3334519073e-3f, 4.1665795894e-2f, 1.6666665459e-1f,
-                    5.0000001201e-1f})
-        p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(c));
-    p = _mm512_add_ps(_mm512_fmadd_ps(p, _mm512_mul_ps(r, r), r), _mm512_set1_ps(1.0f));
-    return _mm512_scalef_ps(p, n);
+INLINE Floats polynomial(Floats x, std::initializer_list<float> coefficients) {
+    Floats y = all(0.0f);
+    for (float c : coefficients) y = fma(y, x, all(c));
+    return y;
 }
 
-__m512 activated(__m512 x, int64_t kind) {
+// e^x = 2^n e^r with |r| <= ln 2 / 2, and a polynomial for e^r (Cephes).
+INLINE Floats exponential(Floats x) {
+    x = larger(all(-87.0f), smaller(all(88.0f), x));
+    const Floats n = nearest(x * all(1.44269504f));
+    const Floats r = fma(n, all(2.12194440e-4f), fma(n, all(-0.693359375f), x));
+    const Floats p = polynomial(r, {1.9875691500e-4f, 1.3981999507e-3f, 8.3334519073e-3f,
+                                    4.1665795894e-2f, 1.6666665459e-1f, 5.0000001201e-1f});
+    return (fma(p, r * r, r) + all(1.0f)) * as_floats((integers(n) + all(127)) << 23);
+}
+
+// x Φ(x), from erfc(t) = e^(-t p(t)) with t = |x| / √2, to 3e-7.
+INLINE Floats gelu(Floats x) {
+    const Floats size = larger(x, all(0.0f) - x), t = smaller(all(5.0f), size * all(0.70710678f));
+    const Floats p = polynomial(
+        t, {2.62370577e-07f, -6.59261104e-06f, 6.96470524e-05f, -0.000388756511f, 0.00105406437f,
+            0.000689729815f, -0.0198103599f, 0.103046201f, 0.636568964f, 1.12838221f});
+    const Floats tail = all(0.5f) * exponential((all(0.0f) - t) * p);
+    return x * where_less(x, all(0.0f), tail, all(1.0f) - tail);
+}
+
+INLINE Floats activate(Floats x, int64_t kind) {
     switch (kind) {
-        case RELU:
-            return _mm512_max_ps(x, _mm512_setzero_ps());
-        case SILU: {
-            __m512 e = exponential(_mm512_sub_ps(_mm512_setzero_ps(), x));
-            return _mm512_div_ps(x, _mm512_add_ps(e, _mm512_set1_ps(1.0f)));
-        }
-        case GELU: {
-            alignas(64) float lane[16];
-            _mm512_store_ps(lane, x);
-            for (float& v : lane) v = 0.5f * v * (1.0f + std::erf(v * 0.70710678f));
-            return _mm512_load_ps(lane);
-        }
-        default:
-            return x;
+        case RELU: return larger(all(0.0f), x);
+        case GELU: return gelu(x);
+        case SILU: return x / (exponential(all(0.0f) - x) + all(1.0f));
+        default: return x;
     }
 }
 
-// Room that a thread keeps from call to call.
+// What a caller's threads hand each other; kept from call to call.
 struct Work {
-    std::vector<uint8_t> bytes;
-    std::vector<float> scale, wide, out, joined;
+    std::vector<int8_t> q;
+    std::vector<float> scale, wide, out, heads;
+
+    static Work& of(int64_t rows, int64_t width, int64_t heads) {
+        static thread_local Work work;
+        const auto reserve = [](auto& some, int64_t n) {
+            if (int64_t(some.size()) < n) some.resize(n);
+        };
+        reserve(work.q, rows * up(std::max(width, heads), 16));
+        reserve(work.scale, rows);
+        reserve(work.wide, rows * width);
+        reserve(work.out, rows * width);
+        reserve(work.heads, rows * heads);
+        return work;
+    }
+
+    // q = round(127 x / max |x|)
+    void quantize(const float* x, int64_t width, int64_t row) {
+        // Bits of floats without signs are ordered as the floats are, and NaN's come last: a NaN
+        // becomes the scale.
+        Ints most = all(0);
+        for (int64_t i = 0; i < width; i += 16)
+            most = larger(most, bits(load(x + i, width - i)) & all(0x7FFFFFFF));
+        int32_t lane[16];
+        std::memcpy(lane, &most, 64);
+        float largest;
+        std::memcpy(&largest, std::max_element(lane, lane + 16), 4);
+        scale[row] = largest / 127.0f;
+        const Floats by = all(largest > 0 ? std::min(127.0f / largest, 3.4e38f) : 0.0f);
+        int8_t* to = q.data() + row * up(width, 16);
+        for (int64_t i = 0; i < width; i += 16)
+            narrow(integers(load(x + i, width - i) * by) + all(OFFSET), to + i);
+    }
+
+    void quantize_all(Team& team, const float* x, int64_t rows, int64_t width) {
+        team.each(rows, width / 4, [&](int64_t r) { quantize(x + r * width, width, r); });
+    }
 };
 
-// Activations as whole numbers, a row at a time: q = round(127 x / max |x|) + 128.
-void whole_row(const float* x, int64_t n, uint8_t* q, float* scale) {
-    // Without their signs, bits of floats are ordered as the floats are, and those of what is not
-    // a number come last: it becomes the scale, and so does not vanish.
-    __m512i most = _mm512_setzero_si512();
-    for (int64_t i = 0; i < n; i += 16) {
-        const __m512 v = _mm512_maskz_loadu_ps(first(n - i), x + i);
-        most = _mm512_max_epi32(most, _mm512_castps_si512(_mm512_abs_ps(v)));
-    }
-    const int32_t bits = _mm512_reduce_max_epi32(most);
-    float largest;
-    std::memcpy(&largest, &bits, 4);
-    *scale = largest / 127.0f;
-    __m512 by = _mm512_set1_ps(largest > 0 ? 127.0f / largest : 0.0f);
-    for (int64_t i = 0; i < n; i += 16) {
-        __m512 v = _mm512_mul_ps(_mm512_maskz_loadu_ps(first(n - i), x + i), by);
-        __m512i whole = _mm512_add_epi32(_mm512_cvtps_epi32(v), _mm512_set1_epi32(128));
-        _mm_mask_storeu_epi8(q + i, first(up(n, 4) - i), _mm512_cvtepi32_epi8(whole));
-    }
-}
-
-void whole(const float* x, int64_t rows, int64_t width, Work& work) {
-#pragma omp for schedule(static)
-    for (int64_t r = 0; r < rows; r++)
-        whole_row(x + r * width, width, &work.bytes[r * up(width, 4)], &work.scale[r]);
-}
-
-void store(const Linear& linear, int64_t n, float scale, __m512i a, __m512i b, __m512i c,
-           __m512i d, float* y) {
-    for (__m512i sum : {a, b, c, d}) {
-        if (n >= linear.out) return;
-        const __mmask16 in = first(linear.out - n);
-        const __m512 s = _mm512_mul_ps(_mm512_maskz_loadu_ps(in, linear.scale + n),
-                                       _mm512_set1_ps(scale));
-        const __m512 bias = linear.bias ? _mm512_maskz_loadu_ps(in, linear.bias + n)
-                                        : _mm512_setzero_ps();
-        _mm512_mask_storeu_ps(y + n, in, _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum), s, bias));
-        n += 16;
-    }
-}
-
 template <int M>
-void tile(const Linear& linear, int64_t block, const uint8_t* q, const float* scale, float* y,
+void tile(const Linear& linear, int64_t n, const int8_t* q, const float* scale, float* y,
           int64_t stride) {
-    const int64_t depth = up(linear.in, 4), steps = depth / 4, n = block * 64;
-    const int8_t* w = linear.weight + block * 64 * depth;
-    const __m512i start0 = _mm512_loadu_si512(linear.start + n),
-                  start1 = _mm512_loadu_si512(linear.start + n + 16),
-                  start2 = _mm512_loadu_si512(linear.start + n + 32),
-                  start3 = _mm512_loadu_si512(linear.start + n + 48);
-    // Each sum has a name of its own: compilers put arrays of them into memory.
-#define EACH_ROW(DO) DO(0) DO(1) DO(2) DO(3) DO(4) DO(5)
-#define BEGIN(m) __m512i m##0 = start0, m##1 = start1, m##2 = start2, m##3 = start3;
-#define BEGIN_ROW(m) BEGIN(sum##m)
-#define ADD_ROW(m)                                                  \
-    if (M > m) {                                                    \
-        int32_t four;                                               \
-        std::memcpy(&four, q + m * depth + 4 * k, 4);               \
-        const __m512i row = _mm512_set1_epi32(four);                \
-        sum##m##0 = _mm512_dpbusd_epi32(sum##m##0, row, column0);   \
-        sum##m##1 = _mm512_dpbusd_epi32(sum##m##1, row, column1);   \
-        sum##m##2 = _mm512_dpbusd_epi32(sum##m##2, row, column2);   \
-        sum##m##3 = _mm512_dpbusd_epi32(sum##m##3, row, column3);   \
-    }
-#define STORE_ROW(m)                                                                   \
-    if (M > m)                                                                         \
-        store(linear, n, scale[m], sum##m##0, sum##m##1, sum##m##2, sum##m##3, y + m * stride);
-    EACH_ROW(BEGIN_ROW)
-    for (int64_t k = 0; k < steps; k++, w += 256) {
-        const __m512i column0 = _mm512_loadu_si512(w), column1 = _mm512_loadu_si512(w + 64),
-                      column2 = _mm512_loadu_si512(w + 128), column3 = _mm512_loadu_si512(w + 192);
-        EACH_ROW(ADD_ROW)
-    }
-    EACH_ROW(STORE_ROW)
-}
-
-// A block of columns stays in the cache while all rows pass by. Threads do not wait at the end.
-void multiply(const Linear& linear, int64_t rows, const uint8_t* q, const float* scale, float* y,
-              int64_t stride) {
-    const int64_t depth = up(linear.in, 4), blocks = up(linear.out, 64) / 64;
-#pragma omp for schedule(static) nowait
-    for (int64_t block = 0; block < blocks; block++) {
-        for (int64_t r = 0; r < rows; r += 6) {
-            const uint8_t* from = q + r * depth;
-            float* to = y + r * stride;
-            switch (std::min<int64_t>(rows - r, 6)) {
-                case 1: tile<1>(linear, block, from, scale + r, to, stride); break;
-                case 2: tile<2>(linear, block, from, scale + r, to, stride); break;
-                case 3: tile<3>(linear, block, from, scale + r, to, stride); break;
-                case 4: tile<4>(linear, block, from, scale + r, to, stride); break;
-                case 5: tile<5>(linear, block, from, scale + r, to, stride); break;
-                default: tile<6>(linear, block, from, scale + r, to, stride);
-            }
+    const int64_t steps = up(linear.in, 4) / 4, row_bytes = up(linear.in, 16);
+    const int8_t* w = linear.weight + n * 4 * steps;
+    constexpr int N = GROUPS * PARTS;
+    W sum[M][N], column[N];
+    for (int m = 0; m < M; m++)
+        for (int i = 0; i < N; i++) sum[m][i] = load<W>(linear.start + n + i * LANES);
+    for (int64_t k = 0; k < steps; k++, w += N * BYTES) {
+        for (int i = 0; i < N; i++) column[i] = load<W>(w + i * BYTES);
+        for (int m = 0; m < M; m++) {
+            const Row x = row(load<int32_t>(q + m * row_bytes + 4 * k) - W{});
+            for (int i = 0; i < N; i++) sum[m][i] = dot(sum[m][i], x, column[i]);
         }
     }
+    for (int g = 0; g < GROUPS; g++, n += 16) {
+        const int64_t left = linear.out - n;
+        if (left <= 0) return;
+        const Floats t = load(linear.scale + n, left);
+        const Floats bias = linear.bias ? load(linear.bias + n, left) : all(0.0f);
+        for (int m = 0; m < M; m++) {
+            Ints sums;
+            for (int p = 0; p < PARTS; p++) sums.part[p] = sum[m][g * PARTS + p];
+            store(fma(floats(sums), t * all(scale[m]), bias), y + m * stride + n, left);
+        }
+    }
+}
+
+// As many rows as there are, M at a time. The weights stay in the cache while rows pass by.
+template <int M>
+void tiles(const Linear& linear, int64_t n, int64_t rows, const int8_t* q, const float* scale,
+           float* y, int64_t stride) {
+    for (; rows >= M; rows -= M, q += M * up(linear.in, 16), scale += M, y += M * stride)
+        tile<M>(linear, n, q, scale, y, stride);
+    if constexpr (M > 1)
+        if (rows) tiles<M - 1>(linear, n, rows, q, scale, y, stride);
+}
+
+// Products of the quantized rows with several matrices, side by side.
+void multiply(Team& team, std::initializer_list<const Linear*> matrices, int64_t rows,
+              const Work& work, float* y, int64_t stride) {
+    int64_t blocks = 0, in = 0;
+    for (const Linear* one : matrices) {
+        blocks += up(one->out, columns) / columns;
+        in = one->in;
+    }
+    team.each(blocks, rows * in / 4 * GROUPS, [&](int64_t block) {
+        float* to = y;
+        for (const Linear* one : matrices) {
+            const int64_t n = block * columns;
+            if (n < one->out)
+                return tiles<ROWS>(*one, n, rows, work.q.data(), work.scale.data(), to, stride);
+            block -= up(one->out, columns) / columns;
+            to += one->out;
+        }
+    });
 }
 
 void normalize(const Norm& norm, const float* x, int64_t n, float* y) {
-    __m512 sum = _mm512_setzero_ps();
-    for (int64_t i = 0; i < n; i += 16)
-        sum = _mm512_add_ps(sum, _mm512_maskz_loadu_ps(first(n - i), x + i));
-    const __m512 mean = _mm512_set1_ps(_mm512_reduce_add_ps(sum) / n);
-    __m512 square = _mm512_setzero_ps();
+    Floats total = all(0.0f), square = all(0.0f);
+    for (int64_t i = 0; i < n; i += 16) total = total + load(x + i, n - i);
+    const Floats mean = all(sum(total) / float(n));
     for (int64_t i = 0; i < n; i += 16) {
-        const __mmask16 in = first(n - i);
-        __m512 d = _mm512_maskz_sub_ps(in, _mm512_maskz_loadu_ps(in, x + i), mean);
-        square = _mm512_fmadd_ps(d, d, square);
+        const Floats d = keep(load(x + i, n - i) - mean, n - i, 0.0f);
+        square = fma(d, d, square);
     }
-    const float variance = _mm512_reduce_add_ps(square) / n;
-    const __m512 by = _mm512_set1_ps(1.0f / std::sqrt(variance + (float)norm.epsilon));
+    const Floats by = all(1.0f / std::sqrt(sum(square) / float(n) + float(norm.epsilon)));
     for (int64_t i = 0; i < n; i += 16) {
-        const __mmask16 in = first(n - i);
-        __m512 d = _mm512_mul_ps(_mm512_sub_ps(_mm512_maskz_loadu_ps(in, x + i), mean), by);
-        __m512 v = _mm512_fmadd_ps(d, _mm512_maskz_loadu_ps(in, norm.gain + i),
-                                   _mm512_maskz_loadu_ps(in, norm.shift + i));
-        _mm512_mask_storeu_ps(y + i, in, v);
+        const Floats d = (load(x + i, n - i) - mean) * by;
+        store(fma(d, load(norm.gain + i, n - i), load(norm.bias + i, n - i)), y + i, n - i);
     }
 }
 
-// x += y, the norm where it belongs, and the result as whole numbers for the next product.
-// `after` is this sublayer's own norm (post), `before` the next one's (pre).
-void settle(const Rows& at, const float* y, const Norm& after, const Norm& before, Work& work) {
+// x += y, this sublayer's LayerNorm (post) or the next one's (pre), and the result quantized.
+void residual(Team& team, const Tokens& at, const float* y, const Norm* post, const Norm* pre,
+              Work& work) {
     const int64_t width = at.width;
-#pragma omp for schedule(static)
-    for (int64_t r = 0; r < at.rows; r++) {
-        float* x = at.x + r * width;
+    team.each(at.count, width, [&](int64_t t) {
+        float *x = at.x + t * width, *normalized = work.out.data() + t * width;  // y has been read
         if (y)
-            for (int64_t i = 0; i < width; i++) x[i] += y[r * width + i];
-        if (after.gain) normalize(after, x, width, x);
-        const float* z = x;
-        if (before.gain) {
-            float* room = work.out.data() + r * width;  // y's own place, which has been read
-            normalize(before, x, width, room);
-            z = room;
-        }
-        whole_row(z, width, work.bytes.data() + r * up(width, 4), &work.scale[r]);
-    }
+            for (int64_t i = 0; i < width; i++) x[i] += y[t * width + i];
+        if (post && post->gain) normalize(*post, x, width, x);
+        if (pre && pre->gain) normalize(*pre, x, width, normalized);
+        work.quantize(pre && pre->gain ? normalized : x, width, t);
+    });
 }
 
-void turn(const Attention& a, float* x, int64_t heads, int64_t place) {
-    const int64_t pairs = a.turned / 2;
-    const float *cos = a.turn + place * 2 * pairs, *sin = cos + pairs;
-    const int64_t step = a.halves ? 1 : 2, other = a.halves ? pairs : 1;
-    for (int64_t h = 0; h < heads; h++, x += a.key_width)
+void rotate(const Rotary& rotary, int64_t position, float* x, int64_t heads, int64_t width) {
+    const int64_t pairs = rotary.pairs, step = rotary.halves ? 1 : 2;
+    const int64_t other = rotary.halves ? pairs : 1;
+    const float *cos = rotary.table + position * 2 * pairs, *sin = cos + pairs;
+    for (int64_t h = 0; h < heads; h++, x += width)
         for (int64_t i = 0; i < pairs; i++) {
-            const float p = x[i * step], q = x[i * step + other];
-            x[i * step] = p * cos[i] - q * sin[i];
-            x[i * step + other] = p * sin[i] + q * cos[i];
+            float &a = x[i * step], &b = x[i * step + other];
+            const float turned = a * cos[i] - b * sin[i];
+            b = a * sin[i] + b * cos[i];
+            a = turned;
         }
 }
 
-// Keys and values are IEEE halves where they lie, since reading them is what attention costs.
-__m512 half(const uint16_t* x, __mmask16 in) {
-    return _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(in, x));
-}
-
-void halve(const float* x, int64_t n, uint16_t* y) {
+// What is too large for 16 bits stays finite.
+void store_half(const float* x, int64_t n, uint16_t* y) {
     for (int64_t i = 0; i < n; i += 16) {
-        const __mmask16 in = first(n - i);
-        // What is too large for 16 bits stays finite.
-        const __m512 most = _mm512_set1_ps(65504.0f), v = _mm512_maskz_loadu_ps(in, x + i);
-        const __m512 cut = _mm512_max_ps(_mm512_sub_ps(_mm512_setzero_ps(), most),
-                                         _mm512_min_ps(most, v));
-        _mm256_mask_storeu_epi16(y + i, in, _mm512_cvtps_ph(cut, 0));
+        const Floats v = smaller(all(65504.0f), load(x + i, n - i));
+        narrow(larger(all(-65504.0f), v), y + i, n - i);
     }
 }
 
-// One query of one head over `count` keys; `row(s)` is the number of the row that holds key s.
-template <class Row>
-void attend(const Attention& a, const float* query, const uint16_t* kept, int64_t stride,
-            int64_t group, int64_t count, Row row, float* score, float* out) {
+// One query over `count` keys, which lie `stride` halves apart from slot to slot.
+void attend(const Attention& a, const float* query, const uint16_t* key, const uint16_t* value,
+            int64_t stride, const int32_t* slot, int64_t count, float* out) {
+    static thread_local std::vector<float> scores;
+    if (int64_t(scores.size()) < count + 16) scores.resize(2 * count + 16);
+    float *score = scores.data(), most = -INFINITY;
     const int64_t K = a.key_width, V = a.value_width;
-    const uint16_t* key = kept + group * K;
-    const uint16_t* value = kept + a.key_heads * K + group * V;
-    float most = -INFINITY;
     for (int64_t s = 0; s < count; s++) {
-        const uint16_t* k = key + row(s) * stride;
-        __m512 sum = _mm512_setzero_ps();
-        for (int64_t i = 0; i < K; i += 16) {
-            const __mmask16 in = first(K - i);
-            sum = _mm512_fmadd_ps(_mm512_maskz_loadu_ps(in, query + i), half(k + i, in), sum);
-        }
-        score[s] = _mm512_reduce_add_ps(sum) * (float)a.beta;
+        const uint16_t* k = key + slot[s] * stride;
+        Floats products = all(0.0f);
+        for (int64_t i = 0; i < K; i += 16)
+            products = fma(load(query + i, K - i), widen(k + i, K - i), products);
+        score[s] = sum(products) * float(a.beta);
         most = std::max(most, score[s]);
     }
-    __m512 total = _mm512_setzero_ps();
+    Floats total = all(0.0f);
     for (int64_t s = 0; s < count; s += 16) {
-        const __mmask16 in = first(count - s);
-        __m512 d = _mm512_sub_ps(_mm512_maskz_loadu_ps(in, score + s), _mm512_set1_ps(most));
-        __m512 p = _mm512_maskz_mov_ps(in, exponential(d));
-        total = _mm512_add_ps(total, p);
-        _mm512_mask_storeu_ps(score + s, in, p);
+        const Floats p = exponential(load<Floats>(score + s) - all(most));
+        total = total + keep(p, count - s, 0.0f);
+        store(p, score + s, 16);
     }
-    const float by = count ? 1.0f / _mm512_reduce_add_ps(total) : 0.0f;
+    const Floats by = all(count ? 1.0f / sum(total) : 0.0f);
     for (int64_t i = 0; i < V; i += 64) {
-        __m512 sum[4] = {_mm512_setzero_ps(), _mm512_setzero_ps(), _mm512_setzero_ps(),
-                         _mm512_setzero_ps()};
+        Floats mean[4] = {all(0.0f), all(0.0f), all(0.0f), all(0.0f)};
         for (int64_t s = 0; s < count; s++) {
-            const uint16_t* v = value + row(s) * stride + i;
-            const __m512 p = _mm512_set1_ps(score[s]);
+            const uint16_t* v = value + slot[s] * stride + i;
             for (int c = 0; c < 4; c++)
                 if (i + 16 * c < V)
-                    sum[c] =
-                        _mm512_fmadd_ps(p, half(v + 16 * c, first(V - i - 16 * c)), sum[c]);
+                    mean[c] = fma(all(score[s]), widen(v + 16 * c, V - i - 16 * c), mean[c]);
         }
         for (int c = 0; c < 4; c++)
-            if (i + 16 * c < V)
-                _mm512_mask_storeu_ps(out + i + 16 * c, first(V - i - 16 * c),
-                                      _mm512_mul_ps(sum[c], _mm512_set1_ps(by)));
+            if (i + 16 * c < V) store(mean[c] * by, out + i + 16 * c, V - i - 16 * c);
     }
 }
 
-// All heads of all rows, and the output's product. `read` is told row and head.
-template <class Read>
-void attend_all(const Attention& a, const Rows& at, Read read, Work& work) {
-    const int64_t H = a.heads, V = a.value_width;
-#pragma omp for schedule(static)
-    for (int64_t i = 0; i < at.rows * H; i++) read(i / H, i % H, &work.joined[i * V]);
-    whole(work.joined.data(), at.rows, H * V, work);
-    multiply(a.output, at.rows, work.bytes.data(), work.scale.data(), work.out.data(), at.width);
-#pragma omp barrier
-}
-
-float* scores(int64_t count) {
-    static thread_local std::vector<float> room;
-    if ((int64_t)room.size() < count) room.resize(2 * count);
-    return room.data();
-}
-
-void own_attention(const Attention& a, const Rows& at, uint16_t* kept, Work& work) {
+// All heads of all tokens, joined and projected; queries are the first columns of work.wide.
+void attend_all(Team& team, const Attention& a, const Tokens& at, const Cache& cache,
+                int64_t block, bool causal, int64_t stride, Work& work) {
     const int64_t H = a.heads, G = a.key_heads, K = a.key_width, V = a.value_width;
-    const int64_t kv = G * (K + V), stride = H * K + kv, group = H / G;
+    const int64_t kv = G * (K + V);
+    const uint16_t* data = cache.data + block * cache.slots * kv;
+    int64_t longest = 0;
+    for (int64_t t = 0; t < at.count; t++)
+        longest = std::max(longest, causal ? at.position[t] + 1 : cache.count[at.sequence[t]]);
+    team.each(at.count * H, longest * (K + V) / 4, [&](int64_t i) {
+        const int64_t t = i / H, h = i % H, group = h / (H / G), sequence = at.sequence[t];
+        const int64_t count = causal ? at.position[t] + 1 : cache.count[sequence];
+        attend(a, &work.wide[t * stride + h * K], data + group * K, data + G * K + group * V, kv,
+               cache.table + sequence * cache.width, count, &work.heads[i * V]);
+    });
+    work.quantize_all(team, work.heads.data(), at.count, H * V);
+    multiply(team, {&a.output}, at.count, work, work.out.data(), at.width);
+}
+
+// Whether anything is left to do: a prefill ends with the last block's keys and values.
+void self_attention(Team& team, const Attention& a, const Tokens& at, int64_t block,
+                    bool write_only, Work& work) {
+    const int64_t queries = a.heads * a.key_width, kv = a.key.out + a.value.out;
+    const int64_t stride = queries + kv;
     float* wide = work.wide.data();
-    int64_t column = 0;
-    for (const Linear* part : {&a.query, &a.key, &a.value}) {
-        multiply(*part, at.rows, work.bytes.data(), work.scale.data(), wide + column, stride);
-        column += part->out;
-    }
-#pragma omp barrier
-#pragma omp for schedule(static)
-    for (int64_t r = 0; r < at.rows; r++) {
-        if (a.turn) turn(a, wide + r * stride, H + G, at.table ? at.filled - 1 : at.place[r]);
-        halve(wide + r * stride + H * K, kv, kept + (at.base + r) * kv);
-    }
-    auto read = [&](int64_t r, int64_t h, float* out) {
-        const float* query = wide + r * stride + h * K;
-        if (at.table) {
-            const int32_t* number = at.table + r * at.columns;
-            attend(a, query, kept, kv, h / group, at.filled,
-                   [=](int64_t s) { return (int64_t)number[s]; }, scores(at.filled), out);
-        } else {
-            const int64_t from = at.start[r];
-            attend(a, query, kept, kv, h / group, at.count[r],
-                   [=](int64_t s) { return from + s; }, scores(at.count[r]), out);
-        }
-    };
-    attend_all(a, at, read, work);
+    multiply(team, {&a.query, &a.key, &a.value}, at.count, work, wide, stride);
+    team.each(at.count, stride, [&](int64_t t) {
+        float* row = wide + t * stride;
+        if (at.rotary.table)
+            rotate(at.rotary, at.position[t], row, a.heads + a.key_heads, a.key_width);
+        const int32_t slot = at.self.table[at.sequence[t] * at.self.width + at.position[t]];
+        store_half(row + queries, kv, at.self.data + (block * at.self.slots + slot) * kv);
+    });
+    if (!write_only) attend_all(team, a, at, at.self, block, at.causal, stride, work);
 }
 
-void cross_attention(const Attention& a, const Rows& at, const uint16_t* memory, Work& work) {
-    const int64_t stride = a.query.out, kv = a.key.out + a.value.out, group = a.heads / a.key_heads;
-    multiply(a.query, at.rows, work.bytes.data(), work.scale.data(), work.wide.data(), stride);
-#pragma omp barrier
-    auto read = [&](int64_t r, int64_t h, float* out) {
-        const int64_t from = at.memory_start[r], count = at.memory_count[r];
-        attend(a, &work.wide[r * stride + h * a.key_width], memory, kv, h / group, count,
-               [=](int64_t s) { return from + s; }, scores(count), out);
-    };
-    attend_all(a, at, read, work);
-}
-
-void feed_forward(const Block& block, const Rows& at, Work& work) {
+void feed_forward(Team& team, const Block& block, const Tokens& at, Work& work) {
     const int64_t hidden = block.expand.out, stride = block.gated ? 2 * hidden : hidden;
     float* wide = work.wide.data();
-    multiply(block.expand, at.rows, work.bytes.data(), work.scale.data(), wide, stride);
     if (block.gated)
-        multiply(block.gate, at.rows, work.bytes.data(), work.scale.data(), wide + hidden, stride);
-#pragma omp barrier
-#pragma omp for schedule(static)
-    for (int64_t r = 0; r < at.rows; r++) {
-        float* row = wide + r * stride;
-        const float* bent = block.gated ? row + hidden : row;
+        multiply(team, {&block.expand, &block.gate}, at.count, work, wide, stride);
+    else
+        multiply(team, {&block.expand}, at.count, work, wide, stride);
+    team.each(at.count, hidden * 2, [&](int64_t t) {
+        float *x = wide + t * stride, *gate = block.gated ? x + hidden : x;
         for (int64_t i = 0; i < hidden; i += 16) {
-            const __mmask16 in = first(hidden - i);
-            __m512 v = activated(_mm512_maskz_loadu_ps(in, bent + i), block.activation);
-            if (block.gated) v = _mm512_mul_ps(v, _mm512_maskz_loadu_ps(in, row + i));
-            _mm512_mask_storeu_ps(row + i, in, v);
+            Floats y = activate(load(gate + i, hidden - i), block.activation);
+            if (block.gated) y = y * load(x + i, hidden - i);
+            store(y, x + i, hidden - i);
         }
-        whole_row(row, hidden, &work.bytes[r * up(hidden, 4)], &work.scale[r]);
-    }
-    multiply(block.reduce, at.rows, work.bytes.data(), work.scale.data(), work.out.data(),
-             at.width);
-#pragma omp barrier
-}
-
-Work& prepared(int64_t rows, int64_t width, int64_t joined) {
-    static thread_local Work work;
-    auto room = [](auto& v, int64_t n) {
-        if ((int64_t)v.size() < n) v.resize(n);
-    };
-    room(work.bytes, rows * up(std::max(width, joined), 4) + 64);
-    room(work.scale, rows);
-    room(work.wide, rows * width);
-    room(work.out, rows * width);
-    room(work.joined, rows * joined);
-    return work;
+        work.quantize(x, hidden, t);
+    });
+    multiply(team, {&block.reduce}, at.count, work, work.out.data(), at.width);
 }
 
 }  // namespace
 
 extern "C" {
 
-// log Σ_n e^x_rn of every row.
-void log_sums(const float* x, int64_t rows, int64_t width, float* sums, int threads) {
-#pragma omp parallel for schedule(static) num_threads(threads)
-    for (int64_t r = 0; r < rows; r++) {
-        const float* row = x + r * width;
-        __m512 high = _mm512_set1_ps(-INFINITY);
-        for (int64_t i = 0; i < width; i += 16) {
-            const __mmask16 in = first(width - i);
-            high = _mm512_mask_max_ps(high, in, high, _mm512_maskz_loadu_ps(in, row + i));
-        }
-        const float most = _mm512_reduce_max_ps(high);
-        const __m512 by = _mm512_set1_ps(most > -INFINITY ? most : 0.0f);
-        __m512 sum = _mm512_setzero_ps(), bad = _mm512_setzero_ps();
-        for (int64_t i = 0; i < width; i += 16) {
-            const __mmask16 in = first(width - i);
-            const __m512 v = _mm512_sub_ps(_mm512_maskz_loadu_ps(in, row + i), by);
-            // What is not a number must not vanish in a maximum.
-            bad = _mm512_mask_add_ps(bad, _mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q) & in, bad, v);
-            sum = _mm512_mask_add_ps(
-                sum, in & _mm512_cmp_ps_mask(v, _mm512_set1_ps(-87.0f), _CMP_GT_OQ), sum,
-                exponential(v));
-        }
-        sums[r] = most + std::log(_mm512_reduce_add_ps(sum)) + _mm512_reduce_add_ps(bad);
+// y = x Wᵀ + b
+void linear(const Linear* given, const float* x, int64_t rows, float* y, int threads) {
+    Team team(threads);
+    Work& work = Work::of(rows, given->in, 0);
+    work.quantize_all(team, x, rows, given->in);
+    multiply(team, {given}, rows, work, y, given->out);
+}
+
+// The keys and values that cross-attention reads of these rows, written into slots.
+void project_memory(const Block* blocks, int64_t count, const float* x, int64_t rows,
+                    uint16_t* data, int64_t slots, const int32_t* slot, int threads) {
+    Team team(threads);
+    const int64_t width = blocks[0].cross.key.in;
+    const int64_t kv = blocks[0].cross.key.out + blocks[0].cross.value.out;
+    Work& work = Work::of(rows, std::max(width, kv), 0);
+    work.quantize_all(team, x, rows, width);
+    float* wide = work.wide.data();
+    for (int64_t n = 0; n < count; n++) {
+        const Attention& a = blocks[n].cross;
+        multiply(team, {&a.key, &a.value}, rows, work, wide, kv);
+        team.each(rows, kv / 4, [&](int64_t r) {
+            store_half(wide + r * kv, kv, data + (n * slots + slot[r]) * kv);
+        });
     }
 }
 
+// All blocks, and at their end a LayerNorm and the logits, where they are given. Without logits, a
+// causal stack does no more than fill its cache.
+void run(const Block* blocks, int64_t count, const Tokens* tokens, const Norm* norm,
+         const Linear* output, float* logits, int threads) {
+    Team team(threads);
+    const Tokens& at = *tokens;
+    int64_t widest = at.width, heads = 0;
+    for (int64_t n = 0; n < count; n++) {
+        const Block& b = blocks[n];
+        widest = std::max({widest, b.self.query.out + b.self.key.out + b.self.value.out,
+                           b.expand.out + b.gate.out, b.cross.query.out});
+        heads = std::max({heads, b.self.output.in, b.cross.output.in});
+    }
+    Work& work = Work::of(at.count, widest, heads);
+    const float* out = work.out.data();
+    residual(team, at, nullptr, nullptr, blocks[0].pre_norm ? &blocks[0].self_norm : nullptr, work);
+    for (int64_t n = 0; n < count; n++) {
+        const Block& b = blocks[n];
+        const bool pre = b.pre_norm, last = n + 1 == count;
+        const auto add = [&](const Norm& own, const Norm* next) {
+            residual(team, at, out, pre ? nullptr : &own, pre ? next : nullptr, work);
+        };
+        self_attention(team, b.self, at, n, last && at.causal && !output, work);
+        if (last && at.causal && !output) return;
+        add(b.self_norm, b.has_cross ? &b.cross_norm : &b.feed_forward_norm);
+        if (b.has_cross) {
+            multiply(team, {&b.cross.query}, at.count, work, work.wide.data(), b.cross.query.out);
+            attend_all(team, b.cross, at, at.memory, n, false, b.cross.query.out, work);
+            add(b.cross_norm, &b.feed_forward_norm);
+        }
+        feed_forward(team, b, at, work);
+        add(b.feed_forward_norm, last ? nullptr : &blocks[n + 1].self_norm);
+    }
+    if (norm->gain) residual(team, at, nullptr, norm, nullptr, work);
+    if (output) multiply(team, {output}, at.count, work, logits, output->out);
+}
+
+// log Σ_n e^x_rn of every row.
+void log_sums(const float* x, int64_t rows, int64_t width, float* sums, int threads) {
+    Team team(threads);
+    team.each(rows, width * 2, [&](int64_t r) {
+        const float* row = x + r * width;
+        Floats high = all(-INFINITY), total = all(0.0f);
+        for (int64_t i = 0; i < width; i += 16)
+            high = larger(keep(load(row + i, width - i), width - i, -INFINITY), high);
+        float lane[16];
+        std::memcpy(lane, &high, 64);
+        const float most = *std::max_element(lane, lane + 16);
+        const Floats by = all(most > -INFINITY ? most : 0.0f);
+        for (int64_t i = 0; i < width; i += 16) {
+            const Floats d = keep(load(row + i, width - i) - by, width - i, -INFINITY);
+            total = total + where_less(d, all(-87.0f), all(0.0f), exponential(d));
+        }
+        sums[r] = most + float(std::log(double(sum(total))));
+    });
+}
+
 // The `count` largest of each row, largest first, and of equals the first.
-void best(const float* x, int64_t rows, int64_t width, int64_t count, float* values,
-          int64_t* places, int threads) {
-#pragma omp parallel for schedule(static) num_threads(threads)
-    for (int64_t r = 0; r < rows; r++) {
+void largest(const float* x, int64_t rows, int64_t width, int64_t count, float* values,
+             int64_t* places, int threads) {
+    Team team(threads);
+    team.each(rows, width / 4, [&](int64_t r) {
         const float* row = x + r * width;
         float* value = values + r * count;
-        int64_t* place = places + r * count;
-        int64_t have = 0;
+        int64_t *place = places + r * count, have = 0;
         for (int64_t i = 0; i < width; i += 16) {
-            __mmask16 in = first(width - i);
-            const __m512 v = _mm512_maskz_loadu_ps(in, row + i);
-            if (have == count)
-                in &= _mm512_cmp_ps_mask(v, _mm512_set1_ps(value[count - 1]), _CMP_GT_OQ);
-            for (; in; in &= in - 1) {
-                const int64_t n = i + __builtin_ctz(in);
+            if (have == count && i + 16 <= width &&
+                !any_larger(load<Floats>(row + i), value[count - 1]))
+                continue;
+            for (int64_t n = i; n < std::min(i + 16, width); n++) {
                 if (have == count && !(row[n] > value[count - 1])) continue;
                 int64_t at = have < count ? have++ : count - 1;
                 for (; at > 0 && row[n] > value[at - 1]; at--) {
@@ -484,81 +466,6 @@ void best(const float* x, int64_t rows, int64_t width, int64_t count, float* val
                 place[at] = n;
             }
         }
-    }
-}
-
-// y = x Wᵀ + b for any rows.
-void linear(const Linear* given, const float* x, int64_t rows, float* y, int threads) {
-    Work& work = prepared(rows, given->in, 0);
-#pragma omp parallel num_threads(threads)
-    {
-        whole(x, rows, given->in, work);
-        multiply(*given, rows, work.bytes.data(), work.scale.data(), y, given->out);
-    }
-}
-
-// The keys and values that each block's cross-attention reads, (blocks, rows, keys and values).
-void remember(const Block* blocks, int64_t count, const float* x, int64_t rows, uint16_t* memory,
-              int threads) {
-    const int64_t width = blocks[0].cross.key.in;
-    const int64_t held = blocks[0].cross.key.out + blocks[0].cross.value.out;
-    Work& work = prepared(rows, std::max(width, held), 0);
-#pragma omp parallel num_threads(threads)
-    {
-        whole(x, rows, width, work);
-        float* wide = work.wide.data();
-        for (int64_t n = 0; n < count; n++) {
-            const Attention& a = blocks[n].cross;
-            const int64_t kv = a.key.out + a.value.out;
-            multiply(a.key, rows, work.bytes.data(), work.scale.data(), wide, kv);
-            multiply(a.value, rows, work.bytes.data(), work.scale.data(), wide + a.key.out, kv);
-#pragma omp barrier
-#pragma omp for schedule(static)
-            for (int64_t r = 0; r < rows; r++)
-                halve(wide + r * kv, kv, memory + (n * rows + r) * kv);
-        }
-    }
-}
-
-// All blocks, one after the other, and at their end a norm and the output's product, where given.
-void run(const Block* blocks, int64_t count, const Rows* given, const Norm* last,
-         const Linear* output, float* logits, int threads) {
-    const Rows at = *given;
-    const Norm none = {nullptr, nullptr, 0};
-    int64_t widest = at.width, joined = 0;
-    for (int64_t n = 0; n < count; n++) {
-        const Block& b = blocks[n];
-        const int64_t all = b.own.query.out + b.own.key.out + b.own.value.out;
-        widest = std::max({widest, all, b.expand.out + b.gate.out, b.cross.query.out});
-        joined = std::max({joined, b.own.output.in, b.cross.output.in});
-    }
-    Work& work = prepared(at.rows, widest, joined);
-    if (at.table)
-        for (int64_t r = 0; r < at.rows; r++)
-            at.table[r * at.columns + at.filled - 1] = (int32_t)(at.base + r);
-#pragma omp parallel num_threads(threads)
-    {
-        settle(at, nullptr, none, count && blocks[0].pre ? blocks[0].own_norm : none, work);
-        for (int64_t n = 0; n < count; n++) {
-            const Block& b = blocks[n];
-            const bool pre = b.pre;
-            const Norm& next = n + 1 < count && pre ? blocks[n + 1].own_norm : none;
-            own_attention(b.own, at, at.kept + n * at.room * (b.own.key.out + b.own.value.out),
-                          work);
-            settle(at, work.out.data(), pre ? none : b.own_norm,
-                   !pre ? none : b.has_cross ? b.cross_norm : b.last_norm, work);
-            if (b.has_cross) {
-                const int64_t kv = b.cross.key.out + b.cross.value.out;
-                cross_attention(b.cross, at, at.memory + n * at.places * kv, work);
-                settle(at, work.out.data(), pre ? none : b.cross_norm, pre ? b.last_norm : none,
-                       work);
-            }
-            feed_forward(b, at, work);
-            settle(at, work.out.data(), pre ? none : b.last_norm, next, work);
-        }
-        if (last->gain) settle(at, nullptr, *last, none, work);
-        if (output)
-            multiply(*output, at.rows, work.bytes.data(), work.scale.data(), logits, output->out);
-    }
+    });
 }
 }

@@ -1,0 +1,209 @@
+// Sixteen floats or 32-bit integers at a time: one register of AVX-512, two of AVX2, four of NEON.
+//
+// All operations are IEEE's, lanes are summed in one order, and the compiler must not contract
+// a * b + c, so that every instruction set gives the same bits. Of two, larger() and smaller() give
+// the second where either is NaN.
+
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#if defined(__AVX512VNNI__) || defined(__AVX2__)
+#include <immintrin.h>
+#elif defined(__ARM_FEATURE_DOTPROD)
+#include <arm_neon.h>
+#else
+#error "needs AVX-512 VNNI, AVX2 with FMA and F16C, or NEON with dot products"
+#endif
+
+#define INLINE static inline __attribute__((always_inline))
+
+// One register: a product of matrices computes ROWS x GROUPS vectors of 16 at once, as many as
+// registers can hold, from activations that are stored with OFFSET added.
+#if defined(__AVX512VNNI__)
+constexpr int BYTES = 64, ROWS = 6, GROUPS = 4, OFFSET = 128;
+#elif defined(__AVX2__)
+constexpr int BYTES = 32, ROWS = 4, GROUPS = 1, OFFSET = 0;
+#else
+constexpr int BYTES = 16, ROWS = 5, GROUPS = 1, OFFSET = 0;
+#endif
+constexpr int LANES = BYTES / 4, PARTS = 16 / LANES;
+typedef float V __attribute__((vector_size(BYTES)));
+typedef int32_t W __attribute__((vector_size(BYTES)));
+typedef float Quarter __attribute__((vector_size(16)));
+
+struct Floats {
+    V part[PARTS];
+};
+struct Ints {
+    W part[PARTS];
+};
+struct Row {
+    W q, magnitude;
+};
+
+#if defined(__AVX512VNNI__)
+
+// Masked by ALL, since GCC 12 warns of what it leaves undefined in the others.
+constexpr uint16_t ALL = 0xFFFF;
+INLINE V fma(V a, V b, V c) { return _mm512_fmadd_ps(a, b, c); }
+INLINE V nearest(V x) { return _mm512_maskz_roundscale_ps(ALL, x, 8); }
+INLINE W integers(V x) { return (W)_mm512_maskz_cvtps_epi32(ALL, x); }
+INLINE V from_half(const uint16_t* x) {
+    return _mm512_maskz_cvtph_ps(ALL, _mm256_loadu_si256((__m256i*)x));
+}
+INLINE void to_half(V x, uint16_t* y) {
+    _mm256_storeu_si256((__m256i*)y, _mm512_maskz_cvtps_ph(ALL, x, 8));
+}
+INLINE void to_bytes(W x, int8_t* y) {
+    _mm_storeu_si128((__m128i*)y, _mm512_maskz_cvtepi32_epi8(ALL, (__m512i)x));
+}
+INLINE bool any(W x) { return _mm512_movepi32_mask((__m512i)x); }
+template <int I>
+INLINE Quarter quarter(Floats x) {
+    return _mm512_maskz_extractf32x4_ps(0xF, x.part[0], I);
+}
+
+// The first factor is unsigned, which is why the activations have their OFFSET.
+INLINE Row row(W q) { return {q, q}; }
+INLINE W dot(W sum, Row x, W w) {
+    return (W)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)x.q, (__m512i)w);
+}
+
+#elif defined(__AVX2__)
+
+INLINE V fma(V a, V b, V c) { return _mm256_fmadd_ps(a, b, c); }
+INLINE V nearest(V x) { return _mm256_round_ps(x, 8); }
+INLINE W integers(V x) { return (W)_mm256_cvtps_epi32(x); }
+INLINE V from_half(const uint16_t* x) { return _mm256_cvtph_ps(_mm_loadu_si128((__m128i*)x)); }
+INLINE void to_half(V x, uint16_t* y) { _mm_storeu_si128((__m128i*)y, _mm256_cvtps_ph(x, 8)); }
+INLINE void to_bytes(W x, int8_t* y) {
+    const __m128i low = _mm256_castsi256_si128((__m256i)x);
+    const __m128i words = _mm_packs_epi32(low, _mm256_extracti128_si256((__m256i)x, 1));
+    _mm_storel_epi64((__m128i*)y, _mm_packs_epi16(words, words));
+}
+INLINE bool any(W x) { return _mm256_movemask_epi8((__m256i)x); }
+template <int I>
+INLINE Quarter quarter(Floats x) {
+    return _mm256_extractf128_ps(x.part[I / 2], I % 2);
+}
+
+// |q| times w with q's sign: a pair's sum is at most 2 * 127 * 127, and fits into 16 bits.
+INLINE Row row(W q) { return {q, (W)_mm256_abs_epi8((__m256i)q)}; }
+INLINE W dot(W sum, Row x, W w) {
+    const __m256i w_signed = _mm256_sign_epi8((__m256i)w, (__m256i)x.q);
+    const __m256i pairs = _mm256_maddubs_epi16((__m256i)x.magnitude, w_signed);
+    return sum + (W)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
+}
+
+#else
+
+INLINE V fma(V a, V b, V c) { return vfmaq_f32(c, a, b); }
+INLINE V nearest(V x) { return vrndnq_f32(x); }
+INLINE W integers(V x) { return vcvtnq_s32_f32(x); }
+INLINE V from_half(const uint16_t* x) { return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(x))); }
+INLINE void to_half(V x, uint16_t* y) { vst1_u16(y, vreinterpret_u16_f16(vcvt_f16_f32(x))); }
+INLINE void to_bytes(W x, int8_t* y) {
+    const int16x4_t words = vmovn_s32(x);
+    const int8x8_t bytes = vmovn_s16(vcombine_s16(words, words));
+    std::memcpy(y, &bytes, 4);
+}
+INLINE bool any(W x) { return vmaxvq_u32((uint32x4_t)x); }
+template <int I>
+INLINE Quarter quarter(Floats x) {
+    return x.part[I];
+}
+
+INLINE Row row(W q) { return {q, q}; }
+INLINE W dot(W sum, Row x, W w) { return vdotq_s32(sum, (int8x16_t)w, (int8x16_t)x.q); }
+
+#endif
+
+#define EACH for (int p = 0; p < PARTS; p++)
+#define LIFT(Type, name, arguments, expression) \
+    INLINE Type name arguments {                \
+        Type y;                                 \
+        EACH y.part[p] = expression;            \
+        return y;                               \
+    }
+LIFT(Floats, all, (float x), x - V{})
+LIFT(Ints, all, (int32_t x), x - W{})
+LIFT(Floats, operator+, (Floats a, Floats b), a.part[p] + b.part[p])
+LIFT(Floats, operator-, (Floats a, Floats b), a.part[p] - b.part[p])
+LIFT(Floats, operator*, (Floats a, Floats b), a.part[p] * b.part[p])
+LIFT(Floats, operator/, (Floats a, Floats b), a.part[p] / b.part[p])
+LIFT(Ints, operator+, (Ints a, Ints b), a.part[p] + b.part[p])
+LIFT(Ints, operator&, (Ints a, Ints b), a.part[p] & b.part[p])
+LIFT(Ints, operator<<, (Ints a, int n), a.part[p] << n)
+LIFT(Floats, fma, (Floats a, Floats b, Floats c), fma(a.part[p], b.part[p], c.part[p]))
+LIFT(Floats, nearest, (Floats x), nearest(x.part[p]))
+LIFT(Ints, integers, (Floats x), integers(x.part[p]))
+LIFT(Floats, floats, (Ints x), __builtin_convertvector(x.part[p], V))
+LIFT(Ints, bits, (Floats x), (W)x.part[p])
+LIFT(Floats, as_floats, (Ints x), (V)x.part[p])
+LIFT(Ints, larger, (Ints a, Ints b), a.part[p] > b.part[p] ? a.part[p] : b.part[p])
+LIFT(Floats, larger, (Floats a, Floats b), a.part[p] > b.part[p] ? a.part[p] : b.part[p])
+LIFT(Floats, smaller, (Floats a, Floats b), a.part[p] < b.part[p] ? a.part[p] : b.part[p])
+LIFT(Floats, where_less, (Floats a, Floats b, Floats x, Floats y_),
+     a.part[p] < b.part[p] ? x.part[p] : y_.part[p])
+LIFT(Floats, widen, (const uint16_t* x), from_half(x + p * LANES))
+#undef LIFT
+
+// Of a vector that is cut short, the first n lanes are there; what is loaded has zeros after them.
+
+template <class Type>
+INLINE Type load(const void* x) {
+    Type y;
+    std::memcpy(&y, x, sizeof y);
+    return y;
+}
+template <class Number>
+struct Sixteen {
+    Number lane[16];
+};
+template <class Number>
+__attribute__((noinline)) static Sixteen<Number> padded(const Number* x, int64_t n) {
+    Sixteen<Number> y = {};
+    std::memcpy(&y, x, n * sizeof(Number));
+    return y;
+}
+INLINE Floats load(const float* x, int64_t n) {
+    if (n >= 16) return load<Floats>(x);
+    const Sixteen<float> y = padded(x, n);
+    return load<Floats>(&y);
+}
+INLINE Floats widen(const uint16_t* x, int64_t n) {
+    if (n >= 16) return widen(x);
+    const Sixteen<uint16_t> y = padded(x, n);
+    return widen(y.lane);
+}
+INLINE void store(Floats x, float* y, int64_t n) {
+    if (n >= 16) {
+        std::memcpy(y, &x, 64);
+    } else {
+        const Floats whole = x;  // of its own, so that x can stay in registers
+        std::memcpy(y, &whole, 4 * n);
+    }
+}
+INLINE void narrow(Floats x, uint16_t* y, int64_t n) {
+    uint16_t all[16], *to = n < 16 ? all : y;
+    EACH to_half(x.part[p], to + p * LANES);
+    if (n < 16) std::memcpy(y, all, 2 * n);
+}
+INLINE void narrow(Ints x, int8_t* y) { EACH to_bytes(x.part[p], y + p * LANES); }
+INLINE Floats keep(Floats x, int64_t n, float rest) {
+    const float lane[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    return where_less(load<Floats>(lane), all((float)n), x, all(rest));
+}
+
+INLINE float sum(Floats x) {
+    const Quarter y = (quarter<0>(x) + quarter<2>(x)) + (quarter<1>(x) + quarter<3>(x));
+    return (y[0] + y[2]) + (y[1] + y[3]);
+}
+INLINE bool any_larger(Floats x, float than) {
+    W found = {};
+    EACH found |= x.part[p] > than;
+    return any(found);
+}
+#undef EACH

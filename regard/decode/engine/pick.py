@@ -1,0 +1,107 @@
+"""Engines: how a step of decoding is computed. What is found does not depend on them.
+
+    with open_session(model, source, lengths) as session:
+        hypotheses = beam(session, prompts, end=2, max_length=50)
+
+| engine | for | how |
+|---|---|---|
+| `eager` | every model, on every device: the reference | the model's own modules |
+| `int8/` | 8-bit weights on a CPU | kernels that were compiled for this CPU |
+| `cuda/` | CUDA | the model's own modules, captured in a graph, with kernels in some of them |
+
+An engine is picked once for a model, and says why: `pick(model).reason`.
+"""
+
+import threading
+from typing import Protocol, runtime_checkable
+from weakref import WeakKeyDictionary
+
+from torch import Tensor, nn
+
+from regard.decode.engine.eager import EagerEngine
+from regard.decode.engine.int8.linear import Int8Linear
+from regard.decode.engine.session import Session
+from regard.model.language import LanguageModel
+from regard.model.lengths import Lengths
+from regard.model.transformer import Transformer
+
+Model = Transformer | LanguageModel
+
+
+@runtime_checkable
+class Engine(Protocol):
+    name: str
+    reason: str
+    """Why this one."""
+
+    def current(self, model: Model) -> bool:
+        """Whether all that it knows of the model is still so."""
+
+    def open(
+        self,
+        model: Model,
+        source: Tensor | None,
+        lengths: Lengths,
+        *,
+        rows: int | None,
+        beams: int,
+        length: int,
+    ) -> Session: ...
+
+
+def open_session(
+    model: Model,
+    source: Tensor | None = None,
+    lengths: Lengths = None,
+    *,
+    rows: int | None = None,
+    beams: int = 1,
+    length: int = 64,
+    attention: bool = False,
+) -> Session:
+    """Rows that are to be decoded, which belong to the caller.
+
+    A Transformer reads a source for each row: text, padded (with lengths) or packed, images or
+    audio. A language model has so many `rows`. Two hints help to make room: how many `beams` rows a
+    source will be read by, and to what `length` rows will grow. With `attention` the session says
+    what each step attended to, as a coverage penalty wants to know.
+    """
+    if model.training:
+        raise ValueError(
+            f"the {type(model).__name__} is in training, where dropout changes every step; "
+            "call model.eval() first"
+        )
+    if (source is None) != isinstance(model, LanguageModel):
+        what = "reads no source" if isinstance(model, LanguageModel) else "needs a source to read"
+        raise ValueError(f"a {type(model).__name__} {what}")
+    if attention:
+        return EagerEngine().open(model, source, lengths, rows=rows, attention=True)
+    return pick(model).open(model, source, lengths, rows=rows, beams=beams, length=length)
+
+
+# An engine holds parts of its model, but never the model itself, which could else not be freed.
+_picked: "WeakKeyDictionary[nn.Module, Engine]" = WeakKeyDictionary()
+_one_at_a_time = threading.Lock()
+
+
+def pick(model: Model) -> Engine:
+    """The fastest engine that knows all of the model's parts; the same one until they change."""
+    with _one_at_a_time:
+        engine = _picked.get(model)
+        if engine is None or not engine.current(model):
+            engine = _picked[model] = _choose(model)
+        return engine
+
+
+def _choose(model: Model) -> Engine:
+    if isinstance(model.output, Int8Linear):
+        from regard.decode.engine.int8.engine import Int8Engine
+
+        refusal = Int8Engine.refusal(model)
+        return EagerEngine(f"int8 kernels: {refusal}") if refusal else Int8Engine(model)
+    if not model.output.weight.is_cuda:
+        return EagerEngine(f"{model.output.weight.dtype} on the CPU: the model's modules")
+    from regard.decode.engine.cuda.capture import CudaEngine
+
+    refusal = CudaEngine.refusal(model)
+    return EagerEngine(f"no graph is captured: {refusal}") if refusal else CudaEngine(model)
