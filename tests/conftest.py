@@ -58,8 +58,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         random.Random(seed).shuffle(items)
     if torch.cuda.is_available():
         return
+    interpreted = os.environ.get("TRITON_INTERPRET") == "1"
     for item in items:
-        if item.get_closest_marker("gpu"):
+        kernel = item.get_closest_marker("triton") and interpreted
+        if item.get_closest_marker("gpu") and not kernel:
             item.add_marker(pytest.mark.skip(reason="needs CUDA"))
 
 

@@ -36,6 +36,8 @@ class Where:
     """Where to compute: cpu or cuda."""
     precision: Literal["fp32", "bf16", "fp16", "int8"] = "fp32"
     """The numbers of weights and activations; int8, on the cpu, is the fastest there."""
+    verbose: bool = False
+    """Say on standard error which engine decodes, and why that one."""
 
 
 @dataclass(frozen=True)
@@ -320,7 +322,21 @@ def _loaded(folder: Path, options: Where, kind: type[Ready], here: World | None 
         if here is None or here.first:
             for warning in said:
                 print("regard:", warning.message, file=sys.stderr, flush=True)
+    if options.verbose and (here is None or here.first):
+        print("regard:", _engine(ready.model), file=sys.stderr, flush=True)
     return ready
+
+
+def _engine(model: Any) -> str:
+    from regard.decode.engine.pick import pick
+    from regard.model.language import LanguageModel
+    from regard.model.transformer import Transformer
+
+    if isinstance(model, Transformer | LanguageModel):
+        engine = pick(model)
+        return f"engine: {engine.name} ({engine.reason})"
+    weight = next(model.parameters())
+    return f"engine: the model's own modules, {weight.dtype} on {weight.device}"
 
 
 # Lines

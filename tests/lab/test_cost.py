@@ -133,14 +133,15 @@ def heads(*shape: int) -> Tensor:
     return torch.randn(*shape, dtype=torch.float64)
 
 
-def test_torchs_own_counter_misses_what_ours_sees() -> None:
+def test_fused_kernels_are_counted() -> None:
     x = heads(2, 3, 7, 5)
     with torch.no_grad(), FlopCounterMode(display=False) as theirs:
         F.scaled_dot_product_attention(x, x, x)
     with torch.no_grad():
         ours = counted(lambda: F.scaled_dot_product_attention(x, x, x))
-    assert theirs.get_total_flops() == 0
     assert ours.total.multiply_adds == 2 * 2 * 3 * 7 * 7 * 5
+    # Torch's own counter overlooks this kernel in some versions.
+    assert theirs.get_total_flops() in (0, 2 * ours.total.multiply_adds)
 
 
 @pytest.mark.parametrize("backend", ["formula", "sdpa", "auto"])

@@ -57,7 +57,8 @@ class Paths:
     def __init__(self, last: Int[Tensor, "B"], constraints: Constraints):
         B, T, device = len(last), constraints.steps, last.device
         self.constraints = constraints
-        self.last, self.rows = last, None
+        self.last = last
+        self.rows: Tensor | None = None
         self.t = 0
         self.over = torch.zeros(B, dtype=torch.bool, device=device)
         self.sentences = torch.arange(B, device=device)

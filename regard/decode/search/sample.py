@@ -100,7 +100,7 @@ class Sampled(Paths):
 
 
 def log_probabilities(
-    logits: Float[Tensor, "R N"], constraints: Constraints, t: int
+    logits: Float[Tensor, "R N"], constraints: Constraints, t: int | Tensor
 ) -> Float[Tensor, "R N"]:
     """log p of all tokens at step t, at least in float32; -∞ for what may not be said."""
     logs = logits.to(torch.promote_types(logits.dtype, torch.float32))

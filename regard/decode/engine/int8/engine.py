@@ -1,228 +1,358 @@
-"""An 8-bit Transformer's step in one call, behind the same face as any other step.
+"""Models with 8-bit weights in compiled kernels: one call for all blocks of a step.
 
 What a block is, `model/block.py` says; here the same modules are handed to kernels.cpp as
-addresses. No padding is computed, and reordering beams moves no keys or values: each row has a
-list of the rows, among all that were ever computed, which hold its own past.
+addresses. No padding is computed. Keys and values lie in slots of a buffer, and each row has a list
+of the slots that hold its own: beams are reordered, and rows leave, without moving any.
 """
 
+import ctypes
 import math
-from collections.abc import Iterable, Iterator
+import weakref
 from typing import Any, cast
-from weakref import WeakKeyDictionary
 
+import numpy as np
 import torch
-from jaxtyping import Int
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from regard.attention.host import integers, shown
+from regard.attention.host import integers
 from regard.attention.mask import Packed
-from regard.attention.multihead import Core, MultiHeadAttention
+from regard.attention.multihead import MultiHeadAttention
 from regard.attention.position import Rotary, Sinusoidal
 from regard.decode.engine.int8 import library as native
 from regard.decode.engine.int8.linear import Int8Linear
-from regard.model.block import Block, FeedForward, GatedFeedForward, PostNorm, PreNorm
+from regard.decode.engine.int8.structure import ACTIVATIONS, hooked, parts, unknown
+from regard.decode.engine.session import Session
+from regard.decode.search import topk
+from regard.decode.search.constraints import Constraints
+from regard.model.block import Block, FeedForward, GatedFeedForward, PreNorm
 from regard.model.embedding import Tokens
+from regard.model.language import LanguageModel
 from regard.model.lengths import Lengths, places
 from regard.model.stack import Stack
 from regard.model.transformer import Transformer
 
-_ACTIVATIONS: dict[type[nn.Module], int] = {nn.ReLU: 1, nn.GELU: 2, nn.SiLU: 3}
-_GATED = 3
+Model = Transformer | LanguageModel
+Integers = NDArray[np.int64]
+
+
+class Int8Engine:
+    """A model's stacks as the kernels know them: parts of the model, but not the model."""
+
+    name = "int8"
+
+    def __init__(self, model: Model):
+        if refusal := self.refusal(model):
+            raise ValueError(f"the kernels for 8-bit layers cannot run this model: {refusal}")
+        self.reason = f"8-bit weights, kernels for {native.kernels().isa}"
+        self.encoder = Blocks(model.encoder) if isinstance(model, Transformer) else None
+        self.decoder = Blocks(model.decoder)
+        self.tokens = model.target if isinstance(model, Transformer) else model.tokens
+        self.output = cast(Int8Linear, model.output)
+        self.buffers = Buffers()
+        self._sines = torch.empty(0)
+        self._seen = _seen(model)
+
+    @staticmethod
+    def refusal(model: nn.Module) -> str:
+        """Why the kernels cannot run it, in one line; nothing where they can."""
+        if reason := native.missing():
+            return reason
+        if type(model) not in (Transformer, LanguageModel):
+            return f"a {type(model).__name__} is neither a Transformer nor a LanguageModel"
+        model = cast(Model, model)
+        if type(model.output) is not Int8Linear:
+            return "its output layer is not of 8 bits; call int8(model) first"
+        if hooked(parts(model)):
+            return "one of its modules has a forward hook"
+        for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+            number = not tensor.is_floating_point() or tensor.dtype == torch.float32
+            if not (number and tensor.is_contiguous() and tensor.device.type == "cpu"):
+                return f"{name} is {tensor.dtype} on {tensor.device}, not contiguous float32"
+        across = isinstance(model, Transformer)
+        if across and (reason := unknown(model.encoder, Int8Linear, cross=False)):
+            return f"in the encoder, {reason}"
+        if reason := unknown(model.decoder, Int8Linear, cross=across):
+            return f"in the decoder, {reason}"
+        tokens = model.target if isinstance(model, Transformer) else model.tokens
+        if type(tokens) is not Tokens:
+            return f"its tokens are embedded by a {type(tokens).__name__}"
+        return ""
+
+    def current(self, model: Model) -> bool:
+        """Whether all that it knows of the model is still so."""
+        return self._seen == _seen(model)
+
+    @torch.no_grad()
+    def open(
+        self,
+        model: Model,
+        source: Tensor | None = None,
+        lengths: Lengths = None,
+        *,
+        rows: int | None = None,
+        beams: int = 1,
+        length: int = 64,
+    ) -> "Int8Session":
+        """A session for the sources' rows, or for so many `rows` of a language model.
+
+        To what `length` they will grow, and how many `beams` a source will have, are hints.
+        """
+        blocks, memory = self.decoder, None
+        if isinstance(model, Transformer) and self.encoder is not None and source is not None:
+            counts, x = _end_to_end(model.source(source, places(lengths, source)), lengths)
+            rows, threads = len(counts), torch.get_num_threads()
+            encoded = Cache(self.buffers, self.encoder.count, self.encoder.self_width, rows)
+            self.encoder.run(x, *encoded.extend(counts), encoded, causal=False)
+            memory = Cache(self.buffers, blocks.count, blocks.cross_width, rows)
+            slots = memory.table[memory.extend(counts)]
+            _library().project_memory(
+                *(blocks.array, blocks.count, x.data_ptr(), len(x), memory.data.data_ptr()),
+                *(memory.data.shape[1], slots.ctypes.data, threads),
+            )
+        if rows is None:
+            raise ValueError("a session needs a source, or the number of rows of a language model")
+        cache = Cache(self.buffers, blocks.count, blocks.self_width, rows)
+        cache.reserve(rows * beams * min(length, 64))
+        return Int8Session(self, cache, memory)
+
+    def embed(self, tokens: Int[Tensor, "T"], position: Integers) -> Float[Tensor, "T D"]:
+        """As the model does, but with sines that were computed before."""
+        part, at = self.tokens, torch.from_numpy(position)
+        sines = self._sines
+        if type(part.position) is not Sinusoidal:
+            return part(tokens[None], at[None])[0].contiguous()
+        if len(sines) <= (most := int(position.max(initial=0))):
+            sines = part.position.encoding(torch.arange(max(64, 2 * most)), torch.float32)
+            self._sines = sines
+        try:
+            x = F.embedding(tokens, part.table.weight)
+        except IndexError:
+            return part(tokens[None], at[None])[0]  # says what is wrong
+        return x.mul_(part.scale).add_(sines[at])
+
+
+class Int8Session(Session):
+    """Rows in the kernels, each with slots and a source of its own."""
+
+    device = torch.device("cpu")
+
+    def __init__(self, engine: Int8Engine, cache: "Cache", memory: "Cache | None"):
+        self.engine, self.cache, self.memory = engine, cache, memory
+        self.rows, self.vocabulary = len(cache.lengths), engine.output.out_features
+
+    def prefill(self, tokens: Int[Tensor, "R n"], counts: Int[Tensor, "R"]) -> None:
+        self._check(tokens)
+        counts = counts.long().cpu()
+        self._read(tokens.cpu()[torch.arange(tokens.shape[1]) < counts[:, None]], counts.numpy())
+
+    def step(self, tokens: Int[Tensor, "R"]) -> Float[Tensor, "R N"]:
+        self._check(tokens)
+        logits = self.engine.buffers.take((self.rows, self.vocabulary), np.float32)
+        self._read(tokens.cpu(), np.ones(self.rows, np.int64), logits)
+        return logits
+
+    @torch.no_grad()
+    def _read(self, tokens: Tensor, counts: Integers, logits: Tensor | None = None) -> None:
+        sequence, position = self.cache.places(counts)
+        x = self.engine.embed(tokens, position)  # before anything changes: it may refuse tokens
+        self.cache.extend(counts)
+        output = None if logits is None else self.engine.output.address()
+        self.engine.decoder.run(
+            x, sequence, position, self.cache, self.memory, output=output, logits=logits
+        )
+
+    def select(self, rows: Int[Tensor, "R"]) -> None:
+        chosen = self._chosen(rows.cpu()).numpy()
+        self.rows = len(chosen)
+        for cache in filter(None, (self.cache, self.memory)):
+            cache.select(chosen)
+
+    def join(self, other: Session) -> None:
+        if not isinstance(other, Int8Session) or other.engine is not self.engine:
+            raise ValueError("only sessions of one engine can be joined; open both with this one")
+        self.rows += other.rows
+        self.cache.join(other.cache)
+        if self.memory is not None and other.memory is not None:
+            self.memory.join(other.memory)
+        other.close()
+
+    def best(
+        self, logits: Float[Tensor, "R N"], count: int, rule: Constraints, t: int
+    ) -> topk.Best:
+        return topk.best(logits, count, rule, t, _log_sums, _largest)
+
+    def close(self) -> None:
+        self.select(torch.empty(0, dtype=torch.int64))
+        for cache in filter(None, (self.cache, self.memory)):
+            cache.shrink()
+
+
+class Cache:
+    """Keys and values in slots, and for each row a list of the slots that hold its own.
+
+    Rows with a common past list the same slots. Those that no row lists any more are used again.
+    """
+
+    def __init__(self, buffers: "Buffers", blocks: int, width: int, rows: int):
+        self.buffers = buffers
+        self.data = torch.empty(blocks, 0, width, dtype=torch.float16)
+        self.table = np.zeros((rows, 32), np.int32)
+        self.lengths: Integers = np.zeros(rows, np.int64)
+        self._free = np.zeros(0, np.int32)
+
+    def places(self, counts: Integers) -> tuple[Integers, Integers]:
+        """The row and the position of each token, where row r goes on with counts[r] of them."""
+        sequence = np.repeat(np.arange(len(counts)), counts)
+        first = self.lengths - (np.cumsum(counts) - counts)
+        return sequence, np.arange(len(sequence)) + first[sequence]
+
+    def extend(self, counts: Integers) -> tuple[Integers, Integers]:
+        """Lists slots for so many more tokens of each row."""
+        sequence, position = self.places(counts)
+        self.reserve(len(sequence))
+        if (most := int(position.max(initial=0)) + 1) > self.table.shape[1]:
+            self._widen(max(most, 2 * self.table.shape[1]))
+        self.table[sequence, position] = self._free[: len(sequence)]
+        self._free = self._free[len(sequence) :]
+        self.lengths = self.lengths + counts
+        return sequence, position
+
+    def reserve(self, count: int) -> None:
+        """Has so many slots free."""
+        if count <= len(self._free):
+            return
+        blocks, slots, width = self.data.shape
+        used = np.zeros(slots, bool)
+        used[self.table[self._listed()]] = True
+        live = int(used.sum())
+        # Looking for free slots pays where there are many; otherwise there have to be more.
+        if live + count > slots - slots // 4:
+            data = self.buffers.take((blocks, max(2 * slots, live + count), width), np.float16)
+            data[:, :slots] = self.data
+            self.data = data
+            used = np.pad(used, (0, data.shape[1] - slots))
+        self._free = np.flatnonzero(~used).astype(np.int32)
+
+    def select(self, rows: Integers) -> None:
+        self.table, self.lengths = self.table[rows], self.lengths[rows]
+
+    def join(self, other: "Cache") -> None:
+        theirs = np.unique(other.table[other._listed()])
+        self.reserve(len(theirs))
+        ours, self._free = self._free[: len(theirs)], self._free[len(theirs) :]
+        self.data[:, torch.from_numpy(ours).long()] = other.data[:, torch.from_numpy(theirs).long()]
+        renumbered = np.zeros(other.data.shape[1] + 1, np.int32)
+        renumbered[theirs] = ours
+        width = max(self.table.shape[1], other.table.shape[1])
+        self._widen(width)
+        other._widen(width)
+        table = np.where(other._listed(), renumbered[other.table], 0)
+        self.table = np.concatenate((self.table, table.astype(np.int32)))
+        self.lengths = np.concatenate((self.lengths, other.lengths))
+
+    def _listed(self) -> NDArray[np.bool_]:
+        return np.arange(self.table.shape[1]) < self.lengths[:, None]
+
+    def _widen(self, width: int) -> None:
+        self.table = np.pad(self.table, ((0, 0), (0, width - self.table.shape[1])))
+
+    def shrink(self) -> None:
+        self.data, self._free = self.data[:, :0].clone(), self._free[:0]
+
+    def address(self) -> native.Cache:
+        """What the kernels are told of it."""
+        return native.Cache(
+            *(self.data.data_ptr(), self.data.shape[1]),
+            *(self.table.ctypes.data, self.table.shape[1], self.lengths.ctypes.data),
+        )
+
+
+class Buffers:
+    """Memory for tensors, used again when nobody holds them: fresh pages cost more than a step."""
+
+    KEPT = 4
+
+    def __init__(self) -> None:
+        self._free: list[NDArray[np.uint8]] = []
+
+    def take(self, shape: tuple[int, ...], dtype: type[np.generic]) -> Tensor:
+        """Any values; they are the caller's until the last tensor that shares them is gone."""
+        size = math.prod(shape) * np.dtype(dtype).itemsize
+        fits = [buffer for buffer in self._free if buffer.size >= size]
+        if fits:
+            buffer = min(fits, key=len)
+            self._free = [one for one in self._free if one is not buffer]
+        else:
+            buffer = np.empty(size, np.uint8)
+        view = buffer[:size].view(dtype).reshape(shape)
+        weakref.finalize(view, self._give_back, buffer).atexit = False
+        return torch.from_numpy(view)
+
+    def _give_back(self, buffer: NDArray[np.uint8]) -> None:
+        self._free = sorted([*self._free, buffer], key=len)[-self.KEPT :]
 
 
 class Blocks:
-    """A stack's addresses, and the tensors that have to stay where they are."""
+    """A stack's addresses, and the positions that its blocks rotate by."""
 
     def __init__(self, stack: Stack):
-        self.stack = stack
         self.count = len(stack.blocks)
-        first = cast(MultiHeadAttention, cast(Block, stack.blocks[0]).attention)
-        self.width = first.width
-        self.kept = first.key_heads * (first.key_width + first.value_width)
-        self.blocks = (native.Block * self.count)(*map(_block, stack.blocks))
+        self.array = (native.Block * self.count)(*map(_block, stack.blocks))
         self.norm = _norm(stack.norm)
-        rotary = first.position
-        self.rotary = rotary if isinstance(rotary, Rotary) else None
-        self._turns = [torch.empty(0)]
-
-    def reach(self, length: int) -> None:
-        """Have rotary positions for so many tokens."""
-        if self.rotary is None or len(self._turns[-1]) >= length:
-            return
-        rotary, pairs = self.rotary, self.rotary.width // 2
-        length = max(length, 2 * len(self._turns[-1]), 64)
-        halves = rotary.layout == "halves"
-        # What (1, 0) becomes is cos and sin.
-        ones = torch.tensor([1.0, 0.0])
-        ones = ones.repeat_interleave(pairs) if halves else ones.repeat(pairs)
-        turned = rotary.rotate(ones.expand(length, -1))
-        turns = turned.view(length, *((2, pairs) if halves else (pairs, 2)))
-        turns = (turns if halves else turns.transpose(1, 2)).contiguous()
-        # Another thread may still be reading the shorter ones.
-        self._turns.append(turns)
-        for block in self.blocks:
-            block.own.turn = turns.data_ptr()
-            block.own.turned, block.own.halves = rotary.width, halves
+        first = self.array[0]
+        self.self_width = _library().slot_width(first.self_attention)
+        self.cross_width = _library().slot_width(first.cross_attention)
+        position = cast(MultiHeadAttention, cast(Block, stack.blocks[0]).attention).position
+        self.rotary = position if isinstance(position, Rotary) else None
+        self._turns = torch.empty(0)
 
     def run(
-        self, rows: native.Rows, output: native.Linear | None = None, to: Tensor | None = None
+        self,
+        x: Float[Tensor, "T D"],
+        sequence: Integers,
+        position: Integers,
+        cache: Cache,
+        memory: Cache | None = None,
+        *,
+        causal: bool = True,
+        output: native.Linear | None = None,
+        logits: Tensor | None = None,
     ) -> None:
-        library = native.library()
-        assert library is not None
-        given = (self.blocks, self.count, rows, self.norm, output, native.address(to))
-        library.run(*given, torch.get_num_threads())
-
-
-class Fused:
-    """A Transformer whose stacks run in the kernels."""
-
-    def __init__(self, model: Transformer):
-        self.encoder, self.decoder = Blocks(model.encoder), Blocks(model.decoder)
-        self.output = cast(Int8Linear, model.output)
-        self._places = torch.empty(0)
-
-    def encode(self, model: Transformer, source: Tensor, lengths: Lengths) -> tuple[Tensor, Tensor]:
-        """The memory of all sources end to end, (T, D), and how long each is."""
-        x = model.source(source, places(lengths, source))
-        counts, x = _end_to_end(x, lengths)
-        start = counts.cumsum(0) - counts
-        of = torch.repeat_interleave(counts)  # the sequence that each token is in
-        place = torch.arange(len(x)) - start[of]
-        start, count = start[of], counts[of]
-        self.encoder.reach(int(counts.max()) if len(counts) else 0)
-        kept = torch.empty(self.encoder.count, len(x), self.encoder.kept, dtype=torch.float16)
-        rows = native.Rows(
-            rows=len(x),
+        turns = self._rotations(int(position.max(initial=0)) + 1)
+        tokens = native.Tokens(
+            count=len(x),
             width=x.shape[1],
+            causal=causal,
             x=x.data_ptr(),
-            kept=kept.data_ptr(),
-            room=len(x),
-            start=start.data_ptr(),
-            count=count.data_ptr(),
-            place=place.data_ptr(),
+            sequence=sequence.ctypes.data,
+            position=position.ctypes.data,
+            cache=cache.address(),
         )
-        self.encoder.run(rows)
-        return x, counts
+        if memory is not None:
+            tokens.memory = memory.address()
+        if self.rotary is not None:
+            halves = self.rotary.layout == "halves"
+            tokens.rotary = native.Rotary(turns.data_ptr(), self.rotary.width // 2, halves)
+        given = (self.array, self.count, tokens, self.norm, output, native.address(logits))
+        _library().run(*given, torch.get_num_threads())
 
-    def embed(self, target: Tokens, tokens: Tensor, at: int) -> Tensor:
-        """(n, R, D), as `target` gives it, but with positions that were computed before."""
-        n, places = tokens.shape[1], self._places
-        if type(target) is not Tokens or type(target.position) is not Sinusoidal:
-            return target(tokens, at).transpose(0, 1).contiguous()
-        if len(places) < at + n:
-            zeros = target.table.weight.new_zeros(1, max(64, 2 * (at + n)), target.width)
-            self._places = places = target.placed(zeros, 0)[0]
-        try:
-            x = target.table(tokens.T)
-        except IndexError:
-            return target(tokens, at)  # says what is wrong
-        return x.mul_(target.scale).add_(places[at : at + n, None])
-
-    def remember(self, memory: Tensor) -> Tensor:
-        """The keys and values that each block's cross-attention reads of it."""
-        library = native.library()
-        assert library is not None
-        cross = self.decoder.blocks[0].cross
-        size = (self.decoder.count, len(memory), cross.key.out + cross.value.out)
-        held = torch.empty(size, dtype=torch.float16)
-        blocks, count = self.decoder.blocks, self.decoder.count
-        threads = torch.get_num_threads()
-        library.remember(blocks, count, memory.data_ptr(), len(memory), held.data_ptr(), threads)
-        return held
-
-    def step(self, x: Tensor, state: "FusedReading", logits: bool) -> Tensor | None:
-        """One token of every row."""
-        self.decoder.reach(state.length + 1)
-        state.grow(len(x))
-        rows = native.Rows(
-            rows=len(x),
-            width=x.shape[1],
-            x=x.data_ptr(),
-            kept=state.kept.data_ptr(),
-            room=state.kept.shape[1],
-            base=state.used,
-            table=state.table.data_ptr(),
-            columns=state.table.shape[1],
-            filled=state.length + 1,
-            memory=state.memory.data_ptr(),
-            places=state.memory.shape[1],
-            memory_start=state.start.data_ptr(),
-            memory_count=state.count.data_ptr(),
-        )
-        out = state.logits(len(x), self.output.out_features) if logits else None
-        self.decoder.run(rows, self.output.address() if logits else None, out)
-        state.used += len(x)
-        state.length += 1
-        return out
+    def _rotations(self, length: int) -> Tensor:
+        """cos and sin of at least so many positions, (positions, 2, pairs)."""
+        if self.rotary is not None and len(self._turns) < length:
+            pairs, halves = self.rotary.width // 2, self.rotary.layout == "halves"
+            # What (1, 0) becomes is cos and sin.
+            one = torch.tensor([1.0, 0.0])
+            one = one.repeat_interleave(pairs) if halves else one.repeat(pairs)
+            turned = self.rotary.rotate(one.expand(max(64, 2 * length), -1))
+            turned = turned.unflatten(1, (2, pairs) if halves else (pairs, 2))
+            self._turns = (turned if halves else turned.transpose(1, 2)).contiguous()
+        return self._turns
 
 
-class FusedReading:
-    """What rows have written, and the sources that they read."""
-
-    def __init__(self, memory: Tensor, count: Tensor, blocks: int, kept: int, columns: int):
-        self.memory, self.count = memory, count
-        self.start = count.cumsum(0) - count
-        self.length = self.used = 0
-        self.kept = memory.new_empty(blocks, 0, kept)
-        self.table = torch.empty(len(count), columns, dtype=torch.int32)
-        self._logits: list[Tensor] = []
-
-    def logits(self, rows: int, vocabulary: int) -> Tensor:
-        """Room that is used again the time after next: fresh memory would cost too much."""
-        if not self._logits or len(self._logits[0]) < rows:
-            self._logits = [torch.empty(rows, vocabulary) for _ in range(2)]
-        self._logits.reverse()
-        return self._logits[0][:rows]
-
-    def select(self, rows: Int[Tensor, "R"]) -> None:
-        rows = integers(rows, "rows").cpu()
-        held = len(self.table)
-        if rows.numel() and not 0 <= int(rows.min()) <= int(rows.max()) < held:
-            raise ValueError(
-                f"rows ({shown(rows)}) must lie from 0 to {held - 1}: the state holds {held} rows"
-            )
-        self.table = self.table.index_select(0, rows)
-        self.start, self.count = self.start.index_select(0, rows), self.count.index_select(0, rows)
-
-    def grow(self, rows: int) -> None:
-        """Have room for one more token of so many rows."""
-        blocks, room, width = self.kept.shape
-        if self.used + rows > room:
-            fresh = self.kept.new_empty(blocks, max(2 * room, self.used + 16 * rows), width)
-            fresh[:, : self.used] = self.kept[:, : self.used]
-            self.kept = fresh
-        R, columns = self.table.shape
-        if self.length == columns:
-            fresh = self.table.new_empty(R, 2 * columns)
-            fresh[:, :columns] = self.table
-            self.table = fresh
-
-
-def translation(
-    model: Transformer, source: Tensor, lengths: Lengths, capacity: int | None
-) -> tuple[Any, FusedReading] | None:
-    """As `step.translation`; None for a model that the kernels do not know."""
-    fused = _fused(model)
-    if fused is None:
-        return None
-    memory, counts = fused.encode(model, source, lengths)
-    blocks, kept = fused.decoder.count, fused.decoder.kept
-    state = FusedReading(fused.remember(memory), counts, blocks, kept, capacity or 32)
-
-    def step(tokens: Tensor, state: FusedReading) -> tuple[Tensor, FusedReading]:
-        R, n = tokens.shape
-        if len(state.table) != R:
-            raise ValueError(f"tokens of {R} rows for a state of {len(state.table)}; select() them")
-        x_nRD = fused.embed(model.target, tokens, state.length)
-        for m, x in enumerate(x_nRD):
-            logits = fused.step(x, state, logits=m == n - 1)
-        assert logits is not None
-        return logits, state
-
-    return step, state
-
-
-def _end_to_end(x: Tensor, lengths: Lengths) -> tuple[Tensor, Tensor]:
+def _end_to_end(x: Tensor, lengths: Lengths) -> tuple[Integers, Tensor]:
     """How long each sequence is, and their real tokens as rows of one matrix of its own."""
     B, S = x.shape[:2]
     if lengths is None:
@@ -233,152 +363,80 @@ def _end_to_end(x: Tensor, lengths: Lengths) -> tuple[Tensor, Tensor]:
         counts = integers(lengths, "source_lengths").long().cpu()
         rows = x[torch.arange(S) < counts[:, None]]
     # The kernels write into it. Under autocast, images and sounds come in fewer bits.
-    return counts, rows.to(torch.float32, copy=True, memory_format=torch.contiguous_format)
+    own = rows.to(torch.float32, copy=True, memory_format=torch.contiguous_format)
+    return counts.numpy(), own
 
 
-# Which models the kernels know
-
-_known: "WeakKeyDictionary[Transformer, tuple[Any, Fused | None]]" = WeakKeyDictionary()
-
-
-def _fused(model: Transformer) -> Fused | None:
-    if not isinstance(model.output, Int8Linear) or native.library() is None:
-        return None
-    modules = parts(model)
-    if heard(modules):
-        return None
-    # The kernels know where tensors lie, and are told again when they have moved.
-    now = modules, [native.address(tensor) for part in modules for tensor in _held(part)]
-    before, fused = _known.get(model, (None, None))
-    if before != now:
-        usual = all(map(_usual, (*model.parameters(), *model.buffers())))
-        fused = Fused(model) if usual and known(model, Int8Linear) else None
-        _known[model] = now, fused
-    return fused
+def _log_sums(logits: Float[Tensor, "R N"]) -> Float[Tensor, "R"]:
+    if logits.dtype != torch.float32:
+        return topk.log_sums(logits)
+    logits, sums = logits.contiguous(), logits.new_empty(len(logits))
+    _library().log_sums(logits.data_ptr(), *logits.shape, sums.data_ptr(), torch.get_num_threads())
+    return sums
 
 
-def _held(part: nn.Module) -> Iterable[Tensor | None]:
-    """Of what the kernels know, enough to tell whether it has moved: a layer moves as a whole."""
-    if type(part) is Int8Linear:
-        return (part._buffers["scale"],)
-    return part._parameters.values() if type(part) is nn.LayerNorm else ()
-
-
-def _usual(tensor: Tensor) -> bool:
-    number = not tensor.is_floating_point() or tensor.dtype == torch.float32
-    return number and tensor.is_contiguous() and tensor.device.type == "cpu"
-
-
-def parts(model: nn.Module) -> list[nn.Module]:
-    """All modules below it, as `modules()` gives them, but ten times as fast."""
-    found, waiting = [], [part for part in model._modules.values() if part is not None]
-    while waiting:
-        part = waiting.pop()
-        found.append(part)
-        waiting.extend(child for child in part._modules.values() if child is not None)
-    return found
-
-
-def heard(modules: list[nn.Module]) -> bool:
-    """Whether somebody listens to what happens inside."""
-    return any(part._forward_hooks or part._forward_pre_hooks for part in modules)
-
-
-def known(model: Transformer, linear: type[nn.Module]) -> bool:
-    """Whether its stacks are what kernels compute."""
-    reads = [block.cross is not None for block in model.encoder.blocks if isinstance(block, Block)]
-    return not any(reads) and _stack(model.encoder, linear) and _stack(model.decoder, linear)
-
-
-def _stack(stack: Stack, linear: type[nn.Module]) -> bool:
-    final = stack.norm is None or _known_norm(stack.norm)
-    blocks = [block for block in stack.blocks if isinstance(block, Block)]
-    if not final or not blocks or len(blocks) != len(stack.blocks):
-        return False
-    # Blocks share one layout of what is kept, and one table of turns.
-    known = all(_known_block(block, linear) for block in blocks)
-    return known and len(set(map(_kind, blocks))) == 1
-
-
-def _kind(block: Block) -> tuple[object, ...]:
-    own, cross = cast(MultiHeadAttention, block.attention), block.cross
-    widths = [
-        (part.key_heads, part.key_width, part.value_width, part.source_width)
-        for part in (own, cross)
-        if isinstance(part, MultiHeadAttention)
-    ]
-    turned = own.position
-    turns = (turned.width, turned.base, turned.layout) if isinstance(turned, Rotary) else None
-    return type(block.add_attention), own.width, *widths, turns
-
-
-def _known_norm(norm: nn.Module | Tensor) -> bool:
-    return type(norm) is nn.LayerNorm and norm.weight is not None and norm.bias is not None
-
-
-def _known_block(block: Block, linear: type[nn.Module]) -> bool:
-    cross, forward = block.cross, block.feed_forward
-    around = [block.add_attention, block.add_cross, block.add_feed_forward]
-    residuals = [part for part in around if part is not None]
-    if type(block) is not Block or type(residuals[0]) not in (PostNorm, PreNorm):
-        return False
-    if len(set(map(type, residuals))) > 1 or not all(_known_norm(part.norm) for part in residuals):
-        return False
-    bends = type(forward) is FeedForward and type(forward.activation) in _ACTIVATIONS
-    if bends and isinstance(forward.activation, nn.GELU):
-        bends = forward.activation.approximate == "none"
-    return (
-        (bends or type(forward) is GatedFeedForward)
-        and _known_attention(block.attention)
-        and (cross is None or (_known_attention(cross) and cross.position is None))
-        and all(type(part) is linear for part in _linears(block))
+def _largest(logits: Float[Tensor, "R N"], count: int) -> topk.Best:
+    if logits.dtype != torch.float32:
+        return topk.largest(logits, count)
+    logits, values = logits.contiguous(), logits.new_empty(len(logits), count)
+    tokens = torch.empty(len(logits), count, dtype=torch.int64)
+    _library().largest(
+        *(logits.data_ptr(), *logits.shape, count),
+        *(values.data_ptr(), tokens.data_ptr(), torch.get_num_threads()),
     )
+    return values, tokens
 
 
-def _known_attention(part: nn.Module) -> bool:
-    if type(part) is not MultiHeadAttention or type(part.core) is not Core:
-        return False
-    beta = part.core.beta
-    finite = beta is None or (isinstance(beta, float | int) and 0 <= beta < math.inf)
-    where = part.position is None or type(part.position) is Rotary
-    return finite and where and part.core.score is None
+def _library() -> ctypes.CDLL:
+    library = native.library()
+    assert library is not None  # refusal() has asked
+    return library
 
 
-def _linears(block: Block) -> Iterator[nn.Module]:
-    for part in (block.attention, block.cross):
-        if isinstance(part, MultiHeadAttention):
-            yield from (part.query, part.key, part.value, part.output)
-    forward = block.feed_forward
-    if isinstance(forward, FeedForward | GatedFeedForward):
-        yield from (forward.expand, forward.reduce)
-    if isinstance(forward, GatedFeedForward):
-        yield forward.gate
+# What the kernels are told of a model
+
+
+def _seen(model: nn.Module) -> tuple[object, ...]:
+    """Modules, hooks and addresses: of a layer one is enough, since it moves as a whole."""
+    modules = parts(model)
+    addresses = [
+        native.address(tensor)
+        for part in modules
+        for tensor in (
+            (part._buffers["scale"],)
+            if type(part) is Int8Linear
+            else part._parameters.values()
+            if type(part) is nn.LayerNorm
+            else ()
+        )
+    ]
+    return hooked(modules), modules, addresses
 
 
 def _block(block: nn.Module) -> native.Block:
     assert isinstance(block, Block)
     forward = block.feed_forward
     gated = isinstance(forward, GatedFeedForward)
-    given = native.Block(
-        own=_attention(cast(MultiHeadAttention, block.attention)),
+    told = native.Block(
+        self_attention=_attention(block.attention),
         expand=_linear(forward.expand),
         reduce=_linear(forward.reduce),
-        own_norm=_norm(block.add_attention.norm),
-        last_norm=_norm(block.add_feed_forward.norm),
-        has_cross=block.cross is not None,
-        pre=isinstance(block.add_attention, PreNorm),
-        activation=_GATED if gated else _ACTIVATIONS[type(cast(nn.Module, forward.activation))],
+        self_norm=_norm(block.add_attention.norm),
+        feed_forward_norm=_norm(block.add_feed_forward.norm),
+        pre_norm=isinstance(block.add_attention, PreNorm),
+        activation=ACTIVATIONS[nn.SiLU if gated else type(cast(nn.Module, forward.activation))],
         gated=gated,
     )
     if gated:
-        given.gate = _linear(forward.gate)
+        told.gate = _linear(forward.gate)
     if block.cross is not None and block.add_cross is not None:
-        given.cross = _attention(cast(MultiHeadAttention, block.cross))
-        given.cross_norm = _norm(block.add_cross.norm)
-    return given
+        told.has_cross = True
+        told.cross_attention = _attention(block.cross)
+        told.cross_norm = _norm(block.add_cross.norm)
+    return told
 
 
-def _attention(part: MultiHeadAttention) -> native.Attention:
+def _attention(part: Any) -> native.Attention:
     beta = part.core.beta
     return native.Attention(
         heads=part.heads,

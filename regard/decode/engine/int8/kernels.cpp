@@ -11,6 +11,7 @@
 // KV cache, so that reordering beams moves no keys or values.
 
 #include <algorithm>
+#include <cfloat>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -139,17 +140,19 @@ struct Work {
         // Bits of floats without signs are ordered as the floats are, and NaN's come last: a NaN
         // becomes the scale.
         Ints most = all(0);
-        for (int64_t i = 0; i < width; i += 16)
-            most = larger(most, bits(load(x + i, width - i)) & all(0x7FFFFFFF));
+        sweep(width, [&](int64_t i, int64_t left) {
+            most = larger(most, bits(load(x + i, left)) & all(0x7FFFFFFF));
+        });
         int32_t lane[16];
         std::memcpy(lane, &most, 64);
         float largest;
         std::memcpy(&largest, std::max_element(lane, lane + 16), 4);
         scale[row] = largest / 127.0f;
-        const Floats by = all(largest > 0 ? std::min(127.0f / largest, 3.4e38f) : 0.0f);
+        const Floats by = all(largest > 0 ? std::min(127.0f / largest, FLT_MAX) : 0.0f);
         int8_t* to = q.data() + row * up(width, 16);
-        for (int64_t i = 0; i < width; i += 16)
-            narrow(integers(load(x + i, width - i) * by) + all(OFFSET), to + i);
+        sweep(width, [&](int64_t i, int64_t left) {
+            narrow(integers(load(x + i, left) * by) + all(OFFSET), to + i);
+        });
     }
 
     void quantize_all(Team& team, const float* x, int64_t rows, int64_t width) {
@@ -173,15 +176,16 @@ void tile(const Linear& linear, int64_t n, const int8_t* q, const float* scale, 
             for (int i = 0; i < N; i++) sum[m][i] = dot(sum[m][i], x, column[i]);
         }
     }
-    for (int g = 0; g < GROUPS; g++, n += 16) {
-        const int64_t left = linear.out - n;
+#pragma GCC unroll 4
+    for (int g = 0; g < GROUPS; g++) {
+        const int64_t left = linear.out - n - 16 * g;
         if (left <= 0) return;
-        const Floats t = load(linear.scale + n, left);
-        const Floats bias = linear.bias ? load(linear.bias + n, left) : all(0.0f);
+        const Floats t = load(linear.scale + n + 16 * g, left);
+        const Floats bias = linear.bias ? load(linear.bias + n + 16 * g, left) : all(0.0f);
         for (int m = 0; m < M; m++) {
             Ints sums;
             for (int p = 0; p < PARTS; p++) sums.part[p] = sum[m][g * PARTS + p];
-            store(fma(floats(sums), t * all(scale[m]), bias), y + m * stride + n, left);
+            store(fma(floats(sums), t * all(scale[m]), bias), y + m * stride + n + 16 * g, left);
         }
     }
 }
@@ -218,17 +222,17 @@ void multiply(Team& team, std::initializer_list<const Linear*> matrices, int64_t
 
 void normalize(const Norm& norm, const float* x, int64_t n, float* y) {
     Floats total = all(0.0f), square = all(0.0f);
-    for (int64_t i = 0; i < n; i += 16) total = total + load(x + i, n - i);
+    sweep(n, [&](int64_t i, int64_t left) { total = total + load(x + i, left); });
     const Floats mean = all(sum(total) / float(n));
-    for (int64_t i = 0; i < n; i += 16) {
-        const Floats d = keep(load(x + i, n - i) - mean, n - i, 0.0f);
+    sweep(n, [&](int64_t i, int64_t left) {
+        const Floats d = keep(load(x + i, left) - mean, left, 0.0f);
         square = fma(d, d, square);
-    }
+    });
     const Floats by = all(1.0f / std::sqrt(sum(square) / float(n) + float(norm.epsilon)));
-    for (int64_t i = 0; i < n; i += 16) {
-        const Floats d = (load(x + i, n - i) - mean) * by;
-        store(fma(d, load(norm.gain + i, n - i), load(norm.bias + i, n - i)), y + i, n - i);
-    }
+    sweep(n, [&](int64_t i, int64_t left) {
+        const Floats d = (load(x + i, left) - mean) * by;
+        store(fma(d, load(norm.gain + i, left), load(norm.bias + i, left)), y + i, left);
+    });
 }
 
 // x += y, this sublayer's LayerNorm (post) or the next one's (pre), and the result quantized.
@@ -258,27 +262,46 @@ void rotate(const Rotary& rotary, int64_t position, float* x, int64_t heads, int
         }
 }
 
-// What is too large for 16 bits stays finite.
-void store_half(const float* x, int64_t n, uint16_t* y) {
-    for (int64_t i = 0; i < n; i += 16) {
-        const Floats v = smaller(all(65504.0f), load(x + i, n - i));
-        narrow(larger(all(-65504.0f), v), y + i, n - i);
-    }
+// Each head is padded to a multiple of 16. What is too large for 16 bits stays finite.
+void store_halves(const float* x, int64_t heads, int64_t width, uint16_t* y) {
+    for (; heads; heads--, x += width, y += up(width, 16))
+        sweep(width, [&](int64_t i, int64_t left) {
+            const Floats v = smaller(all(65504.0f), load(x + i, left));
+            narrow(larger(all(-65504.0f), v), y + i);
+        });
 }
 
-// One query over `count` keys, which lie `stride` halves apart from slot to slot.
-void attend(const Attention& a, const float* query, const uint16_t* key, const uint16_t* value,
-            int64_t stride, const int32_t* slot, int64_t count, float* out) {
-    static thread_local std::vector<float> scores;
+// Keys of all heads and then their values, as they lie in a slot.
+struct Layout {
+    int64_t key, value, slot;
+    explicit Layout(const Attention& a)
+        : key(up(a.key_width, 16)),
+          value(up(a.value_width, 16)),
+          slot(a.key_heads * (key + value)) {}
+    void store(const Attention& a, const float* x, uint16_t* to) const {
+        store_halves(x, a.key_heads, a.key_width, to);
+        store_halves(x + a.key.out, a.key_heads, a.value_width, to + a.key_heads * key);
+    }
+};
+
+// One query over `count` keys: softmax(beta q·k) v.
+void attend(const Attention& a, const Layout& layout, const float* query, const uint16_t* data,
+            int64_t head, const int32_t* slot, int64_t count, float* out) {
+    static thread_local std::vector<float> scores, padded;
     if (int64_t(scores.size()) < count + 16) scores.resize(2 * count + 16);
-    float *score = scores.data(), most = -INFINITY;
-    const int64_t K = a.key_width, V = a.value_width;
+    if (int64_t(padded.size()) < layout.key) padded.resize(layout.key);
+    sweep(a.key_width, [&](int64_t i, int64_t left) {
+        store(load(query + i, left) * all(float(a.beta)), &padded[i], 16);
+    });
+    float *score = scores.data(), *q = padded.data(), most = -INFINITY;
+    const uint16_t *key = data + head * layout.key;
+    const uint16_t *value = data + a.key_heads * layout.key + head * layout.value;
     for (int64_t s = 0; s < count; s++) {
-        const uint16_t* k = key + slot[s] * stride;
+        const uint16_t* k = key + slot[s] * layout.slot;
         Floats products = all(0.0f);
-        for (int64_t i = 0; i < K; i += 16)
-            products = fma(load(query + i, K - i), widen(k + i, K - i), products);
-        score[s] = sum(products) * float(a.beta);
+        for (int64_t i = 0; i < layout.key; i += 16)
+            products = fma(load<Floats>(q + i), widen(k + i), products);
+        score[s] = sum(products);
         most = std::max(most, score[s]);
     }
     Floats total = all(0.0f);
@@ -288,43 +311,47 @@ void attend(const Attention& a, const float* query, const uint16_t* key, const u
         store(p, score + s, 16);
     }
     const Floats by = all(count ? 1.0f / sum(total) : 0.0f);
-    for (int64_t i = 0; i < V; i += 64) {
-        Floats mean[4] = {all(0.0f), all(0.0f), all(0.0f), all(0.0f)};
+    const auto mean = [&](auto vectors, int64_t i) {
+        Floats total[vectors];
+        for (int c = 0; c < vectors; c++) total[c] = all(0.0f);
         for (int64_t s = 0; s < count; s++) {
-            const uint16_t* v = value + slot[s] * stride + i;
-            for (int c = 0; c < 4; c++)
-                if (i + 16 * c < V)
-                    mean[c] = fma(all(score[s]), widen(v + 16 * c, V - i - 16 * c), mean[c]);
+            const uint16_t* v = value + slot[s] * layout.slot + i;
+            for (int c = 0; c < vectors; c++)
+                total[c] = fma(all(score[s]), widen(v + 16 * c), total[c]);
         }
-        for (int c = 0; c < 4; c++)
-            if (i + 16 * c < V) store(mean[c] * by, out + i + 16 * c, V - i - 16 * c);
-    }
+        for (int c = 0; c < vectors; c++)
+            store(total[c] * by, out + i + 16 * c, a.value_width - i - 16 * c);
+    };
+    int64_t i = 0;
+    for (; i + 64 <= layout.value; i += 64) mean(std::integral_constant<int, 4>(), i);
+    for (; i < layout.value; i += 16) mean(std::integral_constant<int, 1>(), i);
 }
 
 // All heads of all tokens, joined and projected; queries are the first columns of work.wide.
 void attend_all(Team& team, const Attention& a, const Tokens& at, const Cache& cache,
                 int64_t block, bool causal, int64_t stride, Work& work) {
-    const int64_t H = a.heads, G = a.key_heads, K = a.key_width, V = a.value_width;
-    const int64_t kv = G * (K + V);
-    const uint16_t* data = cache.data + block * cache.slots * kv;
+    const Layout layout(a);
+    const int64_t H = a.heads, K = a.key_width, V = a.value_width;
+    const uint16_t* data = cache.data + block * cache.slots * layout.slot;
+    const auto keys = [&](int64_t t) {
+        return causal ? at.position[t] + 1 : cache.count[at.sequence[t]];
+    };
     int64_t longest = 0;
-    for (int64_t t = 0; t < at.count; t++)
-        longest = std::max(longest, causal ? at.position[t] + 1 : cache.count[at.sequence[t]]);
+    for (int64_t t = 0; t < at.count; t++) longest = std::max(longest, keys(t));
     team.each(at.count * H, longest * (K + V) / 4, [&](int64_t i) {
-        const int64_t t = i / H, h = i % H, group = h / (H / G), sequence = at.sequence[t];
-        const int64_t count = causal ? at.position[t] + 1 : cache.count[sequence];
-        attend(a, &work.wide[t * stride + h * K], data + group * K, data + G * K + group * V, kv,
-               cache.table + sequence * cache.width, count, &work.heads[i * V]);
+        const int64_t t = i / H, h = i % H;
+        attend(a, layout, &work.wide[t * stride + h * K], data, h / (H / a.key_heads),
+               cache.table + at.sequence[t] * cache.width, keys(t), &work.heads[i * V]);
     });
     work.quantize_all(team, work.heads.data(), at.count, H * V);
     multiply(team, {&a.output}, at.count, work, work.out.data(), at.width);
 }
 
-// Whether anything is left to do: a prefill ends with the last block's keys and values.
 void self_attention(Team& team, const Attention& a, const Tokens& at, int64_t block,
                     bool write_only, Work& work) {
-    const int64_t queries = a.heads * a.key_width, kv = a.key.out + a.value.out;
-    const int64_t stride = queries + kv;
+    const Layout layout(a);
+    const int64_t stride = a.query.out + a.key.out + a.value.out;
+    uint16_t* data = at.self.data + block * at.self.slots * layout.slot;
     float* wide = work.wide.data();
     multiply(team, {&a.query, &a.key, &a.value}, at.count, work, wide, stride);
     team.each(at.count, stride, [&](int64_t t) {
@@ -332,7 +359,7 @@ void self_attention(Team& team, const Attention& a, const Tokens& at, int64_t bl
         if (at.rotary.table)
             rotate(at.rotary, at.position[t], row, a.heads + a.key_heads, a.key_width);
         const int32_t slot = at.self.table[at.sequence[t] * at.self.width + at.position[t]];
-        store_half(row + queries, kv, at.self.data + (block * at.self.slots + slot) * kv);
+        layout.store(a, row + a.query.out, data + slot * layout.slot);
     });
     if (!write_only) attend_all(team, a, at, at.self, block, at.causal, stride, work);
 }
@@ -346,11 +373,11 @@ void feed_forward(Team& team, const Block& block, const Tokens& at, Work& work) 
         multiply(team, {&block.expand}, at.count, work, wide, stride);
     team.each(at.count, hidden * 2, [&](int64_t t) {
         float *x = wide + t * stride, *gate = block.gated ? x + hidden : x;
-        for (int64_t i = 0; i < hidden; i += 16) {
-            Floats y = activate(load(gate + i, hidden - i), block.activation);
-            if (block.gated) y = y * load(x + i, hidden - i);
-            store(y, x + i, hidden - i);
-        }
+        sweep(hidden, [&](int64_t i, int64_t left) {
+            Floats y = activate(load(gate + i, left), block.activation);
+            if (block.gated) y = y * load(x + i, left);
+            store(y, x + i, left);
+        });
         work.quantize(x, hidden, t);
     });
     multiply(team, {&block.reduce}, at.count, work, work.out.data(), at.width);
@@ -379,12 +406,16 @@ void project_memory(const Block* blocks, int64_t count, const float* x, int64_t 
     float* wide = work.wide.data();
     for (int64_t n = 0; n < count; n++) {
         const Attention& a = blocks[n].cross;
+        const Layout layout(a);
         multiply(team, {&a.key, &a.value}, rows, work, wide, kv);
         team.each(rows, kv / 4, [&](int64_t r) {
-            store_half(wide + r * kv, kv, data + (n * slots + slot[r]) * kv);
+            layout.store(a, wide + r * kv, data + (n * slots + slot[r]) * layout.slot);
         });
     }
 }
+
+// How many halves a token takes in a block's cache.
+int64_t slot_width(const Attention* a) { return Layout(*a).slot; }
 
 // All blocks, and at their end a LayerNorm and the logits, where they are given. Without logits, a
 // causal stack does no more than fill its cache.
@@ -429,16 +460,17 @@ void log_sums(const float* x, int64_t rows, int64_t width, float* sums, int thre
     team.each(rows, width * 2, [&](int64_t r) {
         const float* row = x + r * width;
         Floats high = all(-INFINITY), total = all(0.0f);
-        for (int64_t i = 0; i < width; i += 16)
-            high = larger(keep(load(row + i, width - i), width - i, -INFINITY), high);
+        sweep(width, [&](int64_t i, int64_t left) {
+            high = larger(keep(load(row + i, left), left, -INFINITY), high);
+        });
         float lane[16];
         std::memcpy(lane, &high, 64);
         const float most = *std::max_element(lane, lane + 16);
         const Floats by = all(most > -INFINITY ? most : 0.0f);
-        for (int64_t i = 0; i < width; i += 16) {
-            const Floats d = keep(load(row + i, width - i) - by, width - i, -INFINITY);
+        sweep(width, [&](int64_t i, int64_t left) {
+            const Floats d = keep(load(row + i, left) - by, left, -INFINITY);
             total = total + where_less(d, all(-87.0f), all(0.0f), exponential(d));
-        }
+        });
         sums[r] = most + float(std::log(double(sum(total))));
     });
 }

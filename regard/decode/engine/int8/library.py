@@ -1,14 +1,22 @@
-"""The kernels of kernels.cpp, compiled where they are used: once, in a few seconds, and then kept.
+"""The kernels, compiled for this CPU where they are first used: once, in a few seconds.
 
-They need Linux, a CPU with AVX-512 VNNI and a C++ compiler ($CXX, else g++). Where one of these is
-missing there is no library, and torch does the same work, more slowly. They are called as plain C:
-nothing in them depends on the version of torch or Python.
+One source serves three instruction sets, and gives the same bits on all of them:
+
+    avx512_vnni    x86 with AVX-512 and its dot products of 8-bit integers
+    avx2           x86 with AVX2, FMA and F16C, as most have had since 2013
+    neon           64-bit ARM with dot products, as most have had since 2018
+
+$REGARD_CPU_ISA names one of them; otherwise the first that this CPU has is used. They need Linux or
+macOS and a C++ compiler ($CXX, or g++). Where one of these is missing there is no library, and torch
+does the same work, more slowly. They are called as plain C: nothing in them depends on the version
+of torch or Python.
 """
 
 import ctypes
 import functools
 import hashlib
 import os
+import platform
 import shlex
 import shutil
 import subprocess
@@ -16,18 +24,22 @@ import sys
 import tempfile
 import threading
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
 from regard.data.cache import default_cache
 
 SOURCE = Path(__file__).with_name("kernels.cpp")
-NEEDED = ("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni", "fma")
-FLAGS = (
-    *("-O3", "-std=c++17", "-shared", "-fPIC", "-fopenmp"),
-    *(f"-m{name.replace('_', '')}" for name in NEEDED),
-)
+HEADERS = (SOURCE.with_name("pool.h"), SOURCE.with_name("simd.h"))
+# What a CPU must have, as Linux calls it.
+ISAS = {
+    "avx512_vnni": ("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni", "fma", "f16c"),
+    "avx2": ("avx2", "fma", "f16c"),
+    "neon": ("asimddp",),
+}
+# Contraction would make a result depend on the instruction set.
+FLAGS = ("-O3", "-std=c++17", "-shared", "-fPIC", "-pthread", "-ffp-contract=off")
 PATIENCE = 600
 """Seconds after which a compiler is given up, even on a machine that is very busy."""
 
@@ -46,7 +58,7 @@ class Linear(ctypes.Structure):
 
 
 class Norm(ctypes.Structure):
-    _fields_ = [*_fields(_pointer, "gain", "shift"), ("epsilon", _float)]
+    _fields_ = [*_fields(_pointer, "gain", "bias"), ("epsilon", _float)]
 
 
 class Attention(ctypes.Structure):
@@ -54,31 +66,47 @@ class Attention(ctypes.Structure):
         *_fields(_int, "heads", "key_heads", "key_width", "value_width"),
         ("beta", _float),
         *_fields(Linear, "query", "key", "value", "output"),
-        ("turn", _pointer),
-        *_fields(_int, "turned", "halves"),
     ]
 
 
 class Block(ctypes.Structure):
     _fields_ = [
-        *_fields(Attention, "own", "cross"),
+        *_fields(Attention, "self_attention", "cross_attention"),
         *_fields(Linear, "expand", "gate", "reduce"),
-        *_fields(Norm, "own_norm", "cross_norm", "last_norm"),
-        *_fields(_int, "has_cross", "pre", "activation", "gated"),
+        *_fields(Norm, "self_norm", "cross_norm", "feed_forward_norm"),
+        *_fields(_int, "has_cross", "pre_norm", "activation", "gated"),
     ]
 
 
-class Rows(ctypes.Structure):
+class Rotary(ctypes.Structure):
+    _fields_ = [("table", _pointer), *_fields(_int, "pairs", "halves")]
+
+
+class Cache(ctypes.Structure):
     _fields_ = [
-        *_fields(_int, "rows", "width"),
-        *_fields(_pointer, "x", "kept"),
-        *_fields(_int, "room", "base"),
+        ("data", _pointer),
+        ("slots", _int),
         ("table", _pointer),
-        *_fields(_int, "columns", "filled"),
-        *_fields(_pointer, "start", "count", "place", "memory"),
-        ("places", _int),
-        *_fields(_pointer, "memory_start", "memory_count"),
+        ("width", _int),
+        ("count", _pointer),
     ]
+
+
+class Tokens(ctypes.Structure):
+    _fields_ = [
+        *_fields(_int, "count", "width", "causal"),
+        *_fields(_pointer, "x", "sequence", "position"),
+        ("rotary", Rotary),
+        *_fields(Cache, "cache", "memory"),
+    ]
+
+
+class Kernels(NamedTuple):
+    library: ctypes.CDLL | None
+    isa: str
+    """The instruction set; nothing without a library."""
+    reason: str
+    """Why there is no library, or why it is not for a better instruction set."""
 
 
 def address(tensor: Tensor | None) -> int | None:
@@ -87,46 +115,93 @@ def address(tensor: Tensor | None) -> int | None:
 
 def library() -> ctypes.CDLL | None:
     """The compiled kernels, or None: `missing` says why."""
-    return _loaded()[0]
+    return kernels().library
 
 
 def missing() -> str:
     """Why there are no kernels; nothing where there are."""
-    return _loaded()[1]
+    return "" if kernels().library else kernels().reason
 
 
 _one_at_a_time = threading.Lock()
 
 
-def _loaded() -> tuple[ctypes.CDLL | None, str]:
+def kernels() -> Kernels:
     with _one_at_a_time:
         return _load()
 
 
 @functools.cache
-def _load() -> tuple[ctypes.CDLL | None, str]:
+def _load() -> Kernels:
+    reasons = []
     try:
-        kernels = _open()
+        for isa in _candidates():
+            if lacking := [name for name in ISAS[isa] if name not in _cpu()]:
+                reasons.append(f"{isa}: this CPU has no {', '.join(lacking)}")
+                continue
+            try:
+                return Kernels(_declared(_open(isa)), isa, "; ".join(reasons))
+            except subprocess.CalledProcessError as error:  # a compiler may not know the best yet
+                reasons.append(f"{isa}: {_reason(error)}")
     except (OSError, subprocess.SubprocessError, ValueError) as error:
-        return None, _reason(error)
-    linear, norm, block, rows = map(ctypes.POINTER, (Linear, Norm, Block, Rows))
+        reasons.append(_reason(error))
+    return Kernels(None, "", reasons[-1])
+
+
+def _candidates() -> list[str]:
+    """Instruction sets of this architecture, best first, or the one that is asked for."""
+    if wanted := os.environ.get("REGARD_CPU_ISA"):
+        if wanted not in ISAS:
+            raise ValueError(f"REGARD_CPU_ISA ({wanted}) is unknown; choose from {', '.join(ISAS)}")
+        return [wanted]
+    match platform.machine():
+        case "x86_64" | "AMD64":
+            return ["avx512_vnni", "avx2"]
+        case "aarch64" | "arm64":
+            return ["neon"]
+    raise ValueError(f"there are no kernels for {platform.machine()}, but for x86_64 and aarch64")
+
+
+def _cpu() -> set[str]:
+    """What the CPU has."""
+    if (sys.platform, platform.machine()) == ("darwin", "arm64"):
+        return {"asimddp"}
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError as error:
+        raise ValueError("the kernels for 8-bit layers are for Linux, or macOS on ARM") from error
+    named = (line.split(":")[1].split() for line in lines if line[:5] in ("flags", "Featu"))
+    return set(next(named, ()))
+
+
+def _flags(isa: str) -> list[str]:
+    names = [f"-m{name.replace('_', '')}" for name in ISAS[isa]]
+    return [*FLAGS, *(["-march=armv8.2-a+dotprod"] if isa == "neon" else names)]
+
+
+def _declared(kernels: ctypes.CDLL) -> ctypes.CDLL:
+    kinds = (Linear, Norm, Attention, Block, Tokens)
+    linear, norm, attention, block, tokens = map(ctypes.POINTER, kinds)
     threads = ctypes.c_int
     kernels.linear.argtypes = (linear, _pointer, _int, _pointer, threads)
-    kernels.remember.argtypes = (block, _int, _pointer, _int, _pointer, threads)
+    kernels.project_memory.argtypes = (
+        *(block, _int, _pointer, _int),
+        *(_pointer, _int, _pointer, threads),
+    )
+    kernels.slot_width.argtypes, kernels.slot_width.restype = (attention,), _int
+    kernels.run.argtypes = (block, _int, tokens, norm, linear, _pointer, threads)
     kernels.log_sums.argtypes = (_pointer, _int, _int, _pointer, threads)
-    kernels.best.argtypes = (_pointer, *(_int,) * 3, _pointer, _pointer, threads)
-    kernels.run.argtypes = (block, _int, rows, norm, linear, _pointer, threads)
-    return kernels, ""
+    kernels.largest.argtypes = (_pointer, *(_int,) * 3, _pointer, _pointer, threads)
+    return kernels
 
 
-def _open() -> ctypes.CDLL:
-    if lacking := [name for name in NEEDED if name not in _cpu()]:
-        raise ValueError(f"this CPU has no {', '.join(lacking)}")
+def _open(isa: str) -> ctypes.CDLL:
     folder = _folder()
     words = shlex.split(os.environ.get("CXX", "")) or ["g++"]
-    command = [*words, *FLAGS]
-    key = hashlib.sha256(SOURCE.read_bytes() + " ".join(command).encode()).hexdigest()[:16]
-    file = folder / f"kernels-{key}.so"
+    command = [*words, *_flags(isa)]
+    read = b"".join(path.read_bytes() for path in (SOURCE, *HEADERS))
+    key = hashlib.sha256(read + " ".join(command).encode()).hexdigest()[:16]
+    file = folder / f"{isa}-{key}.so"
     if _own(file):
         try:
             return ctypes.CDLL(str(file))
@@ -193,14 +268,3 @@ def _reason(error: Exception) -> str:
     said = error.stderr if isinstance(error, subprocess.CalledProcessError) else ""
     lines = (said.strip() or str(error)).splitlines()
     return next((line for line in lines if "error" in line), lines[0] if lines else repr(error))
-
-
-def _cpu() -> set[str]:
-    try:
-        text = Path("/proc/cpuinfo").read_text()
-    except OSError as error:
-        raise ValueError("the kernels for 8-bit layers are for Linux") from error
-    return next(
-        (set(line.split(":")[1].split()) for line in text.splitlines() if line[:5] == "flags"),
-        set(),
-    )

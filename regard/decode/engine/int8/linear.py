@@ -1,4 +1,4 @@
-"""Layers whose weights are whole numbers of 8 bits, for decoding on a CPU.
+"""Linear layers with weights quantized to 8 bits, for decoding on a CPU.
 
     y_rn = s_r t_n Σ_k q_rk w_nk + b_n,     s_r = max |x_r| / 127,  t_n = max |w_n| / 127
 
@@ -7,6 +7,7 @@ its own scale s_r, so that a row gives the same result whatever else is in the b
 scale for all of it, a loud neighbour would round a quiet row to nothing.
 """
 
+import ctypes
 import warnings
 from typing import Any, TypeVar
 
@@ -20,9 +21,6 @@ from regard.model.stack import Stack
 
 Model = TypeVar("Model", bound=nn.Module)
 
-COLUMNS, DEPTH = 64, 4
-"""Columns that the kernel computes together, and numbers that it multiplies in one instruction."""
-
 EXACT = 2**24 // 127**2
 """Of so many products the sum is exact in float32."""
 
@@ -31,7 +29,7 @@ WIDEST = (2**31 - 1) // 127**2
 
 
 class Int8Linear(nn.Module):
-    """A linear layer with its weights rounded once, each row to its own scale."""
+    """A linear layer with its weights quantized once, each row with its own scale."""
 
     packed: Tensor
     start: Tensor
@@ -40,11 +38,11 @@ class Int8Linear(nn.Module):
 
     def __init__(self, linear: nn.Linear):
         super().__init__()
-        given = linear.weight.detach()
-        if given.device.type != "cpu" or given.dtype != torch.float32:
+        weight = linear.weight.detach()
+        if weight.device.type != "cpu" or weight.dtype != torch.float32:
             raise ValueError(
-                f"8-bit layers are made of float32 weights on the cpu, not of {given.dtype} on "
-                f"{given.device}; load the model with precision fp32 on the cpu first"
+                f"8-bit layers are made of float32 weights on the cpu, not of {weight.dtype} on "
+                f"{weight.device}; load the model with precision fp32 on the cpu first"
             )
         if linear.in_features > WIDEST:
             raise ValueError(
@@ -52,14 +50,22 @@ class Int8Linear(nn.Module):
                 "for its sums to fit into 32 bits"
             )
         self.in_features, self.out_features = linear.in_features, linear.out_features
-        whole, scale = rounded(given)
-        self.native = native.library() is not None
-        # Activations are stored with 128 added, which their products are started without.
-        start = F.pad(-128 * whole.sum(1, dtype=torch.int32), (0, -len(whole) % COLUMNS))
-        self.register_buffer("packed", pack(whole) if self.native else whole, persistent=False)
+        integers, scale = rounded(weight)
+        start = torch.zeros(0, dtype=torch.int32)
+        library = native.library()
+        self.native = library is not None
+        if library is not None:
+            columns, offset = (
+                ctypes.c_int64.in_dll(library, name).value for name in ("columns", "offset")
+            )
+            # Kernels add an offset to activations; their sums start without its products.
+            start = -offset * integers.sum(1, dtype=torch.int32)
+            start = F.pad(start, (0, -len(start) % columns))
+            integers = pack(integers, columns)
+        bias = None if linear.bias is None else linear.bias.detach().clone()
+        self.register_buffer("packed", integers, persistent=False)
         self.register_buffer("start", start, persistent=False)
         self.register_buffer("scale", scale, persistent=False)
-        bias = None if linear.bias is None else linear.bias.detach().clone()
         self.register_buffer("bias", bias, persistent=False)
 
     def forward(self, x: Float[Tensor, "*b D"]) -> Float[Tensor, "*b N"]:
@@ -74,8 +80,8 @@ class Int8Linear(nn.Module):
     def _product(self, x: Tensor) -> Tensor:
         library = native.library() if self.native else None
         if library is None:
-            whole, scale = rounded(x)
-            y = product(whole, self.packed).float() * (scale[:, None] * self.scale)
+            integers, scale = rounded(x)
+            y = product(integers, self.packed).float() * (scale[:, None] * self.scale)
             return y if self.bias is None else y + self.bias
         y = x.new_empty(len(x), self.out_features)
         threads = torch.get_num_threads()
@@ -106,9 +112,10 @@ class Int8Linear(nn.Module):
 
 
 def rounded(x: Float[Tensor, "R D"]) -> tuple[Int8[Tensor, "R D"], Float[Tensor, "R"]]:
-    """Whole numbers from -127 to 127, and what a 1 stands for in each row."""
+    """Integers from -127 to 127, and each row's scale."""
     most = x.abs().amax(1)
-    by = torch.where(most > 0, 127 / most, 0.0)
+    # Of the smallest numbers the inverse would be infinite.
+    by = torch.where(most > 0, (127 / most).clamp(max=torch.finfo(x.dtype).max), 0.0)
     return (x * by[:, None]).round().to(torch.int8), most / 127
 
 
@@ -125,12 +132,11 @@ def product(x: Int8[Tensor, "R D"], w: Int8[Tensor, "N D"]) -> Int32[Tensor, "R 
     return sums
 
 
-def pack(whole: Int8[Tensor, "N D"]) -> Int8[Tensor, "n d columns depth"]:
-    """As the kernel reads them: blocks of columns, and in each all of the depth."""
-    N, D = whole.shape
-    filled = F.pad(whole, (0, -D % DEPTH, 0, -N % COLUMNS))
-    blocks = filled.view(-1, COLUMNS, filled.shape[1] // DEPTH, DEPTH)
-    return blocks.transpose(1, 2).contiguous()
+def pack(weight: Int8[Tensor, "N D"], columns: int) -> Int8[Tensor, "n d c 4"]:
+    """As kernels read it: blocks of outputs, and in each all inputs, four at a time."""
+    N, D = weight.shape
+    padded = F.pad(weight, (0, -D % 4, 0, -N % columns))
+    return padded.view(-1, columns, padded.shape[1] // 4, 4).transpose(1, 2).contiguous()
 
 
 def int8(model: Model) -> Model:

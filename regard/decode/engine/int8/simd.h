@@ -173,11 +173,6 @@ INLINE Floats load(const float* x, int64_t n) {
     const Sixteen<float> y = padded(x, n);
     return load<Floats>(&y);
 }
-INLINE Floats widen(const uint16_t* x, int64_t n) {
-    if (n >= 16) return widen(x);
-    const Sixteen<uint16_t> y = padded(x, n);
-    return widen(y.lane);
-}
 INLINE void store(Floats x, float* y, int64_t n) {
     if (n >= 16) {
         std::memcpy(y, &x, 64);
@@ -186,15 +181,20 @@ INLINE void store(Floats x, float* y, int64_t n) {
         std::memcpy(y, &whole, 4 * n);
     }
 }
-INLINE void narrow(Floats x, uint16_t* y, int64_t n) {
-    uint16_t all[16], *to = n < 16 ? all : y;
-    EACH to_half(x.part[p], to + p * LANES);
-    if (n < 16) std::memcpy(y, all, 2 * n);
-}
+INLINE void narrow(Floats x, uint16_t* y) { EACH to_half(x.part[p], y + p * LANES); }
 INLINE void narrow(Ints x, int8_t* y) { EACH to_bytes(x.part[p], y + p * LANES); }
 INLINE Floats keep(Floats x, int64_t n, float rest) {
+    if (n >= 16) return x;
     const float lane[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
     return where_less(load<Floats>(lane), all((float)n), x, all(rest));
+}
+
+// body(i, left) for i = 0, 16, ... below n: inlined twice, and in the first loop nothing is cut.
+template <class Body>
+INLINE void sweep(int64_t n, const Body& body) {
+    int64_t i = 0;
+    for (; i + 16 <= n; i += 16) body(i, int64_t(16));
+    if (i < n) body(i, n - i);
 }
 
 INLINE float sum(Floats x) {

@@ -1,0 +1,288 @@
+"""A stack's twin: the model's own blocks, with kernels in some of their parts.
+
+A twin shares the parameters of what it was made of, so that weights that are trained on, or moved
+in place, are seen; copies, made where several matrices are multiplied as one, are refreshed. What a
+block does, `model/block.py` alone says. A part that there is no kernel for is left as it is: its
+caches then hand out keys and values as any cache does.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from regard.attention.cache import CrossCache, Pair, SelfCache
+from regard.attention.mask import Mask, Prefix
+from regard.attention.multihead import Core, MultiHeadAttention
+from regard.attention.position import Rotary
+from regard.decode.engine.cuda import kernels
+from regard.model.block import Block, FeedForward, GatedFeedForward, PostNorm
+from regard.model.stack import Stack
+
+WIDTHS = (16, 32, 64, 128)
+"""Of heads, for which there are kernels."""
+
+
+class Rows:
+    """Where the rows of a step read and write; its tensors stay where they are."""
+
+    def __init__(self, rows: int, length: int, beams: int, device: torch.device):
+        self.beams = beams
+        """Rows, one after the other, that read the same source."""
+        self.filled = torch.zeros(rows, dtype=torch.int64, device=device)
+        """Positions that each row has."""
+        self.table = torch.zeros(rows, length, dtype=torch.int32, device=device)
+        """The slot of each of them."""
+        self.start = torch.zeros(rows, dtype=torch.int64, device=device)
+        self.count = torch.ones(rows, dtype=torch.int64, device=device)
+        """From where on each row reads the memory, and how many places."""
+        self.chosen: Tensor | None = None
+        """The rows of a prefill; None at a step, in which all take part."""
+
+    def __len__(self) -> int:
+        return len(self.filled)
+
+
+class SlotCache(SelfCache):
+    """Keys and values of a block in slots: (slots, G (K + V))."""
+
+    def __init__(self, rows: Rows, attention: MultiHeadAttention, dtype: torch.dtype):
+        super().__init__()
+        G, K, V = attention.key_heads, attention.key_width, attention.value_width
+        self.rows, self.sizes = rows, (attention.heads, G, K, V)
+        R, length = rows.table.shape
+        device = rows.table.device
+        self.slots = torch.zeros(R * length, G * (K + V), dtype=dtype, device=device)
+        rotary = attention.position
+        self.rotary = turns(rotary, K, length, device) if type(rotary) is Rotary else None
+
+    @property
+    def length(self) -> int | Tensor:
+        return self.rows.filled if self.rows.chosen is None else 0
+
+    def extend(
+        self, project: Callable[[], Pair], mask: Mask | None = None
+    ) -> tuple[Tensor, Tensor, Mask | None]:
+        rows, (_, G, K, V) = self.rows, self.sizes
+        key, value = project()
+        new = torch.cat([x.transpose(1, 2).flatten(2) for x in (key, value)], -1)  # (R, n, KV)
+        if rows.chosen is not None:
+            by_position = self.slots.unflatten(0, (-1, len(rows)))
+            by_position[: new.shape[1], rows.chosen] = new.transpose(0, 1)
+            return key, value, mask
+        each = torch.arange(len(rows), device=new.device)
+        at = rows.filled * len(rows) + each
+        self.slots[at] = new[:, 0]
+        rows.table[each, rows.filled] = at.int()
+        keys, values = self.slots[rows.table.long()].split((G * K, G * V), -1)
+        # A step has one query, which sees all that is before it.
+        return split(keys, G), split(values, G), Prefix(rows.filled + 1)
+
+
+class MemoryCache(CrossCache):
+    """Keys and values that a block reads of the sources: (places, G (K + V))."""
+
+    def __init__(
+        self,
+        rows: Rows,
+        attention: MultiHeadAttention,
+        sources: int,
+        longest: int,
+        dtype: torch.dtype,
+    ):
+        super().__init__()
+        G, K, V = attention.key_heads, attention.key_width, attention.value_width
+        self.rows, self.sizes, self.longest = rows, (attention.heads, G, K, V), longest
+        device = rows.table.device
+        self.memory = torch.zeros(sources * longest, G * (K + V), dtype=dtype, device=device)
+
+    def reads(self, queries: int) -> tuple[Tensor, Tensor]:
+        """From where on, and how much, each row of a step or each token of a prefill reads."""
+        start, count = self.rows.start, self.rows.count
+        if self.rows.chosen is None:
+            return start, count
+        chosen = self.rows.chosen
+        return start[chosen].repeat_interleave(queries), count[chosen].repeat_interleave(queries)
+
+    def extend(
+        self, project: Callable[[], Pair], mask: Mask | None = None
+    ) -> tuple[Tensor, Tensor, Mask | None]:
+        start, count = self.reads(1)
+        _, G, K, V = self.sizes
+        at = start[:, None] + torch.arange(self.longest, device=start.device)
+        keys, values = self.memory[at.clamp(max=len(self.memory) - 1)].split((G * K, G * V), -1)
+        return split(keys, G), split(values, G), Prefix(count)
+
+
+class Joined:
+    """Weights and biases of several linear layers as one."""
+
+    def __init__(self, linears: Sequence[nn.Linear]):
+        self.linears = linears
+        self.weight = torch.cat([linear.weight.detach() for linear in linears])
+        biases = [linear.bias for linear in linears]
+        self.bias = None if biases[0] is None else torch.cat([b.detach() for b in biases])
+
+    def refresh(self) -> None:
+        torch.cat([linear.weight.detach() for linear in self.linears], out=self.weight)
+        if self.bias is not None:
+            torch.cat([linear.bias.detach() for linear in self.linears], out=self.bias)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight, self.bias)
+
+
+class StepAttention(MultiHeadAttention):
+    """Self-attention whose step is one product and one kernel."""
+
+    joined: Joined
+
+    def forward(
+        self,
+        x: Float[Tensor, "B L D"],
+        source: Float[Tensor, "B S E"] | None = None,
+        *,
+        mask: Mask | None = None,
+        cache: Any = None,
+    ) -> Float[Tensor, "B L O"]:
+        if not isinstance(cache, SlotCache) or cache.rows.chosen is not None:
+            return super().forward(x, source, mask=mask, cache=cache)
+        rows = cache.rows
+        seen = kernels.self_attention(
+            self.joined(x[:, 0]), cache.slots, rows.table, rows.filled, cache.sizes,
+            scale(self), cache.rotary,
+        )  # fmt: skip
+        return self.output(seen)[:, None]
+
+
+class StepCrossAttention(MultiHeadAttention):
+    """Cross-attention that reads the memory where it lies."""
+
+    def forward(
+        self,
+        x: Float[Tensor, "B L D"],
+        source: Float[Tensor, "B S E"] | None = None,
+        *,
+        mask: Mask | None = None,
+        cache: Any = None,
+    ) -> Float[Tensor, "B L O"]:
+        if not isinstance(cache, MemoryCache):
+            return super().forward(x, source, mask=mask, cache=cache)
+        start, count = cache.reads(x.shape[1])
+        beams = cache.rows.beams if cache.rows.chosen is None else 1
+        query = self.query(x.flatten(0, 1))
+        seen = kernels.cross_attention(
+            query, cache.memory, start, count, cache.sizes, scale(self), beams
+        )
+        return self.output(seen).unflatten(0, x.shape[:2])
+
+
+class StepPostNorm(PostNorm):
+    """The sum and its LayerNorm in one kernel."""
+
+    def forward(
+        self,
+        x: Float[Tensor, "B L D"],
+        sublayer: Callable[[Tensor], Tensor],
+        rows: int | None = None,
+    ) -> Float[Tensor, "B R D"]:
+        return kernels.add_norm(x[:, :rows], sublayer(x), self.norm)
+
+
+class StepFeedForward(FeedForward):
+    """The product, its bias and the ReLU in one kernel."""
+
+    def forward(self, x: Float[Tensor, "*b D"]) -> Float[Tensor, "*b D"]:
+        expand, rows = self.expand, x.reshape(-1, x.shape[-1])
+        hidden = torch._addmm_activation(expand.bias, rows, expand.weight.T)
+        return self.reduce(hidden).view(*x.shape[:-1], -1)
+
+
+class StepGatedFeedForward(GatedFeedForward):
+    """Gate and value in one product, and one kernel between the products."""
+
+    joined: Joined
+
+    def forward(self, x: Float[Tensor, "*b D"]) -> Float[Tensor, "*b D"]:
+        return self.reduce(kernels.swiglu(self.joined(x)))
+
+
+def twin(stack: Stack, joined: list[Joined]) -> Stack:
+    """The same blocks, with kernels where there are any; `joined` receives what to refresh."""
+    blocks = nn.ModuleList(_block(cast(Block, block), joined) for block in stack.blocks)
+    return cast(Stack, _as(Stack, stack, blocks=blocks))
+
+
+def _block(block: Block, joined: list[Joined]) -> nn.Module:
+    parts: dict[str, nn.Module] = {}
+
+    def together(kind: type[nn.Module], part: nn.Module, *linears: nn.Linear) -> nn.Module:
+        copy: Any = _as(kind, part)
+        copy.joined = Joined(linears)
+        joined.append(copy.joined)
+        return copy
+
+    own: Any = block.attention
+    cross, forward = block.cross, block.feed_forward
+    if _known(own) and type(own.position) in (type(None), Rotary):
+        parts["attention"] = together(StepAttention, own, own.query, own.key, own.value)
+    if cross is not None and _known(cross):
+        parts["cross"] = _as(StepCrossAttention, cross)
+    if type(forward) is GatedFeedForward:
+        gate, expand = forward.gate, forward.expand
+        parts["feed_forward"] = together(StepGatedFeedForward, forward, gate, expand)
+    elif type(forward) is FeedForward and isinstance(forward.activation, nn.ReLU):
+        parts["feed_forward"] = _as(StepFeedForward, forward)
+    for name in ("add_attention", "add_cross", "add_feed_forward"):
+        part = getattr(block, name)
+        if type(part) is PostNorm and type(part.norm) is nn.LayerNorm:
+            parts[name] = _as(StepPostNorm, part)
+    return _as(Block, block, **parts)
+
+
+def _as(kind: type[nn.Module], module: nn.Module, **parts: nn.Module) -> nn.Module:
+    """A module of another class with the same parameters, and some other parts."""
+    copy = kind.__new__(kind)
+    copy.__dict__ = dict(module.__dict__)
+    copy._modules = {**module._modules, **parts}
+    return copy
+
+
+def _known(part: nn.Module) -> bool:
+    """Whether there are kernels for an attention."""
+    if type(part) is not MultiHeadAttention or type(part.core) is not Core:
+        return False
+    beta = part.core.beta
+    finite = beta is None or (isinstance(beta, float | int) and 0 <= beta < math.inf)
+    fits = part.key_width in WIDTHS and part.value_width in WIDTHS
+    return finite and fits and part.core.score is None
+
+
+def scale(part: MultiHeadAttention) -> float:
+    beta = part.core.beta
+    return 1 / math.sqrt(part.key_width) if beta is None else float(cast(float, beta))
+
+
+def split(x: Float[Tensor, "R T W"], heads: int) -> Float[Tensor, "R G T K"]:
+    return x.unflatten(-1, (heads, -1)).transpose(1, 2)
+
+
+def turns(
+    rotary: Rotary, width: int, length: int, device: torch.device
+) -> tuple[Float[Tensor, "T 2 K"], Int[Tensor, "K"]]:
+    """Each column's factor and that of its partner, cos and ± sin; and which its partner is."""
+    K, halves = rotary.width, rotary.layout == "halves"
+    columns = torch.arange(K)
+    partners = torch.arange(width)
+    partners[:K] = (columns + K // 2) % K if halves else columns ^ 1
+    first = columns < K // 2 if halves else columns % 2 == 0
+    a, b = (rotary.rotate(one.float().expand(length, -1)) for one in (first, ~first))
+    # (1, 0) becomes (cos, sin) and (0, 1) becomes (-sin, cos); other columns stay.
+    factors = torch.zeros(length, 2, width)
+    factors[:, 0], factors[:, 0, :K] = 1.0, torch.where(first, a, b)
+    factors[:, 1, :K] = torch.where(first, b, a)
+    return factors.to(device), partners.to(device)

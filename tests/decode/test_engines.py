@@ -1,0 +1,383 @@
+"""Every engine, with every option and every kind of model, finds what the eager engine finds.
+
+cuda    on a GPU, or without one where there is Triton and TRITON_INTERPRET=1; against the
+        model's own modules in float32, token by token
+int8    against the modules with the same 8-bit layers, whose keys and values are of 32 bits
+"""
+
+import threading
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from regard.attention.mask import Packed
+from regard.decode.engine.eager import EagerEngine
+from regard.decode.engine.int8.linear import int8
+from regard.decode.engine.pick import open_session, pick
+from regard.decode.engine.session import Session
+from regard.decode.search.beam import beam, gnmt, power
+from regard.decode.search.greedy import greedy
+from regard.decode.search.hypothesis import Hypothesis
+from regard.decode.search.sample import sample
+from regard.model.baseline import Recurrent
+from regard.model.language import LanguageConfig, LanguageModel
+from regard.model.transformer import (
+    AudioSource,
+    ImageSource,
+    TextSource,
+    Transformer,
+    TransformerConfig,
+)
+
+CUDA = torch.cuda.is_available()
+DEVICE = "cuda" if CUDA else "cpu"
+
+N, START, END, MOST = 97, 1, 2, 11
+SIZES: dict[str, Any] = {"width": 64, "heads": 4, "feed_forward": 83, "dropout": 0.0, "length": 53}
+TEXT = TransformerConfig(N, encoder_layers=2, decoder_layers=2, **SIZES)
+LANGUAGE = LanguageConfig(N, layers=2, **SIZES)
+
+MODELS: dict[str, TransformerConfig | LanguageConfig] = {
+    "the paper's": TEXT,
+    "pre-norm, gelu": replace(TEXT, norm="pre", activation="gelu"),
+    "final norm, silu": replace(TEXT, final_norm=True, activation="silu", output_bias=True),
+    "swiglu": replace(TEXT, activation="swiglu"),
+    "grouped heads": replace(TEXT, key_heads=2),
+    "rotary": replace(TEXT, position="rotary"),
+    "learned": replace(TEXT, position="learned", share="none"),
+    "sinusoidal-halves": replace(TEXT, position="sinusoidal-halves", scale=False),
+    "linear-bias": replace(TEXT, position="linear-bias"),
+    "no positions": replace(TEXT, position="none"),
+    "narrow heads": replace(TEXT, heads=8),
+    "two vocabularies": replace(TEXT, share="target", source=TextSource(vocabulary=31)),
+    "images": replace(TEXT, source=ImageSource(image=(6, 10), patch=2, channels=1)),
+    "audio": replace(TEXT, source=AudioSource(features=5)),
+    "language": LANGUAGE,
+    "language, the paper's blocks": replace(
+        LANGUAGE, norm="post", activation="relu", position="sinusoidal"
+    ),
+    "language, grouped heads": replace(LANGUAGE, key_heads=1),
+    "language, linear-bias": replace(LANGUAGE, position="linear-bias"),
+}
+
+Find = Callable[[Session, list[list[int]]], list[list[Hypothesis]]]
+
+
+def _one(search: Any, **options: Any) -> Find:
+    given = {"end": END, "max_length": MOST} | options
+    return lambda session, prompts: [[one] for one in search(session, prompts, **given)]
+
+
+def _beam(width: int, **options: Any) -> Find:
+    given = {"end": END, "max_length": MOST, "width": width, "penalty": power(0.7)} | options
+    return lambda session, prompts: beam(session, prompts, **given)
+
+
+PROMPTED = [[START, 7, 5, 9], [START], [START, 3]]
+
+
+@dataclass(frozen=True)
+class Option:
+    """A search, how wide it is, and what the sentences begin with."""
+
+    find: Find
+    width: int = 1
+    prompts: Sequence[Sequence[int]] = ((START,),) * 3
+
+
+OPTIONS: dict[str, Option] = {
+    "greedy": Option(_one(greedy)),
+    "greedy, banned": Option(_one(greedy, banned=[0, 7, 11], min_length=4)),
+    "greedy, renormalized": Option(_one(greedy, banned=[0, 7, 11], renormalize=True)),
+    "greedy, lengths": Option(_one(greedy, max_length=[2, 9, 5], min_length=[2, 0, 3])),
+    "greedy, prompts": Option(_one(greedy), prompts=PROMPTED),
+    "sampled": Option(_one(sample, seed=3, temperature=1.3, top_p=0.9)),
+    "sampled, top k, banned": Option(
+        _one(sample, seed=4, top_k=13, banned=[0, 7], renormalize=True, min_length=3),
+        prompts=PROMPTED,
+    ),
+    "beams": Option(_beam(4), 4),
+    "beams, the best few": Option(_beam(4, n_best=3, penalty=gnmt(0.6)), 4),
+    "beams, banned": Option(_beam(3, banned=[0, 7, 11], min_length=3, n_best=2), 3),
+    "beams, renormalized": Option(_beam(3, banned=[0, 7, 11], renormalize=True), 3),
+    "beams, prompts": Option(_beam(3, max_length=[2, 9, 5]), 3, PROMPTED),
+    "a beam that nobody announced": Option(_beam(3), 1),
+    "a beam of one": Option(_beam(1)),
+}
+
+
+def made(config: TransformerConfig | LanguageConfig) -> Transformer | LanguageModel:
+    """With weights so different that what is found does not hang by rounding."""
+    torch.manual_seed(0)
+    model = Transformer(config) if isinstance(config, TransformerConfig) else LanguageModel(config)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.ndim > 1:
+                nn.init.normal_(parameter, std=0.2)
+            else:
+                parameter.copy_(0.2 * torch.randn_like(parameter) + ("norm.weight" in name))
+    return model.eval()
+
+
+def read(model: Transformer | LanguageModel, long: int = 11) -> dict[str, Any]:
+    """What is read by three sentences of different lengths."""
+    torch.manual_seed(1)
+    if isinstance(model, LanguageModel):
+        return {"rows": 3}
+    match model.config.source:
+        case ImageSource(image=(rows, columns), channels=channels):
+            return {"source": torch.randn(3, channels, rows, columns)}
+        case AudioSource(features=features):
+            return {"source": torch.randn(3, long, features), "lengths": torch.tensor([4, long, 7])}
+        case source:
+            most = source.vocabulary or N
+            ids = torch.randint(3, most, (3, long))
+            return {"source": ids, "lengths": torch.tensor([4, long, 7])}
+
+
+def on(device: str, given: dict[str, Any]) -> dict[str, Any]:
+    return {key: x.to(device) if key == "source" else x for key, x in given.items()}
+
+
+def same(have: list[list[Hypothesis]], want: list[list[Hypothesis]], tolerance: float) -> None:
+    tokens = [[[h.tokens for h in best] for best in found] for found in (have, want)]
+    assert tokens[0] == tokens[1]
+    for one, two in zip(have, want):
+        for a, b in zip(one, two):
+            assert a.token_scores == pytest.approx(b.token_scores, abs=tolerance)
+            assert a.score == pytest.approx(b.score, abs=tolerance)
+
+
+def sentences(option: Option) -> list[list[int]]:
+    return [list(prompt) for prompt in option.prompts]
+
+
+# CUDA
+
+
+@pytest.fixture
+def cuda() -> Callable[[Any], Any]:
+    """Makes an engine; in the interpreter, one whose graphs are not captured."""
+    pytest.importorskip("triton")
+    from regard.decode.engine.cuda.capture import CudaEngine
+
+    def engine(model: Any) -> Any:
+        assert CudaEngine.refusal(model) == ""
+        return CudaEngine(model)
+
+    return engine
+
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*invalid value encountered")  # the interpreter's
+
+
+@pytest.mark.gpu
+@pytest.mark.triton
+@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize("name", OPTIONS)
+def test_cuda(name: str, kind: str, cuda: Any) -> None:
+    option, model = OPTIONS[name], made(MODELS[kind]).to(DEVICE)
+    given = on(DEVICE, read(model))
+    want = option.find(EagerEngine().open(model, **given), sentences(option))
+    with cuda(model).open(model, **given, beams=option.width, length=MOST + 5) as session:
+        assert type(session).__name__ == "CudaSession"
+        have = option.find(session, sentences(option))
+    same(have, want, 2e-3)
+
+
+@pytest.mark.gpu
+@pytest.mark.triton
+@pytest.mark.parametrize("kind", ["the paper's", "language", "linear-bias", "images"])
+def test_rows_join_leave_and_keep_their_logits(kind: str, cuda: Any) -> None:
+    model = made(MODELS[kind]).to(DEVICE)
+    engine = cuda(model)
+    walk(model, lambda given: engine.open(model, **given, length=5), 2e-3)
+
+
+@pytest.mark.gpu
+@pytest.mark.triton
+def test_long_and_packed_sources(cuda: Any) -> None:
+    model = made(TEXT).to(DEVICE)
+    engine, option = cuda(model), OPTIONS["beams"]
+    long = 37 if not CUDA else 1031
+    given = on(DEVICE, read(model, long))
+    want = option.find(EagerEngine().open(model, **given), sentences(option))
+    lengths = given["lengths"]
+    ends = torch.cat([row[:n] for row, n in zip(given["source"], lengths)])[None]
+    for source, counts in ((given["source"], lengths), (ends, Packed(lengths, DEVICE))):
+        with engine.open(model, source, counts, beams=4, length=MOST + 1) as session:
+            same(option.find(session, sentences(option)), want, 2e-3)
+
+
+@pytest.mark.gpu
+@pytest.mark.triton
+def test_spaces_are_used_again_and_weights_that_changed_are_seen(cuda: Any) -> None:
+    model = made(TEXT).to(DEVICE)
+    engine, option, given = cuda(model), OPTIONS["greedy"], on(DEVICE, read(model))
+
+    def found() -> list[list[Hypothesis]]:
+        with engine.open(model, **given, length=MOST + 1) as session:
+            spaces.append(session.space)
+            return option.find(session, sentences(option))
+
+    spaces: list[object] = []
+    before = found()
+    assert found() == before
+    with torch.no_grad():
+        for name in ("query", "value"):
+            getattr(model.decoder.blocks[0].attention, name).weight.mul_(-3)
+        model.output.weight.mul_(1.5)
+    assert engine.current(model)
+    after = found()
+    assert after != before
+    same(after, option.find(EagerEngine().open(model, **given), sentences(option)), 2e-3)
+    assert len(set(map(id, spaces))) == 1
+    model.decoder.blocks[0].attention.query.weight = nn.Parameter(torch.zeros(64, 64).to(DEVICE))
+    assert not engine.current(model)
+
+
+@pytest.mark.gpu
+def test_threads_have_spaces_of_their_own(cuda: Any) -> None:
+    model = made(TEXT).cuda()
+    engine = cuda(model)
+    together(model, lambda given, width: engine.open(model, **given, beams=width, length=MOST + 1))
+
+
+@pytest.mark.gpu
+def test_what_a_gpu_gets() -> None:
+    model = made(TEXT).cuda()
+    assert pick(model).name == "cuda"
+    assert pick(model) is pick(model)
+    handle = model.decoder.register_forward_hook(lambda *_: None)
+    assert (pick(model).name, "hook" in pick(model).reason) == ("eager", True)
+    handle.remove()
+    assert pick(model).name == "cuda"
+    assert pick(model.double()).reason.endswith("float64 is for comparisons")
+    recurrent = Transformer(TEXT, attention=lambda position: Recurrent(64)).cuda().eval()
+    assert "a Recurrent keeps between steps" in pick(recurrent).reason
+    with torch.autocast("cuda", torch.bfloat16):
+        session = open_session(made(TEXT).cuda(), **on("cuda", read(model)))
+        assert type(session).__name__ == "ReadingSession"
+
+
+# 8 bits on a CPU
+
+
+@pytest.fixture
+def quantized() -> Callable[[Any], tuple[Any, Any]]:
+    """Makes a model of 8 bits, and its engine."""
+    from regard.decode.engine.int8.engine import Int8Engine
+
+    def engine(config: TransformerConfig | LanguageConfig) -> tuple[Any, Any]:
+        with warnings.catch_warnings(action="ignore"):
+            model = int8(made(config))
+        if "compiler" in (refusal := Int8Engine.refusal(model)):
+            pytest.skip(refusal)
+        return model, pick(model)
+
+    return engine
+
+
+KERNELS = [kind for kind in MODELS if "linear-bias" not in kind]
+
+
+@pytest.mark.parametrize("kind", KERNELS)
+@pytest.mark.parametrize("name", OPTIONS)
+def test_int8(name: str, kind: str, quantized: Any) -> None:
+    option = OPTIONS[name]
+    model, engine = quantized(MODELS[kind])
+    assert engine.name == "int8"
+    given = read(model)
+    want = option.find(EagerEngine().open(model, **given), sentences(option))
+    have = option.find(engine.open(model, **given, beams=option.width), sentences(option))
+    same(have, want, 0.1)
+
+
+@pytest.mark.parametrize("kind", ["the paper's", "language", "images"])
+def test_rows_join_leave_and_keep_their_logits_in_int8(kind: str, quantized: Any) -> None:
+    model, engine = quantized(MODELS[kind])
+    walk(model, lambda given: engine.open(model, **given), 0.1)
+
+
+def test_threads_share_an_int8_engine(quantized: Any) -> None:
+    model, engine = quantized(TEXT)
+    together(model, lambda given, width: engine.open(model, **given, beams=width))
+
+
+@pytest.mark.parametrize("kind", ["linear-bias", "language, linear-bias"])
+def test_what_the_kernels_do_not_know_is_left_to_the_modules(kind: str, quantized: Any) -> None:
+    model, engine = quantized(MODELS[kind])
+    assert engine.name == "eager"
+    assert "LinearBias" in engine.reason
+    given = read(model)
+    assert OPTIONS["greedy"].find(open_session(model, **given), [[START]] * 3)
+
+
+# What both are put through
+
+
+def walk(
+    model: Transformer | LanguageModel, opened: Callable[[Any], Session], tolerance: float
+) -> None:
+    """A search of one's own, in which rows repeat, join, leave and outgrow what was foreseen."""
+    reference = EagerEngine()
+    given = on(next(model.parameters()).device.type, read(model))
+    sessions = [opened(given), reference.open(model, **given)]
+    kept: list[tuple[Tensor, Tensor]] = []
+
+    def step(tokens: list[int]) -> None:
+        have, want = (session.step(torch.tensor(tokens)) for session in sessions)
+        torch.testing.assert_close(have, want, atol=tolerance, rtol=tolerance)
+        kept.append((have, have.clone()))
+
+    for session in sessions:
+        session.begin(PROMPTED)
+    step([7, 8, 9])
+    for rows in ([0, 0, 1, 1, 2, 2], [1, 0, 3, 3, 5, 4], [5, 0, 2]):
+        for session in sessions:
+            session.select(torch.tensor(rows))
+        step([11 + n for n in range(len(rows))])
+    others = [opened(given), reference.open(model, **given)]
+    for other in others:
+        other.begin([[START], [START, 5], [START, 6, 7]])
+        other.step(torch.tensor([21, 22, 23]))
+    for session, other in zip(sessions, others):
+        session.join(other)
+    for n in range(5):
+        step([31 + n, 41, 42, 43, 44, 45])
+    for session in sessions:
+        session.select(torch.tensor([4, 2]))
+    step([51, 52])
+    for given_out, then in kept:  # the caller's: nobody wrote into them since
+        assert torch.equal(given_out, then)
+
+
+def together(model: Any, opened: Callable[[Any, int], Session]) -> None:
+    """Several threads find what one finds after the other."""
+    given = on(next(model.parameters()).device.type, read(model))
+    names = ["greedy", "beams", "greedy, prompts", "beams, the best few"]
+
+    def find(name: str) -> list[list[Hypothesis]]:
+        option = OPTIONS[name]
+        with opened(given, option.width) as session:
+            return option.find(session, sentences(option))
+
+    alone = {name: find(name) for name in names}
+    found: dict[tuple[str, int], Any] = {}
+
+    def work(name: str, turn: int) -> None:
+        found[name, turn] = find(name)
+
+    threads = [threading.Thread(target=work, args=(name, n)) for name in names for n in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == len(threads)
+    for (name, _), have in found.items():
+        assert have == alone[name]
