@@ -63,8 +63,10 @@ class Mask:
     """Whether it holds a rule of one's own, which may look at the sentence and the head."""
     relative = False
     """Whether the rule asks where the query stands among the keys: `at.position`."""
+    reads: tuple[str, ...] = ()
+    """Attributes that the rule reads and that may be, or hold, tensors."""
     numbers: tuple[str, ...] = ()
-    """Attributes with plain numbers that the rule reads."""
+    """Those of them that may be plain numbers."""
 
     def __init__(self, rule: Callable[[At], Tensor], text: str):
         if not callable(rule) or not isinstance(text, str):
@@ -172,7 +174,11 @@ class Mask:
         )
         at = self.frame(sentence[:, None, None, None], head[:, None, None], row, column, S - L)
         batch, heads = (1, 1, 1, 1, *self.rule(at).shape)[-4:-2]
-        return self if batch == heads == 1 else self._with({"batch": batch, "heads": heads})
+        if batch == heads == 1:
+            return self
+        varying = Mask(self._rule, self._text)
+        varying.batch, varying.heads = batch, heads
+        return varying
 
     def to(self, device: torch.device | str, numbers: bool = False) -> "Mask":
         """The same mask with all it reads on a device; the mask itself if it is there already.
@@ -181,11 +187,11 @@ class Mask:
         serves every other.
         """
         device = torch.device(device)
-        moved = {name: _moved(value, device, numbers) for name, value in vars(self).items()}
+        moved = {name: _moved(getattr(self, name), device, numbers) for name in self.reads}
         for name in self.numbers if numbers else ():
             if isinstance(moved[name], int):
                 moved[name] = torch.full((), moved[name], device=device)
-        if all(moved[name] is value for name, value in vars(self).items()):
+        if all(value is getattr(self, name) for name, value in moved.items()):
             return self
         return self._with(moved)
 
@@ -201,7 +207,9 @@ class Mask:
     @property
     def tensors(self) -> tuple[Tensor, ...]:
         """The tensors that the rule reads."""
-        read = [value for value in vars(self).values() if isinstance(value, Tensor)]
+        # By their names, since torch's compiler cannot list an object's attributes in all versions.
+        values = [getattr(self, name) for name in self.reads]
+        read = [value for value in values if isinstance(value, Tensor)]
         return (*read, *(tensor for mask in self.inner for tensor in mask.tensors))
 
     @property
@@ -311,6 +319,8 @@ class Mask:
 class Joined(Mask):
     """A mask made of others: what holds for every way of joining them."""
 
+    reads = ("inner",)
+
     def __init__(self, *masks: Mask):
         self.inner = masks
         self.batch = _common("batch", [mask.batch for mask in masks])
@@ -411,6 +421,7 @@ class Not(Joined):
 class Standing(Joined):
     """A mask that does not know offsets itself, with query i at source position i + offset."""
 
+    reads = ("inner", "offset")
     numbers = ("offset",)
 
     def __init__(self, mask: Mask, offset: int | Tensor):

@@ -88,7 +88,7 @@ def packed(
 class Band(Mask):
     """Keys from `left` before to `right` after the position at which the query stands."""
 
-    numbers = ("left", "right", "offset")
+    reads = numbers = ("left", "right", "offset")
 
     def __init__(self, left: int | None, right: int, offset: Offset = None):
         self.left, self.right, self.offset = left, right, offset
@@ -140,6 +140,7 @@ class Padding(Mask):
     """Keys below each sentence's length."""
 
     runs = "start"
+    reads = ("lengths",)
 
     def __init__(self, lengths: Tensor):
         self.lengths = lengths
@@ -169,7 +170,7 @@ class Prefix(Mask):
     """The first n keys of each sequence."""
 
     runs = "start"
-    numbers = ("n",)
+    reads = numbers = ("n",)
 
     def __init__(self, n: int | Tensor):
         self.n = n
@@ -199,6 +200,7 @@ class Documents(Mask):
     """Keys of the query's own document."""
 
     relative = True
+    reads = ("ids", "edges")
 
     def __init__(self, ids: Tensor):
         self.ids = ids
@@ -240,6 +242,7 @@ class Packing(Mask):
 
     runs = "any"
     packs = True
+    reads = ("query", "source", "_members")
 
     def __init__(self, query: Packed, source: Packed):
         if len(query) != len(source):
@@ -302,6 +305,8 @@ class Packing(Mask):
 
 class Dense(Mask):
     """A boolean tensor."""
+
+    reads = ("allowed",)
 
     def __init__(self, allowed: Tensor):
         if not isinstance(allowed, Tensor) or allowed.dtype != torch.bool:

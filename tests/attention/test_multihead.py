@@ -731,6 +731,47 @@ def test_beams_continue_what_they_were(
         close(have, module(history, mask=causal())[:, -2:])
 
 
+@pytest.mark.parametrize("mask", [causal, lambda: window(2, 0)], ids=["causal", "window"])
+@pytest.mark.parametrize("gradients", [False, True])
+@positions
+def test_rows_of_different_lengths(
+    position: Callable[[], nn.Module | None], mask: Callable[[], Mask], gradients: bool
+) -> None:
+    """Trimmed to their own, joined by others, reordered, each goes on where it ends."""
+    module = build(heads=6, key_heads=2, position=position())
+    with torch.set_grad_enabled(gradients):
+        cache, given = SelfCache(), normal(3, 5, D)
+        module(given, mask=mask(), cache=cache)
+        cache.trim(torch.tensor([2, 5, 0]))
+        rows = [given[0, :2], given[1], given[2, :0]]
+
+        def go_on(steps: int) -> None:
+            new = normal(len(rows), steps, D)
+            have = module(new, mask=mask(), cache=cache)
+            rows[:] = [torch.cat(both) for both in zip(rows, new)]
+            for row, one in zip(rows, have):
+                close(one, module(row[None], mask=mask())[0, -steps:])
+
+        go_on(1)
+        go_on(3)
+        other, more = SelfCache(), normal(2, 7, D)
+        module(more, mask=mask(), cache=other)
+        cache.join(other)
+        rows += list(more)
+        go_on(2)
+        assert cache.length.tolist() == [8, 11, 6, 9, 9]
+        cache.select([4, 0, 0])
+        rows[:] = [rows[n] for n in (4, 0, 0)]
+        go_on(1)
+
+
+def test_what_cannot_be_trimmed_or_joined() -> None:
+    with pytest.raises(ValueError, match="has one length for all rows and cannot trim"):
+        SelfCache(13).trim(torch.tensor([1]))
+    with pytest.raises(ValueError, match="an empty cache has no rows to join"):
+        SelfCache().join(SelfCache())
+
+
 def test_beams_keep_their_sources() -> None:
     module, cache = build(source_width=E), CrossCache()
     cache.select(torch.tensor([1, 0]))  # nothing is there yet

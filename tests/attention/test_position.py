@@ -604,6 +604,9 @@ def test_the_bias_falls_with_the_distance(L: int, S: int, offset: int | None) ->
                 )
     if offset is not None:
         assert torch.equal(position.bias(L, S, torch.tensor(offset), dtype=torch.float64), got)
+        each = position.bias(L, S, torch.tensor([1, offset, 5]), dtype=torch.float64)
+        assert torch.equal(each[1:2], got)
+        assert each.shape == (3, 3, L, S)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -757,8 +760,8 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
         r"offset \(torch.float32\) must hold integers",
     ),
     "many offsets": (
-        lambda: LinearBias(2).bias(2, 3, torch.tensor([1, 2])),
-        r"offset of shape \(2,\) must be an int or a tensor without axes",
+        lambda: LinearBias(2).bias(2, 3, torch.tensor([[1, 2]])),
+        r"offset of shape \(1, 2\) must be an int, or a tensor without axes or with one",
     ),
 }
 

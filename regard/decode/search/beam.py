@@ -115,39 +115,43 @@ class Beams:
         penalty: Penalty,
         dtype: torch.dtype = torch.float32,
     ):
-        B, T, device = len(last), constraints.steps, last.device
-        self.constraints, self.width = constraints, width
+        B, T = len(last), constraints.steps
+        self.constraints, self.width, self.n_best, self.dtype = constraints, width, n_best, dtype
         self.coverage: Coverage | None = None
         self.sentences = list(range(B))
         self.found: list[list[Hypothesis]] = [[] for _ in range(B)]
         self.t = 0
         self.last: Tensor = last
         self.rows: Tensor | None = None
-        self.over = torch.zeros(B, dtype=torch.bool, device=device)
+        self.over = torch.zeros(B, dtype=torch.bool, device=last.device)
+        # lp(n), and for each sentence and n the largest lp of n and more tokens.
+        self.penalty = torch.tensor([1.0, *penalties(penalty, T), 1.0], dtype=dtype)
+        n = torch.arange(T + 2)
+        possible = (n > 0) & (n <= constraints.longest[:, None])
+        self.largest = self.penalty.where(possible, 0.0).flip(1).cummax(1).values.flip(1)
 
+    def begin(self) -> None:
+        """Makes room, before the first step; an engine that has room of its own does not ask."""
+        B, T, W, K = len(self.sentences), self.constraints.steps, self.width, self.n_best
+        device, dtype = self.last.device, self.dtype
+        self.penalty, self.largest = self.penalty.to(device), self.largest.to(device)
         # Open: log p, and the way back. At first there is only the prompt.
         self.open = torch.zeros(B, 1, dtype=dtype, device=device)
-        self.parents = torch.zeros(B, T, width, dtype=torch.int64, device=device)
+        self.parents = torch.zeros(B, T, W, dtype=torch.int64, device=device)
         self.tokens = torch.zeros_like(self.parents)
-        self.gains = torch.zeros(B, T, width, dtype=dtype, device=device)
-
+        self.gains = torch.zeros(B, T, W, dtype=dtype, device=device)
         # Finished: the score, log p of the end sign, the length and slot of the open hypothesis
         # that ended, and whether it was cut instead.
-        self.scores = torch.full((B, n_best), -math.inf, dtype=dtype, device=device)
+        self.scores = torch.full((B, K), -math.inf, dtype=dtype, device=device)
         self.ends = torch.zeros_like(self.scores)
-        self.lengths = torch.zeros(B, n_best, dtype=torch.int64, device=device)
+        self.lengths = torch.zeros(B, K, dtype=torch.int64, device=device)
         self.slots = torch.zeros_like(self.lengths)
         self.cut = torch.zeros_like(self.lengths, dtype=torch.bool)
 
-        # lp(n), and for each sentence and n the largest lp of n and more tokens.
-        table = torch.tensor([1.0, *penalties(penalty, T), 1.0], dtype=dtype)
-        n = torch.arange(T + 2)
-        possible = (n > 0) & (n <= constraints.most.cpu()[:, None])
-        largest = table.where(possible, 0.0).flip(1).cummax(1).values.flip(1)
-        self.penalty, self.largest = table.to(device), largest.to(device)
-
     def extend(self, logits: Float[Tensor, "R N"], best: Callable[..., Best]) -> None:
         """Extends every open hypothesis by every token, and keeps the best."""
+        if self.t == 0:
+            self.begin()
         (B, w), W, t = self.open.shape, self.width, self.t
         if self.coverage is not None:
             self.coverage.look(B)
@@ -234,6 +238,11 @@ class Beams:
         return self.found
 
     def _read(self, sentences: list[int]) -> None:
+        for n, one in zip(sentences, zip(*self.backtrace(sentences))):
+            self.found[self.sentences[n]] = hypotheses(one)
+
+    def backtrace(self, sentences: list[int]) -> Sequence[Sequence[Any]]:
+        """Of what these have finished: scores, log p of ends, lengths, cuts, words, and log p."""
         here = torch.tensor(sentences, device=self.open.device).long()
         given = (self.scores, self.ends, self.lengths, self.slots, self.cut)
         score, end, lengths, slot, cut = (x[here].cpu().numpy() for x in given)
@@ -246,9 +255,7 @@ class Beams:
         for place in range(int(lengths.max(initial=0)) - 1, -1, -1):
             words[..., place], logs[..., place] = (x[rows, place, slot] for x in (tokens, gains))
             slot = np.where(place < lengths, parents[rows, place, slot], slot)
-        columns = [x.tolist() for x in (score, end, lengths, cut, words, logs)]
-        for n, one in zip(sentences, zip(*columns)):
-            self.found[self.sentences[n]] = hypotheses(one)
+        return [x.tolist() for x in (score, end, lengths, cut, words, logs)]
 
 
 class Coverage:

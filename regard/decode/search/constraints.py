@@ -56,8 +56,10 @@ class Constraints:
         allowed = vocabulary - len({*self.banned, end} if self.early else self.banned)
         if not allowed:
             raise ValueError(f"all {vocabulary} tokens are banned; leave one that may be said")
-        self.most, self.least = (torch.tensor(one, device=device).long() for one in (most, least))
-        self._banned = torch.tensor(self.banned, device=device).long()
+        self.longest = torch.tensor(most).long()
+        """The most tokens of each, on the host."""
+        self.most, self.least = torch.tensor((most, least)).long().to(device).unbind()
+        self._banned = torch.tensor(self.banned).long().to(device)
 
     def hide(self, logits: Float[Tensor, "R N"], t: int | Tensor) -> None:
         """Makes -∞ of what may not be said at step t, in place. A sentence's rows are adjacent."""

@@ -9,6 +9,7 @@ filled up to a bucket of sentences, source tokens and length. A session has a sp
 it is closed; spaces are kept for the next session of the same sizes.
 """
 
+import gc
 import math
 import threading
 from collections import OrderedDict
@@ -52,6 +53,9 @@ BEAMS = 32
 STEPS = 8
 """After how many the host asks whether all sentences are over."""
 
+_one_at_a_time = threading.Lock()
+"""Captures."""
+
 
 class CudaEngine:
     """What is captured of a model, and the spaces in which it runs."""
@@ -73,7 +77,6 @@ class CudaEngine:
         weight = self.target.table.weight
         self.vocabulary, self.dtype, self.device = len(weight), weight.dtype, weight.device
         self.lock = threading.RLock()
-        """Of spaces, and of capturing."""
         self._free: OrderedDict[tuple[object, ...], list[Space]] = OrderedDict()
         self._held = _held(model)
 
@@ -259,7 +262,7 @@ class Space:
                 self.rows.filled.copy_(filled)
                 reset()
 
-            with self.engine.lock:
+            with _one_at_a_time:
                 self._graphs[key] = captured(run, before, self._pool)
         return self._graphs[key]
 
@@ -430,14 +433,15 @@ class Still:
         self.still: Paths | Beams
         match search:
             case Beams():
-                K = search.scores.shape[1]
-                self.still = Beams(last, constraints, search.width, K, power(0))
+                self.still = Beams(last[:B], constraints, search.width, search.n_best, power(0))
+                self.still.begin()
                 self.still.open = torch.zeros(B, search.width, device=last.device)
+                self.still.last = last
             case Sampled():
                 dice = torch.zeros(B, T, dtype=search.dice.dtype)
                 how = (search.temperature, search.top_k, search.top_p)
                 self.still = Sampled(last, constraints, dice, *how)
-                self.still.t = self.times[0]  # type: ignore[assignment]
+                self.still.t = self.times[:1]  # type: ignore[assignment]
             case _:
                 self.still = Paths(last, constraints)
         self._replay = space.graph((type(search), *kind(search)), self._run, self._restart)
@@ -465,7 +469,8 @@ class Still:
                 still.open[:B, 0] = 0.0
                 still.scores.fill_(-math.inf)
                 still.penalty[: n + 2], still.largest[:B, : n + 2] = search.penalty, search.largest
-                names = list(Beams.PER_SENTENCE)
+                search.backtrace = lambda some: kernels.backtrace(still, B)  # type: ignore[method-assign, assignment]
+                names = ["over"]
             case Sampled(), Sampled():
                 still.dice[:B, :n] = search.dice
         for name in names:
@@ -506,7 +511,7 @@ def kind(search: Paths | Beams) -> tuple[object, ...]:
     rules = (rule.end, tuple(rule.banned), rule.early > 0, rule.renormalize)
     match search:
         case Beams():
-            return (*rules, search.width, search.scores.shape[1])
+            return (*rules, search.width, search.n_best)
         case Sampled():
             return (*rules, search.temperature, search.top_k, search.top_p)
     return rules
@@ -528,8 +533,14 @@ def captured(run: Callable[[], None], reset: Callable[[], None], pool: Any) -> C
         reset()
     torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
-        run()
+    collects = gc.isenabled()
+    gc.disable()  # to free another graph now would spoil this one
+    try:
+        with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
+            run()
+    finally:
+        if collects:
+            gc.enable()
     return graph.replay
 
 

@@ -12,6 +12,7 @@ moves no keys or values.
 import math
 from typing import Any, no_type_check
 
+import numpy as np
 import torch
 import triton
 import triton.language as tl
@@ -468,11 +469,10 @@ def _extend(values, tokens, k, opened, last, parents, said, gains, steps, scores
     tl.store(over + b, is_over)
     tl.store(opened + b * W + s, opens, mask=real)
     tl.store(last + b * W + s, next_token, mask=real)
-    if t < steps:
-        to = (b * steps + t) * W + s
-        tl.store(parents + to, from_row.to(tl.int64), mask=real)
-        tl.store(said + to, next_token, mask=real)
-        tl.store(gains + to, next_gain, mask=real)
+    to = (b * steps + t) * W + s
+    tl.store(parents + to, from_row.to(tl.int64), mask=real)
+    tl.store(said + to, next_token, mask=real)
+    tl.store(gains + to, next_gain, mask=real)
     tl.store(times + b, t + 1)
     n = tl.load(filled + b * W)
     for begin in range(0, n, 32):
@@ -503,3 +503,36 @@ def extend(
     at = (times, table, table.shape[1], filled)
     warps = 1 if rows * ranks <= 256 else 4
     _extend[(len(times),)](*given, *at, **sizes, num_warps=warps)
+
+
+@triton.jit
+@no_type_check
+def _backtrace(parents, said, gains, steps, scores, ends, lengths, slots, cut, out, W, K):
+    """The way back of one finished hypothesis, in a row with all else that is known of it."""
+    p = tl.program_id(0).to(tl.int64)
+    n, slot = tl.load(lengths + p), tl.load(slots + p)
+    to = out + p * (4 + 2 * steps)
+    tl.store(to, tl.load(scores + p).to(tl.int32, bitcast=True))
+    tl.store(to + 1, tl.load(ends + p).to(tl.int32, bitcast=True))
+    tl.store(to + 2, n.to(tl.int32))
+    tl.store(to + 3, tl.load(cut + p).to(tl.int32))
+    for i in range(n):
+        place = n - 1 - i
+        at = (p // K * steps + place) * W + slot
+        tl.store(to + 4 + place, tl.load(said + at).to(tl.int32))
+        tl.store(to + 4 + steps + place, tl.load(gains + at).to(tl.int32, bitcast=True))
+        slot = tl.load(parents + at)
+
+
+def backtrace(beams: Any, sentences: int) -> list[list[Any]]:
+    """`Beams.backtrace` of the first sentences, in one kernel and one copy."""
+    (_, T, W), K = beams.parents.shape, beams.scores.shape[1]
+    out = torch.zeros(sentences, K, 4 + 2 * T, dtype=torch.int32, device=beams.scores.device)
+    path, pool = (beams.parents, beams.tokens, beams.gains, T), (beams.scores, beams.ends)
+    given = (*path, *pool, beams.lengths, beams.slots, beams.cut, out, W, K)
+    _backtrace[(sentences * K,)](*given, num_warps=1)
+    whole = out.cpu().numpy()
+    real = whole.view(np.float32)
+    words, logs = whole[..., 4 : 4 + T], real[..., 4 + T :]
+    columns = (real[..., 0], real[..., 1], whole[..., 2], whole[..., 3], words, logs)
+    return [column.tolist() for column in columns]

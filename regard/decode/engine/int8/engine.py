@@ -1,33 +1,30 @@
 """Models with 8-bit weights in compiled kernels: one call for all blocks of a step.
 
 What a block is, `model/block.py` says; here the same modules are handed to kernels.cpp as
-addresses. No padding is computed. Keys and values lie in slots of a buffer, and each row has a list
-of the slots that hold its own: beams are reordered, and rows leave, without moving any.
+addresses. No padding is computed, and every row has its own length.
 """
 
 import ctypes
 import math
-import weakref
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float, Int
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from regard.attention.host import integers
 from regard.attention.mask import Packed
 from regard.attention.multihead import MultiHeadAttention
-from regard.attention.position import Rotary, Sinusoidal
+from regard.attention.position import Learned, Rotary, Sinusoidal
 from regard.decode.engine.int8 import library as native
+from regard.decode.engine.int8.cache import Buffers, Cache, Integers
 from regard.decode.engine.int8.linear import Int8Linear
 from regard.decode.engine.int8.structure import ACTIVATIONS, hooked, parts, unknown
 from regard.decode.engine.session import Session
 from regard.decode.search import topk
 from regard.decode.search.constraints import Constraints
-from regard.model.block import Block, FeedForward, GatedFeedForward, PreNorm
+from regard.model.block import Block, GatedFeedForward, PreNorm
 from regard.model.embedding import Tokens
 from regard.model.language import LanguageModel
 from regard.model.lengths import Lengths, places
@@ -35,11 +32,10 @@ from regard.model.stack import Stack
 from regard.model.transformer import Transformer
 
 Model = Transformer | LanguageModel
-Integers = NDArray[np.int64]
 
 
 class Int8Engine:
-    """A model's stacks as the kernels know them: parts of the model, but not the model."""
+    """A model as the kernels know it. It holds parts of the model, but not the model."""
 
     name = "int8"
 
@@ -47,13 +43,16 @@ class Int8Engine:
         if refusal := self.refusal(model):
             raise ValueError(f"the kernels for 8-bit layers cannot run this model: {refusal}")
         self.reason = f"8-bit weights, kernels for {native.kernels().isa}"
-        self.encoder = Blocks(model.encoder) if isinstance(model, Transformer) else None
-        self.decoder = Blocks(model.decoder)
-        self.tokens = model.target if isinstance(model, Transformer) else model.tokens
-        self.output = cast(Int8Linear, model.output)
-        self.buffers = Buffers()
-        self._sines = torch.empty(0)
+        # What the kernels point to stays, even where a module is given other tensors.
+        self._held = [x.detach() for x in (*model.parameters(), *model.buffers())]
         self._seen = _seen(model)
+        self.decoder, self.encoder, self.source = Blocks(model.decoder), None, None
+        if isinstance(model, Transformer):
+            self.encoder = Blocks(model.encoder)
+            self.source = Embedder(model.source) if type(model.source) is Tokens else None
+        self.tokens = Embedder(_tokens(model))
+        self.output = cast(Int8Linear, model.output).address()
+        self.buffers = Buffers()
 
     @staticmethod
     def refusal(model: nn.Module) -> str:
@@ -62,23 +61,21 @@ class Int8Engine:
             return reason
         if type(model) not in (Transformer, LanguageModel):
             return f"a {type(model).__name__} is neither a Transformer nor a LanguageModel"
-        model = cast(Model, model)
+        model, across = cast(Model, model), type(model) is Transformer
         if type(model.output) is not Int8Linear:
-            return "its output layer is not of 8 bits; call int8(model) first"
+            return "the output layer is not of 8 bits; call int8(model) first"
         if hooked(parts(model)):
-            return "one of its modules has a forward hook"
-        for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-            number = not tensor.is_floating_point() or tensor.dtype == torch.float32
-            if not (number and tensor.is_contiguous() and tensor.device.type == "cpu"):
-                return f"{name} is {tensor.dtype} on {tensor.device}, not contiguous float32"
-        across = isinstance(model, Transformer)
+            return "a module has a forward hook"
+        for name, x in (*model.named_parameters(), *model.named_buffers()):
+            number = not x.is_floating_point() or x.dtype == torch.float32
+            if not (number and x.is_contiguous() and x.device.type == "cpu"):
+                return f"{name} is {x.dtype} on {x.device}, not contiguous float32 on the cpu"
         if across and (reason := unknown(model.encoder, Int8Linear, cross=False)):
             return f"in the encoder, {reason}"
         if reason := unknown(model.decoder, Int8Linear, cross=across):
             return f"in the decoder, {reason}"
-        tokens = model.target if isinstance(model, Transformer) else model.tokens
-        if type(tokens) is not Tokens:
-            return f"its tokens are embedded by a {type(tokens).__name__}"
+        if type(_tokens(model)) is not Tokens:
+            return f"tokens are embedded by a {type(_tokens(model)).__name__}"
         return ""
 
     def current(self, model: Model) -> bool:
@@ -100,83 +97,88 @@ class Int8Engine:
 
         To what `length` they will grow, and how many `beams` a source will have, are hints.
         """
-        blocks, memory = self.decoder, None
-        if isinstance(model, Transformer) and self.encoder is not None and source is not None:
-            counts, x = _end_to_end(model.source(source, places(lengths, source)), lengths)
-            rows, threads = len(counts), torch.get_num_threads()
-            encoded = Cache(self.buffers, self.encoder.count, self.encoder.self_width, rows)
-            self.encoder.run(x, *encoded.extend(counts), encoded, causal=False)
-            memory = Cache(self.buffers, blocks.count, blocks.cross_width, rows)
-            slots = memory.table[memory.extend(counts)]
-            _library().project_memory(
-                *(blocks.array, blocks.count, x.data_ptr(), len(x), memory.data.data_ptr()),
-                *(memory.data.shape[1], slots.ctypes.data, threads),
-            )
-        if rows is None:
-            raise ValueError("a session needs a source, or the number of rows of a language model")
+        memory = None
+        if isinstance(model, Transformer):
+            if source is None:
+                raise ValueError("a Transformer needs a source to read")
+            memory = self._read(model, source, lengths)
+            rows = len(memory.lengths)
+        blocks, rows = self.decoder, 1 if rows is None else rows
         cache = Cache(self.buffers, blocks.count, blocks.self_width, rows)
         cache.reserve(rows * beams * min(length, 64))
         return Int8Session(self, cache, memory)
 
-    def embed(self, tokens: Int[Tensor, "T"], position: Integers) -> Float[Tensor, "T D"]:
-        """As the model does, but with sines that were computed before."""
-        part, at = self.tokens, torch.from_numpy(position)
-        sines = self._sines
-        if type(part.position) is not Sinusoidal:
-            return part(tokens[None], at[None])[0].contiguous()
-        if len(sines) <= (most := int(position.max(initial=0))):
-            sines = part.position.encoding(torch.arange(max(64, 2 * most)), torch.float32)
-            self._sines = sines
-        try:
-            x = F.embedding(tokens, part.table.weight)
-        except IndexError:
-            return part(tokens[None], at[None])[0]  # says what is wrong
-        return x.mul_(part.scale).add_(sines[at])
+    def _read(self, model: Transformer, source: Tensor, lengths: Lengths) -> Cache:
+        """The keys and values that cross-attention reads of each source."""
+        assert self.encoder is not None
+        at, ids = places(lengths, source), self.source is not None and source.ndim == 2
+        counts, x = _end_to_end(source if ids else model.source(source, at), lengths)
+        encoded = Cache(self.buffers, self.encoder.count, self.encoder.self_width, len(counts))
+        row, position = encoded.places(counts)
+        encoded.extend(row, position)
+        if ids and self.source is not None:
+            vectors = self.source.embed(x, position, self.buffers)
+        else:
+            # The kernels write into it. Under autocast, images and sounds come in fewer bits.
+            vectors = Vectors(x.to(torch.float32, copy=True).contiguous(), native.Embedding())
+        self.encoder.run(vectors, row, position, encoded, causal=False)
+        blocks = self.decoder
+        memory = Cache(self.buffers, blocks.count, blocks.cross_width, len(counts))
+        memory.extend(row, position)
+        slots = memory.table[row, position]
+        _library().project_memory(
+            *(blocks.array, blocks.count, vectors.x.data_ptr(), len(vectors.x)),
+            *(memory.data.data_ptr(), memory.data.shape[1], slots.ctypes.data),
+            torch.get_num_threads(),
+        )
+        return memory
 
 
 class Int8Session(Session):
-    """Rows in the kernels, each with slots and a source of its own."""
+    """Rows in the kernels, each with a length, slots and a source of its own."""
 
     device = torch.device("cpu")
 
-    def __init__(self, engine: Int8Engine, cache: "Cache", memory: "Cache | None"):
+    def __init__(self, engine: Int8Engine, cache: Cache, memory: Cache | None):
         self.engine, self.cache, self.memory = engine, cache, memory
-        self.rows, self.vocabulary = len(cache.lengths), engine.output.out_features
+        self.rows, self.vocabulary = len(cache.lengths), engine.output.out
 
     def prefill(self, tokens: Int[Tensor, "R n"], counts: Int[Tensor, "R"]) -> None:
         self._check(tokens)
         counts = counts.long().cpu()
-        self._read(tokens.cpu()[torch.arange(tokens.shape[1]) < counts[:, None]], counts.numpy())
+        real = torch.arange(tokens.shape[1]) < counts[:, None]
+        self._read(tokens.cpu()[real], counts.numpy())
 
     def step(self, tokens: Int[Tensor, "R"]) -> Float[Tensor, "R N"]:
         self._check(tokens)
-        logits = self.engine.buffers.take((self.rows, self.vocabulary), np.float32)
+        logits = self.engine.buffers.take((self.rows, self.vocabulary))
         self._read(tokens.cpu(), np.ones(self.rows, np.int64), logits)
         return logits
 
     @torch.no_grad()
     def _read(self, tokens: Tensor, counts: Integers, logits: Tensor | None = None) -> None:
-        sequence, position = self.cache.places(counts)
-        x = self.engine.embed(tokens, position)  # before anything changes: it may refuse tokens
-        self.cache.extend(counts)
-        output = None if logits is None else self.engine.output.address()
-        self.engine.decoder.run(
-            x, sequence, position, self.cache, self.memory, output=output, logits=logits
+        engine, (row, position) = self.engine, self.cache.places(counts)
+        # What is refused here has changed nothing.
+        vectors = engine.tokens.embed(tokens, position, engine.buffers)
+        self.cache.extend(row, position)
+        engine.decoder.run(
+            *(vectors, row, position, self.cache, self.memory),
+            output=None if logits is None else engine.output,
+            logits=logits,
         )
 
     def select(self, rows: Int[Tensor, "R"]) -> None:
         chosen = self._chosen(rows.cpu()).numpy()
         self.rows = len(chosen)
-        for cache in filter(None, (self.cache, self.memory)):
+        for cache in self._caches():
             cache.select(chosen)
 
     def join(self, other: Session) -> None:
         if not isinstance(other, Int8Session) or other.engine is not self.engine:
-            raise ValueError("only sessions of one engine can be joined; open both with this one")
+            raise ValueError("only sessions of one engine can be joined; open both with the same")
         self.rows += other.rows
-        self.cache.join(other.cache)
-        if self.memory is not None and other.memory is not None:
-            self.memory.join(other.memory)
+        for cache, joined in zip(self._caches(), other._caches()):
+            cache.join(joined)
         other.close()
 
     def best(
@@ -185,114 +187,50 @@ class Int8Session(Session):
         return topk.best(logits, count, rule, t, _log_sums, _largest)
 
     def close(self) -> None:
-        self.select(torch.empty(0, dtype=torch.int64))
-        for cache in filter(None, (self.cache, self.memory)):
-            cache.shrink()
+        self.rows = 0
+        for cache in self._caches():
+            cache.clear()
+
+    def _caches(self) -> list[Cache]:
+        return [self.cache] if self.memory is None else [self.cache, self.memory]
 
 
-class Cache:
-    """Keys and values in slots, and for each row a list of the slots that hold its own.
+class Vectors(NamedTuple):
+    """What a stack reads: vectors, or room for them and how they are embedded."""
 
-    Rows with a common past list the same slots. Those that no row lists any more are used again.
-    """
+    x: Float[Tensor, "T D"]
+    embedding: native.Embedding
 
-    def __init__(self, buffers: "Buffers", blocks: int, width: int, rows: int):
-        self.buffers = buffers
-        self.data = torch.empty(blocks, 0, width, dtype=torch.float16)
-        self.table = np.zeros((rows, 32), np.int32)
-        self.lengths: Integers = np.zeros(rows, np.int64)
-        self._free = np.zeros(0, np.int32)
 
-    def places(self, counts: Integers) -> tuple[Integers, Integers]:
-        """The row and the position of each token, where row r goes on with counts[r] of them."""
-        sequence = np.repeat(np.arange(len(counts)), counts)
-        first = self.lengths - (np.cumsum(counts) - counts)
-        return sequence, np.arange(len(sequence)) + first[sequence]
+class Embedder:
+    """Tokens by their table and their positions' vectors, which the kernels look up."""
 
-    def extend(self, counts: Integers) -> tuple[Integers, Integers]:
-        """Lists slots for so many more tokens of each row."""
-        sequence, position = self.places(counts)
-        self.reserve(len(sequence))
-        if (most := int(position.max(initial=0)) + 1) > self.table.shape[1]:
-            self._widen(max(most, 2 * self.table.shape[1]))
-        self.table[sequence, position] = self._free[: len(sequence)]
-        self._free = self._free[len(sequence) :]
-        self.lengths = self.lengths + counts
-        return sequence, position
+    def __init__(self, part: Tokens):
+        self.part = part
+        self.table = part.table.weight.detach()
+        position = part.position
+        self.learned = position.table.detach() if type(position) is Learned else None
+        self._sines = torch.empty(0)
 
-    def reserve(self, count: int) -> None:
-        """Has so many slots free."""
-        if count <= len(self._free):
-            return
-        blocks, slots, width = self.data.shape
-        used = np.zeros(slots, bool)
-        used[self.table[self._listed()]] = True
-        live = int(used.sum())
-        # Looking for free slots pays where there are many; otherwise there have to be more.
-        if live + count > slots - slots // 4:
-            data = self.buffers.take((blocks, max(2 * slots, live + count), width), np.float16)
-            data[:, :slots] = self.data
-            self.data = data
-            used = np.pad(used, (0, data.shape[1] - slots))
-        self._free = np.flatnonzero(~used).astype(np.int32)
-
-    def select(self, rows: Integers) -> None:
-        self.table, self.lengths = self.table[rows], self.lengths[rows]
-
-    def join(self, other: "Cache") -> None:
-        theirs = np.unique(other.table[other._listed()])
-        self.reserve(len(theirs))
-        ours, self._free = self._free[: len(theirs)], self._free[len(theirs) :]
-        self.data[:, torch.from_numpy(ours).long()] = other.data[:, torch.from_numpy(theirs).long()]
-        renumbered = np.zeros(other.data.shape[1] + 1, np.int32)
-        renumbered[theirs] = ours
-        width = max(self.table.shape[1], other.table.shape[1])
-        self._widen(width)
-        other._widen(width)
-        table = np.where(other._listed(), renumbered[other.table], 0)
-        self.table = np.concatenate((self.table, table.astype(np.int32)))
-        self.lengths = np.concatenate((self.lengths, other.lengths))
-
-    def _listed(self) -> NDArray[np.bool_]:
-        return np.arange(self.table.shape[1]) < self.lengths[:, None]
-
-    def _widen(self, width: int) -> None:
-        self.table = np.pad(self.table, ((0, 0), (0, width - self.table.shape[1])))
-
-    def shrink(self) -> None:
-        self.data, self._free = self.data[:, :0].clone(), self._free[:0]
-
-    def address(self) -> native.Cache:
-        """What the kernels are told of it."""
-        return native.Cache(
-            *(self.data.data_ptr(), self.data.shape[1]),
-            *(self.table.ctypes.data, self.table.shape[1], self.lengths.ctypes.data),
+    def embed(self, ids: Int[Tensor, "T"], position: Integers, buffers: Buffers) -> Vectors:
+        at, most = torch.from_numpy(position), int(position.max(initial=-1))
+        known = type(self.part.position) in (type(None), Sinusoidal, Learned)
+        inside = not len(ids) or (0 <= int(ids.min()) and int(ids.max()) < len(self.table))
+        reached = self.learned is None or most < len(self.learned)
+        if not (known and inside and reached):
+            # By the modules, which say what is wrong with tokens or positions that do not exist.
+            return Vectors(self.part(ids[None], at[None])[0].contiguous(), native.Embedding())
+        ids, vectors = ids.long().contiguous(), self.learned
+        if isinstance(self.part.position, Sinusoidal):
+            vectors = self._sines
+            if len(vectors) <= most:
+                every = torch.arange(max(64, 2 * most))
+                self._sines = vectors = self.part.position.encoding(every, torch.float32)
+        embedding = native.Embedding(
+            *map(native.address, (ids, self.table, vectors)), scale=self.part.scale
         )
-
-
-class Buffers:
-    """Memory for tensors, used again when nobody holds them: fresh pages cost more than a step."""
-
-    KEPT = 4
-
-    def __init__(self) -> None:
-        self._free: list[NDArray[np.uint8]] = []
-
-    def take(self, shape: tuple[int, ...], dtype: type[np.generic]) -> Tensor:
-        """Any values; they are the caller's until the last tensor that shares them is gone."""
-        size = math.prod(shape) * np.dtype(dtype).itemsize
-        fits = [buffer for buffer in self._free if buffer.size >= size]
-        if fits:
-            buffer = min(fits, key=len)
-            self._free = [one for one in self._free if one is not buffer]
-        else:
-            buffer = np.empty(size, np.uint8)
-        view = buffer[:size].view(dtype).reshape(shape)
-        weakref.finalize(view, self._give_back, buffer).atexit = False
-        return torch.from_numpy(view)
-
-    def _give_back(self, buffer: NDArray[np.uint8]) -> None:
-        self._free = sorted([*self._free, buffer], key=len)[-self.KEPT :]
+        embedding.held = ids, vectors
+        return Vectors(buffers.take((len(ids), self.part.width)), embedding)
 
 
 class Blocks:
@@ -302,17 +240,16 @@ class Blocks:
         self.count = len(stack.blocks)
         self.array = (native.Block * self.count)(*map(_block, stack.blocks))
         self.norm = _norm(stack.norm)
-        first = self.array[0]
-        self.self_width = _library().slot_width(first.self_attention)
-        self.cross_width = _library().slot_width(first.cross_attention)
+        self.self_width = _library().slot_width(self.array[0].self_attention)
+        self.cross_width = _library().slot_width(self.array[0].cross_attention)
         position = cast(MultiHeadAttention, cast(Block, stack.blocks[0]).attention).position
         self.rotary = position if isinstance(position, Rotary) else None
         self._turns = torch.empty(0)
 
     def run(
         self,
-        x: Float[Tensor, "T D"],
-        sequence: Integers,
+        vectors: Vectors,
+        row: Integers,
         position: Integers,
         cache: Cache,
         memory: Cache | None = None,
@@ -321,39 +258,40 @@ class Blocks:
         output: native.Linear | None = None,
         logits: Tensor | None = None,
     ) -> None:
-        turns = self._rotations(int(position.max(initial=0)) + 1)
+        """All blocks; without logits, a causal stack does no more than fill its cache."""
         tokens = native.Tokens(
-            count=len(x),
-            width=x.shape[1],
-            causal=causal,
-            x=x.data_ptr(),
-            sequence=sequence.ctypes.data,
-            position=position.ctypes.data,
-            cache=cache.address(),
+            *(*vectors.x.shape, causal, vectors.x.data_ptr()),
+            *(row.ctypes.data, position.ctypes.data, vectors.embedding),
+            *(self._rotations(int(position.max(initial=-1)) + 1), cache.address()),
         )
         if memory is not None:
             tokens.memory = memory.address()
-        if self.rotary is not None:
-            halves = self.rotary.layout == "halves"
-            tokens.rotary = native.Rotary(turns.data_ptr(), self.rotary.width // 2, halves)
         given = (self.array, self.count, tokens, self.norm, output, native.address(logits))
         _library().run(*given, torch.get_num_threads())
 
-    def _rotations(self, length: int) -> Tensor:
-        """cos and sin of at least so many positions, (positions, 2, pairs)."""
-        if self.rotary is not None and len(self._turns) < length:
-            pairs, halves = self.rotary.width // 2, self.rotary.layout == "halves"
+    def _rotations(self, length: int) -> native.Rotary:
+        """cos and sin of at least so many positions."""
+        if self.rotary is None:
+            return native.Rotary()
+        pairs, halves, turns = self.rotary.width // 2, self.rotary.layout == "halves", self._turns
+        if len(turns) < length:
             # What (1, 0) becomes is cos and sin.
             one = torch.tensor([1.0, 0.0])
             one = one.repeat_interleave(pairs) if halves else one.repeat(pairs)
             turned = self.rotary.rotate(one.expand(max(64, 2 * length), -1))
             turned = turned.unflatten(1, (2, pairs) if halves else (pairs, 2))
-            self._turns = (turned if halves else turned.transpose(1, 2)).contiguous()
-        return self._turns
+            self._turns = turns = (turned if halves else turned.transpose(1, 2)).contiguous()
+        rotary = native.Rotary(turns.data_ptr(), pairs, halves)
+        rotary.held = turns
+        return rotary
+
+
+def _tokens(model: Model) -> Tokens:
+    return model.target if isinstance(model, Transformer) else model.tokens
 
 
 def _end_to_end(x: Tensor, lengths: Lengths) -> tuple[Integers, Tensor]:
-    """How long each sequence is, and their real tokens as rows of one matrix of its own."""
+    """How long each sequence is, and the real tokens of all of them, one after the other."""
     B, S = x.shape[:2]
     if lengths is None:
         counts, rows = torch.full((B,), S), x.flatten(0, 1)
@@ -362,16 +300,15 @@ def _end_to_end(x: Tensor, lengths: Lengths) -> tuple[Integers, Tensor]:
     else:
         counts = integers(lengths, "source_lengths").long().cpu()
         rows = x[torch.arange(S) < counts[:, None]]
-    # The kernels write into it. Under autocast, images and sounds come in fewer bits.
-    own = rows.to(torch.float32, copy=True, memory_format=torch.contiguous_format)
-    return counts.numpy(), own
+    return counts.numpy(), rows
 
 
 def _log_sums(logits: Float[Tensor, "R N"]) -> Float[Tensor, "R"]:
     if logits.dtype != torch.float32:
         return topk.log_sums(logits)
     logits, sums = logits.contiguous(), logits.new_empty(len(logits))
-    _library().log_sums(logits.data_ptr(), *logits.shape, sums.data_ptr(), torch.get_num_threads())
+    given = (logits.data_ptr(), *logits.shape, sums.data_ptr())
+    _library().log_sums(*given, torch.get_num_threads())
     return sums
 
 
@@ -379,11 +316,9 @@ def _largest(logits: Float[Tensor, "R N"], count: int) -> topk.Best:
     if logits.dtype != torch.float32:
         return topk.largest(logits, count)
     logits, values = logits.contiguous(), logits.new_empty(len(logits), count)
-    tokens = torch.empty(len(logits), count, dtype=torch.int64)
-    _library().largest(
-        *(logits.data_ptr(), *logits.shape, count),
-        *(values.data_ptr(), tokens.data_ptr(), torch.get_num_threads()),
-    )
+    tokens = torch.empty_like(values, dtype=torch.int64)
+    given = (logits.data_ptr(), *logits.shape, count, values.data_ptr(), tokens.data_ptr())
+    _library().largest(*given, torch.get_num_threads())
     return values, tokens
 
 
@@ -397,20 +332,11 @@ def _library() -> ctypes.CDLL:
 
 
 def _seen(model: nn.Module) -> tuple[object, ...]:
-    """Modules, hooks and addresses: of a layer one is enough, since it moves as a whole."""
+    """Modules, hooks and addresses. A layer of 8 bits moves as a whole."""
     modules = parts(model)
-    addresses = [
-        native.address(tensor)
-        for part in modules
-        for tensor in (
-            (part._buffers["scale"],)
-            if type(part) is Int8Linear
-            else part._parameters.values()
-            if type(part) is nn.LayerNorm
-            else ()
-        )
-    ]
-    return hooked(modules), modules, addresses
+    addresses = [native.address(x) for part in modules for x in part._parameters.values()]
+    layers = [x.scale.data_ptr() for x in modules if type(x) is Int8Linear]
+    return hooked(modules), modules, addresses, layers
 
 
 def _block(block: nn.Module) -> native.Block:
@@ -439,12 +365,9 @@ def _block(block: nn.Module) -> native.Block:
 def _attention(part: Any) -> native.Attention:
     beta = part.core.beta
     return native.Attention(
-        heads=part.heads,
-        key_heads=part.key_heads,
-        key_width=part.key_width,
-        value_width=part.value_width,
-        beta=1 / math.sqrt(part.key_width) if beta is None else float(beta),
-        **{name: _linear(getattr(part, name)) for name in ("query", "key", "value", "output")},
+        *(part.heads, part.key_heads, part.key_width, part.value_width),
+        1 / math.sqrt(part.key_width) if beta is None else float(beta),
+        *map(_linear, (part.query, part.key, part.value, part.output)),
     )
 
 
@@ -454,6 +377,8 @@ def _linear(part: Any) -> native.Linear:
 
 
 def _norm(norm: Any) -> native.Norm:
-    if norm is None:
-        return native.Norm(None, None, 0.0)
-    return native.Norm(norm.weight.data_ptr(), norm.bias.data_ptr(), norm.eps)
+    return (
+        native.Norm(norm.weight.data_ptr(), norm.bias.data_ptr(), norm.eps)
+        if norm
+        else native.Norm()
+    )

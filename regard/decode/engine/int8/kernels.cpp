@@ -23,12 +23,12 @@
 
 extern "C" {
 
-// How weights are packed: outputs that are computed together, and what is added to activations.
-int64_t columns = 16 * GROUPS, offset = OFFSET;
+// How weights are packed: outputs and inputs that are read together, and activations' offset.
+int64_t columns = 16 * GROUPS, depth = DEPTH, offset = OFFSET;
 
 struct Linear {
     int64_t in, out;
-    const int8_t* weight;       // (out / columns, in / 4, columns, 4), padded with zeros
+    const int8_t* weight;       // (out / columns, in / depth, columns, depth), padded
     const int32_t* start;       // -offset Σ_k w_nk, padded
     const float *scale, *bias;  // t_n; bias may be null
 };
@@ -65,10 +65,18 @@ struct Cache {
     const int64_t* count;
 };
 
+// x_t = scale table[id_t] + place[position_t]
+struct Embedding {
+    const int64_t* id;
+    const float *table, *place;  // table is null where vectors are given; place may be null
+    double scale;
+};
+
 struct Tokens {
     int64_t count, width, causal;
     float* x;  // (count, width), becomes the result
     const int64_t *sequence, *position;
+    Embedding embedding;
     Rotary rotary;
     Cache self, memory;
 };
@@ -119,7 +127,7 @@ INLINE Floats activate(Floats x, int64_t kind) {
 
 // What a caller's threads hand each other; kept from call to call.
 struct Work {
-    std::vector<int8_t> q;
+    std::vector<Activation> q;
     std::vector<float> scale, wide, out, heads;
 
     static Work& of(int64_t rows, int64_t width, int64_t heads) {
@@ -143,13 +151,13 @@ struct Work {
         sweep(width, [&](int64_t i, int64_t left) {
             most = larger(most, bits(load(x + i, left)) & all(0x7FFFFFFF));
         });
-        int32_t lane[16];
-        std::memcpy(lane, &most, 64);
-        float largest;
-        std::memcpy(&largest, std::max_element(lane, lane + 16), 4);
+        float lane[16];
+        store(as_floats(most), lane);
+        const auto last = [](float a, float b) { return load<int32_t>(&a) < load<int32_t>(&b); };
+        const float largest = *std::max_element(lane, lane + 16, last);
         scale[row] = largest / 127.0f;
         const Floats by = all(largest > 0 ? std::min(127.0f / largest, FLT_MAX) : 0.0f);
-        int8_t* to = q.data() + row * up(width, 16);
+        Activation* to = q.data() + row * up(width, 16);
         sweep(width, [&](int64_t i, int64_t left) {
             narrow(integers(load(x + i, left) * by) + all(OFFSET), to + i);
         });
@@ -161,18 +169,18 @@ struct Work {
 };
 
 template <int M>
-void tile(const Linear& linear, int64_t n, const int8_t* q, const float* scale, float* y,
+void tile(const Linear& linear, int64_t n, const Activation* q, const float* scale, float* y,
           int64_t stride) {
-    const int64_t steps = up(linear.in, 4) / 4, row_bytes = up(linear.in, 16);
-    const int8_t* w = linear.weight + n * 4 * steps;
     constexpr int N = GROUPS * PARTS;
+    const int64_t inputs = up(linear.in, DEPTH), row = up(linear.in, 16);
+    const int8_t* w = linear.weight + n * inputs;
     W sum[M][N], column[N];
     for (int m = 0; m < M; m++)
         for (int i = 0; i < N; i++) sum[m][i] = load<W>(linear.start + n + i * LANES);
-    for (int64_t k = 0; k < steps; k++, w += N * BYTES) {
-        for (int i = 0; i < N; i++) column[i] = load<W>(w + i * BYTES);
+    for (int64_t k = 0; k < inputs; k += DEPTH, w += 16 * GROUPS * DEPTH) {
+        for (int i = 0; i < N; i++) column[i] = weights(w + i * LANES * DEPTH);
         for (int m = 0; m < M; m++) {
-            const Row x = row(load<int32_t>(q + m * row_bytes + 4 * k) - W{});
+            const W x = load<int32_t>(q + m * row + k) - W{};
             for (int i = 0; i < N; i++) sum[m][i] = dot(sum[m][i], x, column[i]);
         }
     }
@@ -192,7 +200,7 @@ void tile(const Linear& linear, int64_t n, const int8_t* q, const float* scale, 
 
 // As many rows as there are, M at a time. The weights stay in the cache while rows pass by.
 template <int M>
-void tiles(const Linear& linear, int64_t n, int64_t rows, const int8_t* q, const float* scale,
+void tiles(const Linear& linear, int64_t n, int64_t rows, const Activation* q, const float* scale,
            float* y, int64_t stride) {
     for (; rows >= M; rows -= M, q += M * up(linear.in, 16), scale += M, y += M * stride)
         tile<M>(linear, n, q, scale, y, stride);
@@ -232,6 +240,18 @@ void normalize(const Norm& norm, const float* x, int64_t n, float* y) {
     sweep(n, [&](int64_t i, int64_t left) {
         const Floats d = (load(x + i, left) - mean) * by;
         store(fma(d, load(norm.gain + i, left), load(norm.bias + i, left)), y + i, left);
+    });
+}
+
+void embed(Team& team, const Tokens& at) {
+    const Embedding& e = at.embedding;
+    const float scale = float(e.scale);
+    team.each(at.count, at.width / 8, [&](int64_t t) {
+        const float* row = e.table + e.id[t] * at.width;
+        const float* place = e.place ? e.place + at.position[t] * at.width : nullptr;
+        float* x = at.x + t * at.width;
+        for (int64_t i = 0; i < at.width; i++) x[i] = row[i] * scale;
+        for (int64_t i = 0; place && i < at.width; i++) x[i] += place[i];
     });
 }
 
@@ -291,7 +311,7 @@ void attend(const Attention& a, const Layout& layout, const float* query, const 
     if (int64_t(scores.size()) < count + 16) scores.resize(2 * count + 16);
     if (int64_t(padded.size()) < layout.key) padded.resize(layout.key);
     sweep(a.key_width, [&](int64_t i, int64_t left) {
-        store(load(query + i, left) * all(float(a.beta)), &padded[i], 16);
+        store(load(query + i, left) * all(float(a.beta)), &padded[i]);
     });
     float *score = scores.data(), *q = padded.data(), most = -INFINITY;
     const uint16_t *key = data + head * layout.key;
@@ -300,15 +320,15 @@ void attend(const Attention& a, const Layout& layout, const float* query, const 
         const uint16_t* k = key + slot[s] * layout.slot;
         Floats products = all(0.0f);
         for (int64_t i = 0; i < layout.key; i += 16)
-            products = fma(load<Floats>(q + i), widen(k + i), products);
+            products = fma(load(q + i), widen(k + i), products);
         score[s] = sum(products);
         most = std::max(most, score[s]);
     }
     Floats total = all(0.0f);
     for (int64_t s = 0; s < count; s += 16) {
-        const Floats p = exponential(load<Floats>(score + s) - all(most));
+        const Floats p = exponential(load(score + s) - all(most));
         total = total + keep(p, count - s, 0.0f);
-        store(p, score + s, 16);
+        store(p, score + s);
     }
     const Floats by = all(count ? 1.0f / sum(total) : 0.0f);
     const auto mean = [&](auto vectors, int64_t i) {
@@ -432,6 +452,7 @@ void run(const Block* blocks, int64_t count, const Tokens* tokens, const Norm* n
     }
     Work& work = Work::of(at.count, widest, heads);
     const float* out = work.out.data();
+    if (at.embedding.table) embed(team, at);
     residual(team, at, nullptr, nullptr, blocks[0].pre_norm ? &blocks[0].self_norm : nullptr, work);
     for (int64_t n = 0; n < count; n++) {
         const Block& b = blocks[n];
@@ -464,7 +485,7 @@ void log_sums(const float* x, int64_t rows, int64_t width, float* sums, int thre
             high = larger(keep(load(row + i, left), left, -INFINITY), high);
         });
         float lane[16];
-        std::memcpy(lane, &high, 64);
+        store(high, lane);
         const float most = *std::max_element(lane, lane + 16);
         const Floats by = all(most > -INFINITY ? most : 0.0f);
         sweep(width, [&](int64_t i, int64_t left) {
@@ -485,7 +506,7 @@ void largest(const float* x, int64_t rows, int64_t width, int64_t count, float* 
         int64_t *place = places + r * count, have = 0;
         for (int64_t i = 0; i < width; i += 16) {
             if (have == count && i + 16 <= width &&
-                !any_larger(load<Floats>(row + i), value[count - 1]))
+                !any_larger(load(row + i), value[count - 1]))
                 continue;
             for (int64_t n = i; n < std::min(i + 16, width); n++) {
                 if (have == count && !(row[n] > value[count - 1])) continue;

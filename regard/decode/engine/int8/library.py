@@ -78,8 +78,15 @@ class Block(ctypes.Structure):
     ]
 
 
+class Embedding(ctypes.Structure):
+    _fields_ = [*_fields(_pointer, "id", "table", "place"), ("scale", _float)]
+    held: object
+    """What must not be freed meanwhile."""
+
+
 class Rotary(ctypes.Structure):
     _fields_ = [("table", _pointer), *_fields(_int, "pairs", "halves")]
+    held: object
 
 
 class Cache(ctypes.Structure):
@@ -96,6 +103,7 @@ class Tokens(ctypes.Structure):
     _fields_ = [
         *_fields(_int, "count", "width", "causal"),
         *_fields(_pointer, "x", "sequence", "position"),
+        ("embedding", Embedding),
         ("rotary", Rotary),
         *_fields(Cache, "cache", "memory"),
     ]

@@ -55,13 +55,14 @@ class Int8Linear(nn.Module):
         library = native.library()
         self.native = library is not None
         if library is not None:
-            columns, offset = (
-                ctypes.c_int64.in_dll(library, name).value for name in ("columns", "offset")
+            columns, depth, offset = (
+                ctypes.c_int64.in_dll(library, name).value
+                for name in ("columns", "depth", "offset")
             )
             # Kernels add an offset to activations; their sums start without its products.
             start = -offset * integers.sum(1, dtype=torch.int32)
             start = F.pad(start, (0, -len(start) % columns))
-            integers = pack(integers, columns)
+            integers = pack(integers, columns, depth)
         bias = None if linear.bias is None else linear.bias.detach().clone()
         self.register_buffer("packed", integers, persistent=False)
         self.register_buffer("start", start, persistent=False)
@@ -132,11 +133,11 @@ def product(x: Int8[Tensor, "R D"], w: Int8[Tensor, "N D"]) -> Int32[Tensor, "R 
     return sums
 
 
-def pack(weight: Int8[Tensor, "N D"], columns: int) -> Int8[Tensor, "n d c 4"]:
-    """As kernels read it: blocks of outputs, and in each all inputs, four at a time."""
+def pack(weight: Int8[Tensor, "N D"], columns: int, depth: int) -> Int8[Tensor, "n d c k"]:
+    """As kernels read it: blocks of outputs, and in each all inputs, `depth` at a time."""
     N, D = weight.shape
-    padded = F.pad(weight, (0, -D % 4, 0, -N % columns))
-    return padded.view(-1, columns, padded.shape[1] // 4, 4).transpose(1, 2).contiguous()
+    padded = F.pad(weight, (0, -D % depth, 0, -N % columns))
+    return padded.view(-1, columns, padded.shape[1] // depth, depth).transpose(1, 2).contiguous()
 
 
 def int8(model: Model) -> Model:

@@ -23,9 +23,8 @@
 namespace pool {
 
 constexpr int JOBS = 16;         // callers that can have help at once
-constexpr int64_t LEAST = 4096;  // vector operations that are worth a chunk of their own
-constexpr int CHUNKS = 4;        // per thread, so that nobody waits long for the last one
-constexpr std::chrono::microseconds LOOK(200), WAIT(20);  // before a worker sleeps, or a caller
+constexpr int64_t LEAST = 4096, MOST = 32768;  // vector operations of a chunk
+constexpr std::chrono::microseconds LOOK(200), WAIT(100);  // before a worker sleeps, or a caller
 
 // A caller's loop. Jobs are never freed: a worker may look at one that is over.
 struct alignas(128) Job {
@@ -163,8 +162,9 @@ class Team {
     // body(n) for all n < count, each of about so many vector operations.
     template <class Body>
     void each(int64_t count, int64_t operations, const Body& body) {
+        const int64_t all = count * operations;
         const int64_t chunks =
-            std::min({count, int64_t(threads) * CHUNKS, 1 + count * operations / LEAST});
+            std::min(count, std::max(all / MOST, std::min<int64_t>(all / LEAST, threads)));
         auto chunk = [&](int64_t c) {
             for (int64_t n = c * count / chunks; n < (c + 1) * count / chunks; n++) body(n);
         };

@@ -19,14 +19,17 @@
 
 #define INLINE static inline __attribute__((always_inline))
 
-// One register: a product of matrices computes ROWS x GROUPS vectors of 16 at once, as many as
-// registers can hold, from activations that are stored with OFFSET added.
+// A product of matrices computes ROWS x GROUPS vectors of 16 at once, as many as registers hold. One
+// instruction adds DEPTH products to each lane, of activations that are stored with OFFSET added.
 #if defined(__AVX512VNNI__)
-constexpr int BYTES = 64, ROWS = 6, GROUPS = 4, OFFSET = 128;
+constexpr int BYTES = 64, ROWS = 6, GROUPS = 4, DEPTH = 4, OFFSET = 128;
+typedef int8_t Activation;
 #elif defined(__AVX2__)
-constexpr int BYTES = 32, ROWS = 4, GROUPS = 1, OFFSET = 0;
+constexpr int BYTES = 32, ROWS = 6, GROUPS = 1, DEPTH = 2, OFFSET = 0;
+typedef int16_t Activation;
 #else
-constexpr int BYTES = 16, ROWS = 5, GROUPS = 1, OFFSET = 0;
+constexpr int BYTES = 16, ROWS = 5, GROUPS = 1, DEPTH = 4, OFFSET = 0;
+typedef int8_t Activation;
 #endif
 constexpr int LANES = BYTES / 4, PARTS = 16 / LANES;
 typedef float V __attribute__((vector_size(BYTES)));
@@ -38,9 +41,6 @@ struct Floats {
 };
 struct Ints {
     W part[PARTS];
-};
-struct Row {
-    W q, magnitude;
 };
 
 #if defined(__AVX512VNNI__)
@@ -56,7 +56,7 @@ INLINE V from_half(const uint16_t* x) {
 INLINE void to_half(V x, uint16_t* y) {
     _mm256_storeu_si256((__m256i*)y, _mm512_maskz_cvtps_ph(ALL, x, 8));
 }
-INLINE void to_bytes(W x, int8_t* y) {
+INLINE void to_activations(W x, int8_t* y) {
     _mm_storeu_si128((__m128i*)y, _mm512_maskz_cvtepi32_epi8(ALL, (__m512i)x));
 }
 INLINE bool any(W x) { return _mm512_movepi32_mask((__m512i)x); }
@@ -66,9 +66,9 @@ INLINE Quarter quarter(Floats x) {
 }
 
 // The first factor is unsigned, which is why the activations have their OFFSET.
-INLINE Row row(W q) { return {q, q}; }
-INLINE W dot(W sum, Row x, W w) {
-    return (W)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)x.q, (__m512i)w);
+INLINE W weights(const int8_t* w) { return (W)_mm512_loadu_si512(w); }
+INLINE W dot(W sum, W x, W w) {
+    return (W)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)x, (__m512i)w);
 }
 
 #elif defined(__AVX2__)
@@ -78,10 +78,9 @@ INLINE V nearest(V x) { return _mm256_round_ps(x, 8); }
 INLINE W integers(V x) { return (W)_mm256_cvtps_epi32(x); }
 INLINE V from_half(const uint16_t* x) { return _mm256_cvtph_ps(_mm_loadu_si128((__m128i*)x)); }
 INLINE void to_half(V x, uint16_t* y) { _mm_storeu_si128((__m128i*)y, _mm256_cvtps_ph(x, 8)); }
-INLINE void to_bytes(W x, int8_t* y) {
+INLINE void to_activations(W x, int16_t* y) {
     const __m128i low = _mm256_castsi256_si128((__m256i)x);
-    const __m128i words = _mm_packs_epi32(low, _mm256_extracti128_si256((__m256i)x, 1));
-    _mm_storel_epi64((__m128i*)y, _mm_packs_epi16(words, words));
+    _mm_storeu_si128((__m128i*)y, _mm_packs_epi32(low, _mm256_extracti128_si256((__m256i)x, 1)));
 }
 INLINE bool any(W x) { return _mm256_movemask_epi8((__m256i)x); }
 template <int I>
@@ -89,13 +88,11 @@ INLINE Quarter quarter(Floats x) {
     return _mm256_extractf128_ps(x.part[I / 2], I % 2);
 }
 
-// |q| times w with q's sign: a pair's sum is at most 2 * 127 * 127, and fits into 16 bits.
-INLINE Row row(W q) { return {q, (W)_mm256_abs_epi8((__m256i)q)}; }
-INLINE W dot(W sum, Row x, W w) {
-    const __m256i w_signed = _mm256_sign_epi8((__m256i)w, (__m256i)x.q);
-    const __m256i pairs = _mm256_maddubs_epi16((__m256i)x.magnitude, w_signed);
-    return sum + (W)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
+// In 16 bits, since products of 8 bits would saturate in pairs.
+INLINE W weights(const int8_t* w) {
+    return (W)_mm256_cvtepi8_epi16(_mm_loadu_si128((__m128i*)w));
 }
+INLINE W dot(W sum, W x, W w) { return sum + (W)_mm256_madd_epi16((__m256i)x, (__m256i)w); }
 
 #else
 
@@ -104,7 +101,7 @@ INLINE V nearest(V x) { return vrndnq_f32(x); }
 INLINE W integers(V x) { return vcvtnq_s32_f32(x); }
 INLINE V from_half(const uint16_t* x) { return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(x))); }
 INLINE void to_half(V x, uint16_t* y) { vst1_u16(y, vreinterpret_u16_f16(vcvt_f16_f32(x))); }
-INLINE void to_bytes(W x, int8_t* y) {
+INLINE void to_activations(W x, int8_t* y) {
     const int16x4_t words = vmovn_s32(x);
     const int8x8_t bytes = vmovn_s16(vcombine_s16(words, words));
     std::memcpy(y, &bytes, 4);
@@ -115,11 +112,18 @@ INLINE Quarter quarter(Floats x) {
     return x.part[I];
 }
 
-INLINE Row row(W q) { return {q, q}; }
-INLINE W dot(W sum, Row x, W w) { return vdotq_s32(sum, (int8x16_t)w, (int8x16_t)x.q); }
+INLINE W weights(const int8_t* w) { return (W)vld1q_s8(w); }
+INLINE W dot(W sum, W x, W w) { return vdotq_s32(sum, (int8x16_t)w, (int8x16_t)x); }
 
 #endif
 
+// A register or a number from anywhere.
+template <class Type>
+INLINE Type load(const void* x) {
+    Type y;
+    std::memcpy(&y, x, sizeof y);
+    return y;
+}
 #define EACH for (int p = 0; p < PARTS; p++)
 #define LIFT(Type, name, arguments, expression) \
     INLINE Type name arguments {                \
@@ -148,45 +152,32 @@ LIFT(Floats, smaller, (Floats a, Floats b), a.part[p] < b.part[p] ? a.part[p] : 
 LIFT(Floats, where_less, (Floats a, Floats b, Floats x, Floats y_),
      a.part[p] < b.part[p] ? x.part[p] : y_.part[p])
 LIFT(Floats, widen, (const uint16_t* x), from_half(x + p * LANES))
+LIFT(Floats, load, (const float* x), load<V>(x + p * LANES))
 #undef LIFT
 
-// Of a vector that is cut short, the first n lanes are there; what is loaded has zeros after them.
-
-template <class Type>
-INLINE Type load(const void* x) {
-    Type y;
-    std::memcpy(&y, x, sizeof y);
-    return y;
-}
-template <class Number>
-struct Sixteen {
-    Number lane[16];
-};
-template <class Number>
-__attribute__((noinline)) static Sixteen<Number> padded(const Number* x, int64_t n) {
-    Sixteen<Number> y = {};
-    std::memcpy(&y, x, n * sizeof(Number));
-    return y;
-}
-INLINE Floats load(const float* x, int64_t n) {
-    if (n >= 16) return load<Floats>(x);
-    const Sixteen<float> y = padded(x, n);
-    return load<Floats>(&y);
-}
-INLINE void store(Floats x, float* y, int64_t n) {
-    if (n >= 16) {
-        std::memcpy(y, &x, 64);
-    } else {
-        const Floats whole = x;  // of its own, so that x can stay in registers
-        std::memcpy(y, &whole, 4 * n);
-    }
-}
+INLINE void store(Floats x, float* y) { EACH std::memcpy(y + p * LANES, &x.part[p], BYTES); }
 INLINE void narrow(Floats x, uint16_t* y) { EACH to_half(x.part[p], y + p * LANES); }
-INLINE void narrow(Ints x, int8_t* y) { EACH to_bytes(x.part[p], y + p * LANES); }
+INLINE void narrow(Ints x, Activation* y) { EACH to_activations(x.part[p], y + p * LANES); }
+
+// Of a vector that is cut short the first n lanes are in memory; loaded, the others are zero.
+// Cold, and out of the way of loops that never meet one.
+#define COLD __attribute__((noinline, cold)) static
+COLD Floats load_part(const float* x, int64_t n) {
+    float lane[16] = {};
+    std::memcpy(lane, x, 4 * n);
+    return load(lane);
+}
+COLD void store_part(Floats x, float* y, int64_t n) {
+    float lane[16];
+    store(x, lane);
+    std::memcpy(y, lane, 4 * n);
+}
+INLINE Floats load(const float* x, int64_t n) { return n >= 16 ? load(x) : load_part(x, n); }
+INLINE void store(Floats x, float* y, int64_t n) { n >= 16 ? store(x, y) : store_part(x, y, n); }
 INLINE Floats keep(Floats x, int64_t n, float rest) {
     if (n >= 16) return x;
     const float lane[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-    return where_less(load<Floats>(lane), all((float)n), x, all(rest));
+    return where_less(load(lane), all(float(n)), x, all(rest));
 }
 
 // body(i, left) for i = 0, 16, ... below n: inlined twice, and in the first loop nothing is cut.

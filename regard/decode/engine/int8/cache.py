@@ -1,0 +1,125 @@
+"""Keys and values in slots, and memory that is used again.
+
+Each row of a session has a list of the slots that hold its own keys and values. Rows with a common
+past list the same slots, so that beams are reordered without moving any; slots that no row lists
+any more are used again.
+"""
+
+import math
+import weakref
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from regard.decode.engine.int8 import library as native
+
+Integers = NDArray[np.int64]
+
+
+class Buffers:
+    """Memory for tensors: fresh pages at every step would cost more than the step."""
+
+    KEPT = 8
+
+    def __init__(self) -> None:
+        self._free: list[NDArray[np.uint8]] = []
+
+    def take(self, shape: tuple[int, ...], dtype: type[np.generic] = np.float32) -> Tensor:
+        """Any values. They are the caller's until the last tensor that shares them is gone."""
+        size = math.prod(shape) * np.dtype(dtype).itemsize
+        buffer = None
+        for n, one in enumerate(self._free):
+            if size <= one.size <= 2 * size:
+                buffer = self._free.pop(n)
+                break
+        if buffer is None:
+            buffer = np.empty(size, np.uint8)
+        view = buffer[:size].view(dtype).reshape(shape)
+        weakref.finalize(view, self._give_back, buffer).atexit = False
+        return torch.from_numpy(view)
+
+    def _give_back(self, buffer: NDArray[np.uint8]) -> None:
+        self._free.append(buffer)
+        del self._free[: -self.KEPT]
+
+
+class Cache:
+    """The KV cache of a stack, (blocks, slots, width), in halves."""
+
+    def __init__(self, buffers: Buffers, blocks: int, width: int, rows: int, columns: int = 32):
+        self.buffers = buffers
+        self.data = torch.empty(blocks, 0, width, dtype=torch.float16)
+        self.table = np.zeros((rows, columns), np.int32)
+        """The slot of each row's every position."""
+        self.lengths: Integers = np.zeros(rows, np.int64)
+        self._free = np.zeros(0, np.int32)
+
+    def places(self, counts: Integers) -> tuple[Integers, Integers]:
+        """The row and position of each new token, where row r goes on with counts[r] of them."""
+        row = np.repeat(np.arange(len(counts)), counts)
+        first = self.lengths - (np.cumsum(counts) - counts)
+        return row, np.arange(len(row)) + first[row]
+
+    def extend(self, row: Integers, position: Integers) -> None:
+        """Lists a slot for each new token."""
+        self._fit(int(position.max(initial=-1)) + 1)
+        self.table[row, position] = self._take(len(row))
+        self.lengths = self.lengths + np.bincount(row, minlength=len(self.lengths))
+
+    def reserve(self, count: int) -> None:
+        """Has so many slots free."""
+        if count <= len(self._free):
+            return
+        blocks, slots, width = self.data.shape
+        used = np.zeros(slots, bool)
+        used[self.table[self._listed()]] = True
+        # To look for free slots again and again would cost more than to have more of them.
+        if (wanted := int(used.sum()) + count) > slots * 3 // 4:
+            data = self.buffers.take((blocks, max(wanted, 2 * slots), width), np.float16)
+            data[:, :slots] = self.data
+            self.data, used = data, np.pad(used, (0, data.shape[1] - slots))
+        self._free = np.flatnonzero(~used).astype(np.int32)
+
+    def select(self, rows: Integers) -> None:
+        self.table, self.lengths = self.table[rows], self.lengths[rows]
+
+    def join(self, other: "Cache") -> None:
+        """Rows of another cache follow; what they list is copied."""
+        theirs = np.unique(other.table[other._listed()])
+        ours = self._take(len(theirs))
+        to, of = (torch.from_numpy(slots).long() for slots in (ours, theirs))
+        self.data[:, to] = other.data[:, of]
+        number = np.zeros(other.data.shape[1] + 1, np.int32)
+        number[theirs] = ours
+        self._fit(other.table.shape[1])
+        other._fit(self.table.shape[1])
+        table = np.where(other._listed(), number[other.table], 0)
+        self.table = np.concatenate((self.table, table))
+        self.lengths = np.concatenate((self.lengths, other.lengths))
+
+    def clear(self) -> None:
+        """No rows, and no memory."""
+        self.select(np.zeros(0, np.int64))
+        self.data, self._free = self.data[:, :0].clone(), self._free[:0]
+
+    def address(self) -> native.Cache:
+        """What the kernels are told of it."""
+        return native.Cache(
+            *(self.data.data_ptr(), self.data.shape[1]),
+            *(self.table.ctypes.data, self.table.shape[1], self.lengths.ctypes.data),
+        )
+
+    def _take(self, count: int) -> NDArray[np.int32]:
+        self.reserve(count)
+        taken, self._free = self._free[:count], self._free[count:]
+        return taken
+
+    def _listed(self) -> NDArray[np.bool_]:
+        return np.arange(self.table.shape[1]) < self.lengths[:, None]
+
+    def _fit(self, positions: int) -> None:
+        """Has columns for so many positions."""
+        if (short := positions - self.table.shape[1]) > 0:
+            self.table = np.pad(self.table, ((0, 0), (0, max(short, self.table.shape[1]))))
