@@ -83,9 +83,8 @@ class CudaEngine:
     @staticmethod
     def refusal(model: Model) -> str:
         """Why it cannot be captured; nothing where it can."""
-        parts = modules(model)
-        if any(part._forward_hooks or part._forward_pre_hooks for part in parts):
-            return "somebody listens to what happens inside, by a hook"
+        if heard(modules(model)):
+            return "a forward hook wants to see what happens inside"
         if _target(model).table.weight.dtype == torch.float64:
             return "float64 is for comparisons"
         stacks = [model.decoder, *([model.encoder] if isinstance(model, Transformer) else [])]
@@ -101,7 +100,7 @@ class CudaEngine:
 
     def current(self, model: Model) -> bool:
         parts, places, versions = _held(model)
-        if (parts, places) != self._held[:2] or self.refusal(model):
+        if (parts, places) != self._held[:2] or heard(parts):
             return False
         if versions != self._held[2]:  # trained on: what is captured reads the weights themselves
             with torch.no_grad(), self.lock:
@@ -559,6 +558,11 @@ def modules(model: nn.Module) -> list[nn.Module]:
         found.append(part)
         waiting.extend(child for child in part._modules.values() if child is not None)
     return found
+
+
+def heard(parts: list[nn.Module]) -> bool:
+    """Whether somebody listens to what happens inside."""
+    return any(part._forward_hooks or part._forward_pre_hooks for part in parts)
 
 
 def _held(model: Model) -> tuple[list[nn.Module], list[int], list[int]]:

@@ -184,18 +184,16 @@ void tile(const Linear& linear, int64_t n, const Activation* q, const float* sca
             for (int i = 0; i < N; i++) sum[m][i] = dot(sum[m][i], x, column[i]);
         }
     }
-#pragma GCC unroll 4
-    for (int g = 0; g < GROUPS; g++) {
-        const int64_t left = linear.out - n - 16 * g;
-        if (left <= 0) return;
-        const Floats t = load(linear.scale + n + 16 * g, left);
-        const Floats bias = linear.bias ? load(linear.bias + n + 16 * g, left) : all(0.0f);
-        for (int m = 0; m < M; m++) {
+    for (int m = 0; m < M; m++)
+        for (int g = 0; g < GROUPS; g++) {
+            const int64_t at = n + 16 * g, left = linear.out - at;
+            if (left <= 0) continue;
             Ints sums;
             for (int p = 0; p < PARTS; p++) sums.part[p] = sum[m][g * PARTS + p];
-            store(fma(floats(sums), t * all(scale[m]), bias), y + m * stride + n + 16 * g, left);
+            const Floats t = load(linear.scale + at, left) * all(scale[m]);
+            const Floats bias = linear.bias ? load(linear.bias + at, left) : all(0.0f);
+            store(fma(floats(sums), t, bias), y + m * stride + at, left);
         }
-    }
 }
 
 // As many rows as there are, M at a time. The weights stay in the cache while rows pass by.
@@ -358,12 +356,16 @@ void attend_all(Team& team, const Attention& a, const Tokens& at, const Cache& c
     };
     int64_t longest = 0;
     for (int64_t t = 0; t < at.count; t++) longest = std::max(longest, keys(t));
-    team.each(at.count * H, longest * (K + V) / 4, [&](int64_t i) {
+    const auto head = [&](int64_t i) {
         const int64_t t = i / H, h = i % H;
         attend(a, layout, &work.wide[t * stride + h * K], data, h / (H / a.key_heads),
                cache.table + at.sequence[t] * cache.width, keys(t), &work.heads[i * V]);
+    };
+    if (at.count < 8) team.each(at.count * H, longest * (K + V) / 4, head);
+    team.each(at.count, longest * H * (K + V) / 4, [&](int64_t t) {
+        for (int64_t h = 0; at.count >= 8 && h < H; h++) head(t * H + h);
+        work.quantize(&work.heads[t * H * V], H * V, t);
     });
-    work.quantize_all(team, work.heads.data(), at.count, H * V);
     multiply(team, {&a.output}, at.count, work, work.out.data(), at.width);
 }
 
