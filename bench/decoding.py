@@ -4,6 +4,8 @@
                      exactly 30 out, on a CPU against Hugging Face's generate and CTranslate2, on
                      CUDA against generate. The encoder counts. What is found in float32 is
                      compared, token by token.
+    other models     --model read or generate: the same decoder reading images of 32 × 256 pixels,
+                     and a language model of 6 layers, beside their own modules run eagerly.
     a trained model  --model RUN --source FILE --target FILE: the lines of a real test set, from
                      text to text, and BLEU beside the speed.
 
@@ -14,26 +16,32 @@ each keeps its median.
 
 import argparse
 import contextlib
+import copy
 import itertools
 import multiprocessing
+import os
 import statistics
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from regard.decode.engine.eager import EagerEngine
 from regard.decode.engine.int8.linear import int8
-from regard.decode.engine.pick import open_session
+from regard.decode.engine.pick import Model, pick
 from regard.decode.search.beam import beam, power
 from regard.decode.search.greedy import greedy
-from regard.interop import read, write
-from regard.model.transformer import Transformer, TransformerConfig
+from regard.interop import write
+from regard.model.language import LanguageConfig, LanguageModel
+from regard.model.transformer import ImageSource, Transformer, TransformerConfig
 
 VOCABULARY, SOURCE, TARGET = 16_000, 20, 30
+IMAGE = (32, 256)
 START, END = 0, 1
 TASK = {"start": START, "end": END, "pad": START}
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -46,18 +54,23 @@ Search = Callable[[torch.Tensor, int], Rows]
 # Systems
 
 
-def ours(folder: Path, precision: str, device: str) -> Search:
-    made: Any = read(folder).model
+def ours(model: Model, precision: str, device: str, eager: bool = False) -> Search:
+    made = copy.deepcopy(model)
     made = int8(made) if precision == "int8" else made.to(device, DTYPES[precision])
+    weight = next(made.parameters())
 
     def search(source: torch.Tensor, beams: int) -> Rows:
         prompts = [[START]] * len(source)
         limits: dict[str, Any] = {"end": END, "max_length": TARGET, "min_length": TARGET}
-        with open_session(made, source, beams=beams, length=TARGET + 1) as session:
+        read: Any = source.to(weight.dtype) if source.is_floating_point() else source
+        hints: dict[str, Any] = {"rows": len(source), "beams": beams, "length": TARGET + 1}
+        engine = EagerEngine() if eager else pick(made)
+        read = None if isinstance(made, LanguageModel) else read
+        with engine.open(made, read, None, **hints) as session:
             if beams == 1:
                 return [found.tokens for found in greedy(session, prompts, **limits)]
-            found = beam(session, prompts, width=beams, penalty=power(1.0), **limits)
-            return [best[0].tokens for best in found]
+            best = beam(session, prompts, width=beams, penalty=power(1.0), **limits)
+            return [found[0].tokens for found in best]
 
     return search
 
@@ -127,20 +140,46 @@ def ctranslate2(folder: Path, precision: str, device: str) -> Search:
     return search
 
 
-def system(name: str, folder: Path, device: str) -> Search:
-    """One of them by its name, such as 'ours int8', with the weights in a Marian folder."""
+def system(name: str, what: str, folder: Path, device: str) -> Search:
+    """One of them by its name, such as 'ours int8'; the peers' weights are in a Marian folder."""
     kind, precision = name.rsplit(" ", 1)
-    make = {"ours": ours, "HF": hugging_face, "CTranslate2": ctranslate2}[kind]
-    return make(folder, precision, device)
+    if kind in ("ours", "eager"):
+        return ours(random_model(what), precision, device, kind == "eager")
+    return {"HF": hugging_face, "CTranslate2": ctranslate2}[kind](folder, precision, device)
+
+
+def random_model(what: str) -> Model:
+    torch.manual_seed(0)
+    model: Model
+    match what:
+        case "generate":
+            model = LanguageModel(LanguageConfig(VOCABULARY))
+            table = model.tokens.table
+        case _:
+            config = TransformerConfig.base(VOCABULARY)
+            if what == "read":
+                config = replace(config, source=ImageSource(image=IMAGE, patch=8, channels=1))
+            model = Transformer(config)
+            table = model.target.table
+    # The more the vectors differ, the less do near ties decide what is found.
+    torch.nn.init.normal_(table.weight, std=0.1)
+    return model.eval()
+
+
+def sources(what: str, sentences: int, device: str) -> torch.Tensor:
+    torch.manual_seed(sentences)
+    if what == "read":
+        return torch.randn(sentences, 1, *IMAGE).to(device)
+    return torch.randint(2, VOCABULARY, (sentences, SOURCE)).to(device)
 
 
 class Worker:
     """A system in a process of its own, so that no library's threads are in another's way."""
 
-    def __init__(self, name: str, folder: Path):
+    def __init__(self, name: str, what: str, folder: Path):
         context = multiprocessing.get_context("spawn")
         self.pipe, other = context.Pipe()
-        given = (other, name, folder, torch.get_num_threads())
+        given = (other, name, what, folder, torch.get_num_threads())
         self.process = context.Process(target=_serve, args=given, daemon=True)
         self.process.start()
         if error := self.pipe.recv():
@@ -151,10 +190,10 @@ class Worker:
         return self.pipe.recv()
 
 
-def _serve(pipe: Any, name: str, folder: Path, threads: int) -> None:
+def _serve(pipe: Any, name: str, what: str, folder: Path, threads: int) -> None:
     torch.set_num_threads(threads)
     try:
-        search = system(name, folder, "cpu")
+        search = system(name, what, folder, "cpu")
     except ImportError as error:
         pipe.send(str(error))
         return
@@ -176,20 +215,18 @@ def timed(search: Search, source: torch.Tensor, beams: int) -> tuple[float, Rows
 
 
 def random_weights(options: argparse.Namespace) -> None:
-    torch.manual_seed(0)
-    model = Transformer(TransformerConfig.base(VOCABULARY)).eval()
-    # The more the vectors differ, the less do near ties decide what is found.
-    torch.nn.init.normal_(model.target.table.weight, std=0.1)
+    what = options.model or "translate"
     everyone: dict[str, Callable[[torch.Tensor, int], tuple[float, Rows]]] = {}
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary) / "marian"
-        write(model, folder, "marian", task=TASK)
+        if what == "translate":
+            write(random_model(what), folder, "marian", task=TASK)
         for name in options.systems:
             try:
                 if options.device == "cpu":
-                    everyone[name] = Worker(name, folder)
+                    everyone[name] = Worker(name, what, folder)
                 else:
-                    everyone[name] = partial(timed, system(name, folder, options.device))
+                    everyone[name] = partial(timed, system(name, what, folder, options.device))
             except ImportError as error:
                 print(f"  {name} is left out: {error}")
         for beams, sentences in itertools.product(options.beams, options.sentences):
@@ -206,8 +243,7 @@ def compare(
     sentences: int,
     options: argparse.Namespace,
 ) -> None:
-    torch.manual_seed(sentences)
-    source = torch.randint(2, VOCABULARY, (sentences, SOURCE)).to(options.device)
+    source = sources(options.model or "translate", sentences, options.device)
     print(f"{sentences} sentences, {f'beam {beams}' if beams > 1 else 'greedy'}", flush=True)
     found = {}
     for name, run in everyone.items():
@@ -222,13 +258,17 @@ def compare(
     first = next(iter(everyone))
     for name, seconds in took.items():
         speed = sentences * TARGET / seconds
+        spread = (max(times[name]) - min(times[name])) / seconds
         ratios = "".join(
             f"  {seconds / took[one]:5.2f} × the time of {one}"
             for one in options.beside
             if one in took and one != name
         )
         same = agreement(found[name], found[first])
-        print(f"  {name:18} {speed:9,.0f} tok/s  {same:6.1%} as {first}{ratios}", flush=True)
+        print(
+            f"  {name:18} {speed:9,.0f} tok/s ± {spread / 2:.0%}  {same:6.1%} as {first}{ratios}",
+            flush=True,
+        )
 
 
 def agreement(some: Rows, others: Rows) -> float:
@@ -327,19 +367,27 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--sentences", type=int, nargs="+", default=None)
     parser.add_argument("--beams", type=int, nargs="+", default=[1, 4])
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--isa", choices=["avx2"], help="use no better instructions; peers too")
     parser.add_argument("--systems", nargs="+", default=None, help="such as 'ours int8' 'HF bf16'")
-    parser.add_argument("--model", help="a trained model's folder")
+    parser.add_argument("--model", help="read, generate, or a trained model's folder")
     parser.add_argument("--source", help="a file with a sentence in each line")
     parser.add_argument("--target", help="its translation")
     parser.add_argument("--batch", type=int, default=64, help="lines of --source at a time")
     options = parser.parse_args()
-    if options.model:
+    if options.isa:
+        os.environ["REGARD_CPU_ISA"] = options.isa
+        os.environ["CT2_FORCE_CPU_ISA"] = options.isa.upper()
+        os.environ["ATEN_CPU_CAPABILITY"] = options.isa
+        os.environ["ONEDNN_MAX_CPU_ISA"] = options.isa.upper()
+    if options.model not in (None, "read", "generate"):
         trained(options)
         return
     cuda = options.device == "cuda"
     options.sentences = options.sentences or ([1, 64, 512] if cuda else [1, 16, 64])
     options.beside = ["ours bf16"] if cuda else ["ours int8"]
+    if options.model and not options.systems:
+        options.systems = ["ours bf16", "eager bf16"] if cuda else ["ours int8", "ours fp32"]
     options.systems = options.systems or (
         ["ours fp32", "HF fp32", "ours bf16", "HF bf16"]
         if cuda

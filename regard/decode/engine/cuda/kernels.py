@@ -1,8 +1,8 @@
 """Kernels of a decoding step on CUDA, in Triton. One program is one row, or one row and head.
 
 A step has little to compute and much to launch: what torch does in several kernels, these do in
-one. They are worth their lines: a captured step of the base Transformer's modules alone takes 1.9
-times as long on an H200 with one sentence, 2.6 times with 512, a language model's 3.5 times with 64.
+one. They are worth their lines: on an H200 a captured step of the base Transformer's modules alone
+takes 1.9 times as long with one sentence, 2.6 times with 512, a language model's 3.5 times with 64.
 
 Keys and values of a block lie in slots: (slots, G (K + V)), the keys of all key heads and then
 the values. `table` (R, columns) says which slot holds position s of row r, so that reordering beams

@@ -28,9 +28,10 @@ int64_t columns = 16 * GROUPS, depth = DEPTH, offset = OFFSET;
 
 struct Linear {
     int64_t in, out;
-    const int8_t* weight;       // (out / columns, in / depth, columns, depth), padded
-    const int32_t* start;       // -offset Σ_k w_nk, padded
-    const float *scale, *bias;  // t_n; bias may be null
+    // All padded to a multiple of columns, and of depth.
+    const int8_t* weight;   // (out / columns, in / depth, columns, depth)
+    const int32_t* start;   // -offset Σ_k w_nk
+    const float *scale, *bias;
 };
 
 struct Norm {
@@ -184,15 +185,16 @@ void tile(const Linear& linear, int64_t n, const Activation* q, const float* sca
             for (int i = 0; i < N; i++) sum[m][i] = dot(sum[m][i], x, column[i]);
         }
     }
+#pragma GCC unroll 6
     for (int m = 0; m < M; m++)
+#pragma GCC unroll 4
         for (int g = 0; g < GROUPS; g++) {
-            const int64_t at = n + 16 * g, left = linear.out - at;
-            if (left <= 0) continue;
+            const int64_t at = n + 16 * g;
             Ints sums;
             for (int p = 0; p < PARTS; p++) sums.part[p] = sum[m][g * PARTS + p];
-            const Floats t = load(linear.scale + at, left) * all(scale[m]);
-            const Floats bias = linear.bias ? load(linear.bias + at, left) : all(0.0f);
-            store(fma(floats(sums), t, bias), y + m * stride + at, left);
+            const Floats t = load(linear.scale + at) * all(scale[m]);
+            store(fma(floats(sums), t, load(linear.bias + at)), y + m * stride + at,
+                  linear.out - at);
         }
 }
 
@@ -209,18 +211,19 @@ void tiles(const Linear& linear, int64_t n, int64_t rows, const Activation* q, c
 // Products of the quantized rows with several matrices, side by side.
 void multiply(Team& team, std::initializer_list<const Linear*> matrices, int64_t rows,
               const Work& work, float* y, int64_t stride) {
-    int64_t blocks = 0, in = 0;
-    for (const Linear* one : matrices) {
-        blocks += up(one->out, columns) / columns;
-        in = one->in;
-    }
-    team.each(blocks, rows * in / 4 * GROUPS, [&](int64_t block) {
-        float* to = y;
+    constexpr int64_t SHARE = 16 * ROWS;  // so many rows at a time, for threads to have equal shares
+    const int64_t in = (*matrices.begin())->in, shares = up(rows, SHARE) / SHARE;
+    int64_t blocks = 0;
+    for (const Linear* one : matrices) blocks += up(one->out, columns) / columns;
+    team.each(blocks * shares, std::min(rows, SHARE) * in / DEPTH * PARTS * GROUPS, [&](int64_t i) {
+        const int64_t row = i % shares * SHARE, count = std::min(rows - row, SHARE);
+        int64_t n = i / shares * columns;
+        float* to = y + row * stride;
         for (const Linear* one : matrices) {
-            const int64_t n = block * columns;
             if (n < one->out)
-                return tiles<ROWS>(*one, n, rows, work.q.data(), work.scale.data(), to, stride);
-            block -= up(one->out, columns) / columns;
+                return tiles<ROWS>(*one, n, count, &work.q[row * up(in, 16)], &work.scale[row], to,
+                                   stride);
+            n -= up(one->out, columns);
             to += one->out;
         }
     });

@@ -126,6 +126,15 @@ def library() -> ctypes.CDLL | None:
     return kernels().library
 
 
+def packing() -> tuple[int, int, int]:
+    """How the kernels want weights: columns and depth of a block, and the activations' offset."""
+    columns, depth, offset = (
+        ctypes.c_int64.in_dll(kernels().library, name).value
+        for name in ("columns", "depth", "offset")
+    )
+    return columns, depth, offset
+
+
 def missing() -> str:
     """Why there are no kernels; nothing where there are."""
     return "" if kernels().library else kernels().reason

@@ -7,7 +7,6 @@ its own scale s_r, so that a row gives the same result whatever else is in the b
 scale for all of it, a loud neighbour would round a quiet row to nothing.
 """
 
-import ctypes
 import warnings
 from typing import Any, TypeVar
 
@@ -34,7 +33,7 @@ class Int8Linear(nn.Module):
     packed: Tensor
     start: Tensor
     scale: Tensor
-    bias: Tensor | None
+    bias: Tensor
 
     def __init__(self, linear: nn.Linear):
         super().__init__()
@@ -51,23 +50,19 @@ class Int8Linear(nn.Module):
             )
         self.in_features, self.out_features = linear.in_features, linear.out_features
         integers, scale = rounded(weight)
-        start = torch.zeros(0, dtype=torch.int32)
+        start = torch.zeros(self.out_features, dtype=torch.int32)
+        bias = scale.new_zeros(self.out_features) if linear.bias is None else linear.bias.detach()
         library = native.library()
         self.native = library is not None
         if library is not None:
-            columns, depth, offset = (
-                ctypes.c_int64.in_dll(library, name).value
-                for name in ("columns", "depth", "offset")
-            )
-            # Kernels add an offset to activations; their sums start without its products.
+            columns, depth, offset = native.packing()
+            # Kernels add an offset to activations: sums start without what it contributes.
             start = -offset * integers.sum(1, dtype=torch.int32)
-            start = F.pad(start, (0, -len(start) % columns))
+            more = (0, -self.out_features % columns)
+            start, scale, bias = (F.pad(x, more) for x in (start, scale, bias))
             integers = pack(integers, columns, depth)
-        bias = None if linear.bias is None else linear.bias.detach().clone()
-        self.register_buffer("packed", integers, persistent=False)
-        self.register_buffer("start", start, persistent=False)
-        self.register_buffer("scale", scale, persistent=False)
-        self.register_buffer("bias", bias, persistent=False)
+        for name, x in (("packed", integers), ("start", start), ("scale", scale), ("bias", bias)):
+            self.register_buffer(name, x.clone(), persistent=False)
 
     def forward(self, x: Float[Tensor, "*b D"]) -> Float[Tensor, "*b N"]:
         if x.shape[-1] != self.in_features or x.dtype != torch.float32 or x.device.type != "cpu":
@@ -82,8 +77,9 @@ class Int8Linear(nn.Module):
         library = native.library() if self.native else None
         if library is None:
             integers, scale = rounded(x)
-            y = product(integers, self.packed).float() * (scale[:, None] * self.scale)
-            return y if self.bias is None else y + self.bias
+            return (
+                product(integers, self.packed).float() * (scale[:, None] * self.scale) + self.bias
+            )
         y = x.new_empty(len(x), self.out_features)
         threads = torch.get_num_threads()
         library.linear(self.address(), x.data_ptr(), len(x), y.data_ptr(), threads)
@@ -109,7 +105,7 @@ class Int8Linear(nn.Module):
             )
 
     def extra_repr(self) -> str:
-        return f"{self.in_features}, {self.out_features}, bias={self.bias is not None}"
+        return f"{self.in_features}, {self.out_features}"
 
 
 def rounded(x: Float[Tensor, "R D"]) -> tuple[Int8[Tensor, "R D"], Float[Tensor, "R"]]:

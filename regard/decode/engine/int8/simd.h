@@ -170,7 +170,7 @@ COLD Floats load_part(const float* x, int64_t n) {
 COLD void store_part(Floats x, float* y, int64_t n) {
     float lane[16];
     store(x, lane);
-    std::memcpy(y, lane, 4 * n);
+    std::memcpy(y, lane, n > 0 ? 4 * n : 0);
 }
 INLINE Floats load(const float* x, int64_t n) { return n >= 16 ? load(x) : load_part(x, n); }
 INLINE void store(Floats x, float* y, int64_t n) { n >= 16 ? store(x, y) : store_part(x, y, n); }
