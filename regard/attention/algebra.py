@@ -319,7 +319,7 @@ class Mask:
 class Joined(Mask):
     """A mask made of others: what holds for every way of joining them."""
 
-    reads = ("inner",)
+    reads: tuple[str, ...] = ("inner",)
 
     def __init__(self, *masks: Mask):
         self.inner = masks

@@ -242,6 +242,33 @@ def test_spaces_are_used_again_and_weights_that_changed_are_seen(cuda: Any) -> N
 
 
 @pytest.mark.gpu
+@pytest.mark.triton
+def test_learned_positions_reach_to_their_end(cuda: Any) -> None:
+    model = made(replace(TEXT, position="learned", share="none", length=13)).to(DEVICE)
+    given = on(DEVICE, read(model))
+    session, reference = cuda(model).open(model, **given), EagerEngine().open(model, **given)
+    for n in range(13):
+        have, want = (one.step(torch.full((3,), 5 + n)) for one in (session, reference))
+    torch.testing.assert_close(have, want, atol=2e-3, rtol=2e-3)
+    for one in (session, reference):
+        with pytest.raises(ValueError, match="13"):
+            one.step(torch.full((3,), 5))
+
+
+@pytest.mark.gpu
+@pytest.mark.triton
+def test_inference_mode_may_come_and_go(cuda: Any) -> None:
+    model = made(LANGUAGE).to(DEVICE)
+    with torch.inference_mode():
+        session = cuda(model).open(model, rows=2, length=3)
+        session.step(torch.tensor([3, 4]))
+        session.select(torch.tensor([1, 1, 0]))
+    for n in range(3):
+        logits = session.step(torch.tensor([5, 6, 7 + n]))
+    assert torch.isfinite(logits).all()
+
+
+@pytest.mark.gpu
 def test_threads_have_spaces_of_their_own(cuda: Any) -> None:
     model = made(TEXT).cuda()
     engine = cuda(model)

@@ -11,6 +11,7 @@ it is closed; spaces are kept for the next session of the same sizes.
 
 import gc
 import math
+import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
@@ -120,28 +121,35 @@ class CudaEngine:
         beams: int = 1,
         length: int = 64,
     ) -> Session:
-        sentences = rows or 1
-        shape: tuple[int, ...] = ()
-        if source is not None:
-            source, counts = _padded(source, lengths)
-            sentences, shape = len(source), tuple(source.shape[1:])
-            if self.places(shape) == shape[0]:  # a sequence, of any length
-                shape = (bucket(shape[0], 32), *shape[1:])
-                counts = torch.full((sentences,), source.shape[1]) if counts is None else counts
-        size = bucket(sentences, 1), beams, bucket(length, 32), shape
+        size, read = self._size(source, lengths, rows or 1, beams, length)
         if torch.is_autocast_enabled("cuda") or beams > BEAMS or not self._fits(size):
-            return EagerEngine("too large for a graph").open(model, source, lengths, rows=rows)
-        session = CudaSession(self, self.lease(size), sentences)
-        if source is not None:
-            session.space.encode(source, counts)
+            return EagerEngine().open(model, source, lengths, rows=rows)
+        session = CudaSession(self, self.lease(size), rows or 1 if read is None else len(read[0]))
+        if read is not None:
+            session.space.encode(*read)
         return session
+
+    def _size(
+        self, source: Tensor | None, lengths: Lengths, rows: int, beams: int, length: int
+    ) -> tuple[Size, tuple[Tensor, Tensor | None] | None]:
+        """The space that is wanted, and the source as it is read there: in rows, with lengths."""
+        if source is None:
+            return (bucket(rows, 1), beams, bucket(length, 32), ()), None
+        rows_BS, counts = _padded(source, lengths)
+        shape = tuple(rows_BS.shape[1:])
+        if not isinstance(self.source, Patches):  # a sequence, which may be of any length
+            if counts is None:
+                counts = torch.full((len(rows_BS),), shape[0])
+            shape = (bucket(shape[0], 32), *shape[1:])
+        return (bucket(len(rows_BS), 1), beams, bucket(length, 32), shape), (rows_BS, counts)
 
     def lease(self, size: Size) -> "Space":
         """A space that nobody else has until it is given back."""
         with self.lock:
             if free := self._free.get(size):
                 return free.pop()
-            return Space(self, *size)
+            with torch.inference_mode(False):  # it will serve outside of it as well
+                return Space(self, *size)
 
     def give_back(self, space: "Space") -> None:
         with self.lock:
@@ -159,12 +167,13 @@ class CudaEngine:
 
     def positions(self, length: int) -> Float[Tensor, "T D"] | None:
         """The vectors of all positions, where they are added to those of tokens."""
-        target, position = self.target, self.target.position
-        if not (position is None or type(position) in (Sinusoidal, Learned)):
-            return None
-        if isinstance(position, Learned):
-            length = min(length, len(position.table))
-        return target.placed(target.table.weight.new_zeros(1, length, target.width), 0)[0].clone()
+        position, weight = self.target.position, self.target.table.weight
+        if position is None:
+            return weight.new_zeros(length, weight.shape[1])
+        if type(position) is Sinusoidal:
+            return position.encoding(torch.arange(length, device=weight.device), weight.dtype)
+        # A learned table is read where it lies, since it may be trained on.
+        return position.table.detach() if type(position) is Learned else None
 
     def _fits(self, size: Size) -> bool:
         """Whether keys and values of so many rows of full length are no burden to the device."""
@@ -200,6 +209,9 @@ class Space:
         self.source: Tensor | None = None
         self.lengths = torch.ones(sentences, dtype=torch.int64, device=device)
         self.positions = engine.positions(length)
+        position = engine.target.position
+        self.reach = sys.maxsize if position is None else position.length or sys.maxsize
+        """Positions that there are."""
         self.stills: dict[object, Still] = {}
         self._graphs: dict[object, Callable[[], None]] = {}
         self._pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
@@ -269,7 +281,8 @@ class Space:
         """The one for searches of this kind, in which this one then runs."""
         key = (type(search), *kind(search))
         if key not in self.stills:
-            self.stills[key] = Still(self, search)
+            with torch.inference_mode(False), torch.no_grad():
+                self.stills[key] = Still(self, search)
         self.stills[key].begin(search)
         return self.stills[key]
 
@@ -356,6 +369,11 @@ class CudaSession(Session):
 
     def _reach(self, more: int) -> None:
         """Has room for so many more positions."""
+        if self.longest + more > self.space.reach:
+            raise ValueError(
+                f"position {self.longest + more - 1} is beyond the {self.space.reach} learned "
+                "positions there are; ask for fewer tokens"
+            )
         if self.longest + more > self.space.length:
             here = [(self, torch.arange(self.rows, device=self.device))]
             self._move(self.rows, here, 2 * (self.longest + more))
@@ -392,7 +410,7 @@ class CudaSession(Session):
         if not isinstance(search, Paths | Beams):
             return False
         left = search.constraints.steps - search.t
-        if self._still is None and self.longest + left > self.space.length:
+        if self._still is None and self.longest + left > min(self.space.length, self.space.reach):
             return False
         if isinstance(search, Beams):
             return search.coverage is None and search.width == self.space.rows.beams == self.each

@@ -56,8 +56,10 @@ class Cache:
         self.lengths: Integers = np.zeros(rows, np.int64)
         self._free = np.zeros(0, np.int32)
 
-    def places(self, counts: Integers) -> tuple[Integers, Integers]:
-        """The row and position of each new token, where row r goes on with counts[r] of them."""
+    def places(self, counts: Integers | None = None) -> tuple[Integers, Integers]:
+        """The row and position of each new token: counts[r] of row r, or one of each."""
+        if counts is None:
+            return np.arange(len(self.lengths)), self.lengths.copy()
         row = np.repeat(np.arange(len(counts)), counts)
         first = self.lengths - (np.cumsum(counts) - counts)
         return row, np.arange(len(row)) + first[row]
@@ -66,7 +68,7 @@ class Cache:
         """Lists a slot for each new token."""
         self._fit(int(position.max(initial=-1)) + 1)
         self.table[row, position] = self._take(len(row))
-        self.lengths = self.lengths + np.bincount(row, minlength=len(self.lengths))
+        np.add.at(self.lengths, row, 1)
 
     def reserve(self, count: int) -> None:
         """Has so many slots free."""

@@ -117,17 +117,18 @@ class Int8Engine:
         row, position = encoded.places(counts)
         encoded.extend(row, position)
         if ids and self.source is not None:
-            vectors = self.source.embed(x, position, self.buffers)
+            room = torch.empty(len(x), model.source.width)
+            vectors = self.source.embed(x, position, room)
         else:
             # The kernels write into it. Under autocast, images and sounds come in fewer bits.
-            vectors = Vectors(x.to(torch.float32, copy=True).contiguous(), native.Embedding())
+            vectors = Vectors(x.to(torch.float32, copy=True).contiguous())
         self.encoder.run(vectors, row, position, encoded, causal=False)
         blocks = self.decoder
         memory = Cache(self.buffers, blocks.count, blocks.cross_width, len(counts))
         memory.extend(row, position)
         slots = memory.table[row, position]
         _library().project_memory(
-            *(blocks.array, blocks.count, vectors.x.data_ptr(), len(vectors.x)),
+            *(blocks.array, blocks.count, native.address(vectors.x), len(row)),
             *(memory.data.data_ptr(), memory.data.shape[1], slots.ctypes.data),
             torch.get_num_threads(),
         )
@@ -152,14 +153,14 @@ class Int8Session(Session):
     def step(self, tokens: Int[Tensor, "R"]) -> Float[Tensor, "R N"]:
         self._check(tokens)
         logits = self.engine.buffers.take((self.rows, self.vocabulary))
-        self._read(tokens.cpu(), np.ones(self.rows, np.int64), logits)
+        self._read(tokens.cpu(), None, logits)
         return logits
 
     @torch.no_grad()
-    def _read(self, tokens: Tensor, counts: Integers, logits: Tensor | None = None) -> None:
+    def _read(self, tokens: Tensor, counts: Integers | None, logits: Tensor | None = None) -> None:
         engine, (row, position) = self.engine, self.cache.places(counts)
         # What is refused here has changed nothing.
-        vectors = engine.tokens.embed(tokens, position, engine.buffers)
+        vectors = engine.tokens.embed(tokens, position)
         self.cache.extend(row, position)
         engine.decoder.run(
             *(vectors, row, position, self.cache, self.memory),
@@ -196,41 +197,41 @@ class Int8Session(Session):
 
 
 class Vectors(NamedTuple):
-    """What a stack reads: vectors, or room for them and how they are embedded."""
+    """What a stack reads: vectors that become its result, or how they are embedded."""
 
-    x: Float[Tensor, "T D"]
-    embedding: native.Embedding
+    x: Float[Tensor, "T D"] | None
+    embedding: native.Embedding = native.Embedding()
 
 
 class Embedder:
     """Tokens by their table and their positions' vectors, which the kernels look up."""
 
     def __init__(self, part: Tokens):
-        self.part = part
-        self.table = part.table.weight.detach()
-        position = part.position
-        self.learned = position.table.detach() if type(position) is Learned else None
+        self.part, self.table = part, part.table.weight.detach()
+        kind = type(part.position)
+        self.known = kind in (type(None), Sinusoidal, Learned)
+        self.learned = cast(Learned, part.position).table.detach() if kind is Learned else None
         self._sines = torch.empty(0)
 
-    def embed(self, ids: Int[Tensor, "T"], position: Integers, buffers: Buffers) -> Vectors:
-        at, most = torch.from_numpy(position), int(position.max(initial=-1))
-        known = type(self.part.position) in (type(None), Sinusoidal, Learned)
-        inside = not len(ids) or (0 <= int(ids.min()) and int(ids.max()) < len(self.table))
-        reached = self.learned is None or most < len(self.learned)
-        if not (known and inside and reached):
-            # By the modules, which say what is wrong with tokens or positions that do not exist.
-            return Vectors(self.part(ids[None], at[None])[0].contiguous(), native.Embedding())
-        ids, vectors = ids.long().contiguous(), self.learned
+    def embed(self, ids: Int[Tensor, "T"], position: Integers, x: Tensor | None = None) -> Vectors:
+        ids, most = ids.long().contiguous(), int(position.max(initial=-1))
+        # Negative ones are the largest of all without a sign.
+        inside = int(ids.numpy().view(np.uint64).max(initial=0)) < len(self.table)
+        if not (self.known and inside and (self.learned is None or most < len(self.learned))):
+            # The modules, which say what is wrong with tokens or positions that do not exist.
+            at = torch.from_numpy(position)
+            return Vectors(self.part(ids[None], at[None])[0].contiguous())
+        places = self.learned
         if isinstance(self.part.position, Sinusoidal):
-            vectors = self._sines
-            if len(vectors) <= most:
+            places = self._sines
+            if len(places) <= most:
                 every = torch.arange(max(64, 2 * most))
-                self._sines = vectors = self.part.position.encoding(every, torch.float32)
+                self._sines = places = self.part.position.encoding(every, torch.float32)
         embedding = native.Embedding(
-            *map(native.address, (ids, self.table, vectors)), scale=self.part.scale
+            *map(native.address, (ids, self.table, places)), self.part.scale
         )
-        embedding.held = ids, vectors
-        return Vectors(buffers.take((len(ids), self.part.width)), embedding)
+        embedding.held = ids, places
+        return Vectors(x, embedding)
 
 
 class Blocks:
@@ -240,6 +241,7 @@ class Blocks:
         self.count = len(stack.blocks)
         self.array = (native.Block * self.count)(*map(_block, stack.blocks))
         self.norm = _norm(stack.norm)
+        self.width = self.array[0].self_attention.query.inner
         self.self_width = _library().slot_width(self.array[0].self_attention)
         self.cross_width = _library().slot_width(self.array[0].cross_attention)
         position = cast(MultiHeadAttention, cast(Block, stack.blocks[0]).attention).position
@@ -260,7 +262,7 @@ class Blocks:
     ) -> None:
         """All blocks; without logits, a causal stack does no more than fill its cache."""
         tokens = native.Tokens(
-            *(*vectors.x.shape, causal, vectors.x.data_ptr()),
+            *(len(row), self.width, causal, native.address(vectors.x)),
             *(row.ctypes.data, position.ctypes.data, vectors.embedding),
             *(self._rotations(int(position.max(initial=-1)) + 1), cache.address()),
         )

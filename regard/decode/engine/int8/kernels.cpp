@@ -75,7 +75,7 @@ struct Embedding {
 
 struct Tokens {
     int64_t count, width, causal;
-    float* x;  // (count, width), becomes the result
+    float* x;  // (count, width), becomes the result; null where nobody wants it
     const int64_t *sequence, *position;
     Embedding embedding;
     Rotary rotary;
@@ -129,7 +129,7 @@ INLINE Floats activate(Floats x, int64_t kind) {
 // What a caller's threads hand each other; kept from call to call.
 struct Work {
     std::vector<Activation> q;
-    std::vector<float> scale, wide, out, heads;
+    std::vector<float> scale, wide, out, heads, x;
 
     static Work& of(int64_t rows, int64_t width, int64_t heads) {
         static thread_local Work work;
@@ -156,7 +156,7 @@ struct Work {
         store(as_floats(most), lane);
         const auto last = [](float a, float b) { return load<int32_t>(&a) < load<int32_t>(&b); };
         const float largest = *std::max_element(lane, lane + 16, last);
-        scale[row] = largest / 127.0f;
+        scale[row] = largest <= FLT_MAX ? largest / 127.0f : NAN;
         const Floats by = all(largest > 0 ? std::min(127.0f / largest, FLT_MAX) : 0.0f);
         Activation* to = q.data() + row * up(width, 16);
         sweep(width, [&](int64_t i, int64_t left) {
@@ -308,29 +308,35 @@ struct Layout {
 // One query over `count` keys: softmax(beta q·k) v.
 void attend(const Attention& a, const Layout& layout, const float* query, const uint16_t* data,
             int64_t head, const int32_t* slot, int64_t count, float* out) {
-    static thread_local std::vector<float> scores, padded;
-    if (int64_t(scores.size()) < count + 16) scores.resize(2 * count + 16);
-    if (int64_t(padded.size()) < layout.key) padded.resize(layout.key);
-    sweep(a.key_width, [&](int64_t i, int64_t left) {
-        store(load(query + i, left) * all(float(a.beta)), &padded[i]);
-    });
-    float *score = scores.data(), *q = padded.data(), most = -INFINITY;
+    static thread_local std::vector<float> room;
+    if (int64_t(room.size()) < layout.key + count + 16) room.resize(layout.key + 2 * count + 16);
+    float *q = room.data(), *score = q + layout.key;
     const uint16_t *key = data + head * layout.key;
     const uint16_t *value = data + a.key_heads * layout.key + head * layout.value;
-    for (int64_t s = 0; s < count; s++) {
-        const uint16_t* k = key + slot[s] * layout.slot;
-        Floats products = all(0.0f);
-        for (int64_t i = 0; i < layout.key; i += 16)
-            products = fma(load(q + i), widen(k + i), products);
-        score[s] = sum(products);
-        most = std::max(most, score[s]);
+    sweep(a.key_width, [&](int64_t i, int64_t left) {
+        store(load(query + i, left) * all(float(a.beta)), q + i);
+    });
+    for (int64_t s = 0; s < count; s += 4) {
+        Floats products[4] = {all(0.0f), all(0.0f), all(0.0f), all(0.0f)};
+        const uint16_t* k[4];
+        for (int c = 0; c < 4; c++) k[c] = key + slot[std::min(s + c, count - 1)] * layout.slot;
+        for (int64_t i = 0; i < layout.key; i += 16) {
+            const Floats x = load(q + i);
+            for (int c = 0; c < 4; c++) products[c] = fma(x, widen(k[c] + i), products[c]);
+        }
+        const Quarter four = sums(products);
+        std::memcpy(score + s, &four, sizeof four);
     }
-    Floats total = all(0.0f);
-    for (int64_t s = 0; s < count; s += 16) {
-        const Floats p = exponential(load(score + s) - all(most));
-        total = total + keep(p, count - s, 0.0f);
+    Floats high = all(-INFINITY), total = all(0.0f);
+    sweep(count, [&](int64_t s, int64_t left) {
+        high = larger(keep(load(score + s), left, -INFINITY), high);
+    });
+    const Floats largest = all(most(high));
+    sweep(count, [&](int64_t s, int64_t left) {
+        const Floats p = exponential(load(score + s) - largest);
+        total = total + keep(p, left, 0.0f);
         store(p, score + s);
-    }
+    });
     const Floats by = all(count ? 1.0f / sum(total) : 0.0f);
     const auto mean = [&](auto vectors, int64_t i) {
         Floats total[vectors];
@@ -447,7 +453,7 @@ int64_t slot_width(const Attention* a) { return Layout(*a).slot; }
 void run(const Block* blocks, int64_t count, const Tokens* tokens, const Norm* norm,
          const Linear* output, float* logits, int threads) {
     Team team(threads);
-    const Tokens& at = *tokens;
+    Tokens at = *tokens;
     int64_t widest = at.width, heads = 0;
     for (int64_t n = 0; n < count; n++) {
         const Block& b = blocks[n];
@@ -457,6 +463,8 @@ void run(const Block* blocks, int64_t count, const Tokens* tokens, const Norm* n
     }
     Work& work = Work::of(at.count, widest, heads);
     const float* out = work.out.data();
+    work.x.resize(at.x ? 0 : at.count * at.width);
+    if (!at.x) at.x = work.x.data();
     if (at.embedding.table) embed(team, at);
     residual(team, at, nullptr, nullptr, blocks[0].pre_norm ? &blocks[0].self_norm : nullptr, work);
     for (int64_t n = 0; n < count; n++) {
@@ -489,15 +497,13 @@ void log_sums(const float* x, int64_t rows, int64_t width, float* sums, int thre
         sweep(width, [&](int64_t i, int64_t left) {
             high = larger(keep(load(row + i, left), left, -INFINITY), high);
         });
-        float lane[16];
-        store(high, lane);
-        const float most = *std::max_element(lane, lane + 16);
-        const Floats by = all(most > -INFINITY ? most : 0.0f);
+        const float largest = most(high);
+        const Floats by = all(largest > -INFINITY ? largest : 0.0f);
         sweep(width, [&](int64_t i, int64_t left) {
             const Floats d = keep(load(row + i, left) - by, left, -INFINITY);
             total = total + where_less(d, all(-87.0f), all(0.0f), exponential(d));
         });
-        sums[r] = most + float(std::log(double(sum(total))));
+        sums[r] = largest + float(std::log(double(sum(total))));
     });
 }
 

@@ -109,11 +109,12 @@ class Int8Linear(nn.Module):
 
 
 def rounded(x: Float[Tensor, "R D"]) -> tuple[Int8[Tensor, "R D"], Float[Tensor, "R"]]:
-    """Integers from -127 to 127, and each row's scale."""
+    """Integers from -127 to 127, and each row's scale: NaN where one of its numbers is not finite."""
     most = x.abs().amax(1)
     # Of the smallest numbers the inverse would be infinite.
-    by = torch.where(most > 0, (127 / most).clamp(max=torch.finfo(x.dtype).max), 0.0)
-    return (x * by[:, None]).round().to(torch.int8), most / 127
+    by = (127 / most).clamp(max=torch.finfo(x.dtype).max).where(most > 0, 0.0)
+    integers = (x * by[:, None]).round().nan_to_num(0.0).to(torch.int8)
+    return integers, (most / 127).where(most.isfinite(), torch.nan)
 
 
 def product(x: Int8[Tensor, "R D"], w: Int8[Tensor, "N D"]) -> Int32[Tensor, "R N"]:

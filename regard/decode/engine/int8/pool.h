@@ -22,9 +22,9 @@
 
 namespace pool {
 
-constexpr int JOBS = 16;                                   // callers that can have help at once
+constexpr int JOBS = 8;                                   // callers that can have help at once
 constexpr int64_t LEAST = 1024, MOST = 32768;              // vector operations of a chunk
-constexpr std::chrono::microseconds LOOK(200), WAIT(100);  // before a worker sleeps, or a caller
+constexpr std::chrono::microseconds LOOK(1000), WAIT(100);  // before a worker sleeps, or a caller
 
 // Rounds to nearest and keeps subnormal numbers, whatever the thread's own settings are.
 class Arithmetic {
@@ -49,26 +49,27 @@ class Arithmetic {
 // Whether the condition came true in time.
 template <class Condition>
 bool spin(std::chrono::microseconds time, Condition condition) {
-    const auto end = std::chrono::steady_clock::now() + time;
-    do {
-        for (int n = 0; n < 32; n++) {
-            if (condition()) return true;
+    using clock = std::chrono::steady_clock;
+    clock::time_point end;
+    for (unsigned n = 0; !condition(); n++) {
+        if (n == 32) end = clock::now() + time;
+        if (n > 32 && n % 32 == 0 && clock::now() > end) return false;
 #if defined(__x86_64__)
-            _mm_pause();
+        _mm_pause();
 #else
-            asm volatile("isb");
+        asm volatile("isb");
 #endif
-        }
-    } while (std::chrono::steady_clock::now() < end);
-    return false;
+    }
+    return true;
 }
 
-// A caller's loop.
-struct alignas(128) Job {
-    std::atomic<uint64_t> open{0};    // the loop's number << 32 | end of open chunks << 16 | first
-    std::atomic<int64_t> running{0};  // chunks that are not done
-    std::atomic<int> threads{0};      // that may work on it
-    std::atomic<bool> taken{false}, asleep{false};
+// A caller's loop. What workers look at is not in one cache line with what changes.
+struct alignas(64) Job {
+    std::atomic<uint64_t> open{0};  // the loop's number << 32 | end of open chunks << 16 | first
+    std::atomic<int> threads{0};    // that may work on it
+    std::atomic<bool> taken{false};
+    alignas(64) std::atomic<int64_t> running{0};  // chunks that are not done
+    std::atomic<bool> asleep{false};
     void (*body)(const void*, int64_t) = nullptr;
     const void* context = nullptr;
 
@@ -177,7 +178,7 @@ class Team {
         }
         job->body = [](const void* context, int64_t c) { (*(decltype(chunk)*)context)(c); };
         job->context = &chunk;
-        job->running = chunks;
+        job->running.store(chunks, std::memory_order_relaxed);
         job->open = ((job->open >> 32) + 1) << 32 | uint64_t(chunks) << 16;
         if (pool.sleeping && pool.callers < threads) {
             std::lock_guard<std::mutex> held(pool.lock);

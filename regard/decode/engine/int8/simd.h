@@ -6,6 +6,7 @@
 
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 
@@ -188,9 +189,24 @@ INLINE void sweep(int64_t n, const Body& body) {
     if (i < n) body(i, n - i);
 }
 
+// Lanes i and i + 8 first, then i and i + 4, i + 2, i + 1.
+INLINE Quarter quarters(Floats x) {
+    return (quarter<0>(x) + quarter<2>(x)) + (quarter<1>(x) + quarter<3>(x));
+}
 INLINE float sum(Floats x) {
-    const Quarter y = (quarter<0>(x) + quarter<2>(x)) + (quarter<1>(x) + quarter<3>(x));
+    const Quarter y = quarters(x);
     return (y[0] + y[2]) + (y[1] + y[3]);
+}
+INLINE Quarter sums(const Floats* x) {
+    const Quarter a = quarters(x[0]), b = quarters(x[1]), c = quarters(x[2]), d = quarters(x[3]);
+    const Quarter ab = Quarter{a[0], a[1], b[0], b[1]} + Quarter{a[2], a[3], b[2], b[3]};
+    const Quarter cd = Quarter{c[0], c[1], d[0], d[1]} + Quarter{c[2], c[3], d[2], d[3]};
+    return Quarter{ab[0], ab[2], cd[0], cd[2]} + Quarter{ab[1], ab[3], cd[1], cd[3]};
+}
+INLINE float most(Floats x) {
+    const Quarter a = quarter<0>(x), b = quarter<1>(x), c = quarter<2>(x), d = quarter<3>(x);
+    const Quarter ab = a > b ? a : b, cd = c > d ? c : d, y = ab > cd ? ab : cd;
+    return std::max(std::max(y[0], y[1]), std::max(y[2], y[3]));
 }
 INLINE bool any_larger(Floats x, float than) {
     W found = {};
