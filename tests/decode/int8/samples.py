@@ -56,20 +56,21 @@ def made(kind: str = "the paper's", **settings: Any) -> Any:
     return model.eval()
 
 
-def source(model: Any, rows: int = 5, longest: int = 11) -> tuple[Tensor | None, Tensor | None]:
-    """Sources of different lengths, where there are any."""
+def source(model: Any, rows: int = 5, skip: int = 0) -> tuple[Tensor | None, Tensor | None]:
+    """Some of many sources of different lengths, and these; None for a language model."""
     if isinstance(model, LanguageModel):
         return None, None
-    torch.manual_seed(1)
-    lengths = torch.randint(1, longest + 1, (rows,))
-    lengths[0] = longest
+    generator = torch.Generator().manual_seed(1)
+    lengths = torch.randint(1, 12, (41,), generator=generator)
+    some = slice(skip, skip + rows)
     match model.config.source:
         case ImageSource(image=(y, x), channels=channels):
-            return torch.randn(rows, channels, y, x), None
+            return torch.randn(41, channels, y, x, generator=generator)[some], None
         case AudioSource(features=features):
-            return torch.randn(rows, longest, features), lengths
+            given = torch.randn(41, 11, features, generator=generator)
         case text:
-            return torch.randint(3, text.vocabulary or N, (rows, longest)), lengths
+            given = torch.randint(3, text.vocabulary or N, (41, 11), generator=generator)
+    return given[some], lengths[some]
 
 
 def halved(model: Any) -> Any:

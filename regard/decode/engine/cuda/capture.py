@@ -140,7 +140,7 @@ class CudaEngine:
         if not isinstance(self.source, Patches):  # a sequence, which may be of any length
             if counts is None:
                 counts = torch.full((len(rows_BS),), shape[0])
-            shape = (bucket(shape[0], 32), *shape[1:])
+            shape = (min(bucket(shape[0], 32), reach(self.source)), *shape[1:])
         return (bucket(len(rows_BS), 1), beams, bucket(length, 32), shape), (rows_BS, counts)
 
     def lease(self, size: Size) -> "Space":
@@ -209,9 +209,7 @@ class Space:
         self.source: Tensor | None = None
         self.lengths = torch.ones(sentences, dtype=torch.int64, device=device)
         self.positions = engine.positions(length)
-        position = engine.target.position
-        self.reach = sys.maxsize if position is None else position.length or sys.maxsize
-        """Positions that there are."""
+        self.reach = reach(engine.target)
         self.stills: dict[object, Still] = {}
         self._graphs: dict[object, Callable[[], None]] = {}
         self._pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
@@ -589,6 +587,12 @@ def _held(model: Model) -> tuple[list[nn.Module], list[int], list[int]]:
     weights = [p for part in parts for p in part._parameters.values() if p is not None]
     versions = [0 if p.is_inference() else p._version for p in weights]
     return parts, [p.data_ptr() for p in weights], versions
+
+
+def reach(part: Any) -> int:
+    """How many positions an embedding has."""
+    position = part.position
+    return sys.maxsize if position is None or position.length is None else int(position.length)
 
 
 def _target(model: Model) -> Tokens:
