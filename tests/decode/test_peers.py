@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from regard.decode.engine.eager import translation
+from regard.decode.engine.pick import open_session
 from regard.decode.search.beam import beam, power
 from regard.decode.search.greedy import greedy
 from regard.decode.search.hypothesis import Hypothesis
@@ -73,9 +73,8 @@ def generated(model: Any, source: Any, **options: Any) -> tuple[list[list[int]],
 
 
 def ours(search: Any, model: Any, source: Any, **options: Any) -> Any:
-    step, state = translation(model, *source)
-    prompts = [[PAD]] * SENTENCES
-    return search(step, state, prompts, end=END, max_length=MOST, banned=[PAD], **options)
+    session, prompts = open_session(model, *source), [[PAD]] * SENTENCES
+    return search(session, prompts, end=END, max_length=MOST, banned=[PAD], **options)
 
 
 def test_greedy(models: tuple[Any, Any], source: Any) -> None:
@@ -87,8 +86,8 @@ def test_greedy(models: tuple[Any, Any], source: Any) -> None:
     assert {one.ended for one in found} == {True, False}
 
 
-@pytest.mark.parametrize("alpha", [1.0, 0.0, 0.6])
-def test_beam(models: tuple[Any, Any], source: Any, alpha: float) -> None:
+@pytest.mark.parametrize(("alpha", "renormalize"), [(1.0, False), (0.0, False), (0.6, True)])
+def test_beam(models: tuple[Any, Any], source: Any, alpha: float, renormalize: bool) -> None:
     words, scores = generated(
         models[0],
         source,
@@ -96,8 +95,10 @@ def test_beam(models: tuple[Any, Any], source: Any, alpha: float) -> None:
         num_return_sequences=2,
         length_penalty=alpha,
         early_stopping="never",
+        renormalize_logits=renormalize,
     )
-    found = ours(beam, models[1], source, width=4, n_best=2, penalty=power(alpha))
+    options: dict[str, Any] = {"penalty": power(alpha), "renormalize": renormalize}
+    found = ours(beam, models[1], source, width=4, n_best=2, **options)
     best = [one for hypotheses in found for one in hypotheses]
     torch.testing.assert_close(
         torch.tensor([one.score for one in best], dtype=torch.float64),

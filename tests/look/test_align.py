@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from regard.data.tokenizer import Tokenizer
-from regard.decode.engine.eager import translation
+from regard.decode.engine.eager import ReadingSession, encoded
 from regard.decode.search.beam import beam
 from regard.decode.search.greedy import greedy
 from regard.look.align import Example, Head, cross, find, links, words
@@ -78,32 +78,24 @@ def test_a_target_word_is_linked_to_the_word_it_looks_at_most() -> None:
 # Weights
 
 
-class Watched:
-    """A search's state that keeps the weights of every step, and reorders them with its rows."""
+class Watched(ReadingSession):
+    """Rows that remember what they attended to."""
 
-    def __init__(self, state: Any):
-        self.state = state
-        self.seen: Tensor | None = None  # R, steps, layers, H, S
+    seen: Tensor | None = None  # R, steps, layers, H, S
 
-    def select(self, rows: Tensor) -> None:
-        self.state.select(rows)
-        assert self.seen is not None
-        self.seen = self.seen[rows]
-
-
-def watched(model: Any, source: Tensor) -> tuple[Any, Watched]:
-    step, state = translation(model, source)
-
-    def look(new: Tensor, kept: Watched) -> tuple[Tensor, Watched]:
-        with record(model, lambda name: name.endswith("cross")) as seen:
-            logits, kept.state = step(new, kept.state)
+    def step(self, tokens: Tensor) -> Tensor:
+        with record(self.model, lambda name: name.endswith("cross")) as seen:
+            logits = super().step(tokens)
         # Beams of one source are queries of one row.
         together = torch.stack([asked.weights() for asked in seen.values()])
         rows = together.permute(1, 3, 0, 2, 4).flatten(0, 1)[:, None]
-        kept.seen = rows if kept.seen is None else torch.cat((kept.seen, rows), 1)
-        return logits, kept
+        self.seen = rows if self.seen is None else torch.cat((self.seen, rows), 1)
+        return logits
 
-    return look, Watched(state)
+    def select(self, rows: Tensor) -> None:
+        super().select(rows)
+        assert self.seen is not None
+        self.seen = self.seen[rows]
 
 
 def test_attention_is_that_of_the_search_reordered_to_the_winner() -> None:
@@ -113,16 +105,17 @@ def test_attention_is_that_of_the_search_reordered_to_the_winner() -> None:
     for width, (n, length) in itertools.product((1, 4), enumerate(lengths)):
         row = source[n : n + 1, :length].clone()
         row[0, -1] = END
-        step, state = watched(model, row)  # alone, so that the winner stays to the end
+        with torch.no_grad():  # alone, so that the winner stays to the end
+            session = Watched(model, *encoded(model, row, None))
         given: dict[str, Any] = {"end": END, "max_length": most, "min_length": most}
         if width == 1:
-            (best,) = greedy(step, state, [[START]], **given)
+            (best,) = greedy(session, [[START]], **given)
         else:
-            ((best,),) = beam(step, state, [[START]], width=width, **given)
+            ((best,),) = beam(session, [[START]], width=width, **given)
         (have,) = cross(model, [(row[0, :-1].tolist(), best.tokens)], START, END)
         assert have.shape == (2, 6, most + 1, length)
-        assert state.seen is not None
-        want = state.seen.permute(0, 2, 3, 1, 4).float()  # R, layers, H, steps, S
+        assert session.seen is not None
+        want = session.seen.permute(0, 2, 3, 1, 4).float()  # R, layers, H, steps, S
         assert want.shape == (width, 2, 6, most, length)
         # Exactly one row of the search had written these tokens so far.
         alike = [torch.allclose(have[:, :, :most], one, atol=1e-6) for one in want]

@@ -123,15 +123,10 @@ class Int8Engine:
             # The kernels write into it. Under autocast, images and sounds come in fewer bits.
             vectors = Vectors(x.to(torch.float32, copy=True).contiguous())
         self.encoder.run(vectors, row, position, encoded, causal=False)
-        blocks = self.decoder
-        memory = Cache(self.buffers, blocks.count, blocks.cross_width, len(counts))
+        blocks, memory = self.decoder, Cache(self.buffers, *self.decoder.memory, len(counts))
         memory.extend(row, position)
-        slots = memory.table[row, position]
-        _library().project_memory(
-            *(blocks.array, blocks.count, native.address(vectors.x), len(row)),
-            *(memory.data.data_ptr(), memory.data.shape[1], slots.ctypes.data),
-            torch.get_num_threads(),
-        )
+        tokens = blocks.tokens(Vectors(vectors.x), row, position, memory)
+        _library().project_memory(blocks.array, blocks.count, tokens, torch.get_num_threads())
         return memory
 
 
@@ -353,12 +348,10 @@ def _block(block: nn.Module) -> native.Block:
         feed_forward_norm=_norm(block.add_feed_forward.norm),
         pre_norm=isinstance(block.add_attention, PreNorm),
         activation=ACTIVATIONS[nn.SiLU if gated else type(cast(nn.Module, forward.activation))],
-        gated=gated,
     )
     if gated:
         told.gate = _linear(forward.gate)
     if block.cross is not None and block.add_cross is not None:
-        told.has_cross = True
         told.cross_attention = _attention(block.cross)
         told.cross_norm = _norm(block.add_cross.norm)
     return told

@@ -4,8 +4,8 @@
 //
 // s_r = max |x_r| / 127 is row r's own scale, and t_n that of row n of the weights: a row does not
 // depend on what else is in its batch. The integers' sums are exact: they may wrap around on the
-// way, and end within 32 bits (linear.py sees to it). All else is float32, but the KV cache, which
-// holds IEEE halves. NaNs propagate.
+// way, and end within 32 bits (linear.py sees to it). All else is float32, but for the KV cache,
+// which holds IEEE halves. NaNs propagate.
 //
 // Tokens are rows of one matrix, without padding. What a token attends to is a list of slots of the
 // KV cache, so that reordering beams moves no keys or values.
@@ -21,17 +21,18 @@
 #include "pool.h"
 #include "simd.h"
 
+constexpr int64_t COLUMNS = 16 * GROUPS;
+
 extern "C" {
 
-// How weights are packed: outputs and inputs that are read together, and activations' offset.
-int64_t columns = 16 * GROUPS, depth = DEPTH, offset = OFFSET;
+// How linear.py packs weights: outputs and inputs of a block, and what activations have added.
+int64_t packing[] = {COLUMNS, DEPTH, OFFSET};
 
 struct Linear {
     int64_t in, out;
-    // All padded to a multiple of columns, and of depth.
-    const int8_t* weight;   // (out / columns, in / depth, columns, depth)
-    const int32_t* start;   // -offset Σ_k w_nk
-    const float *scale, *bias;
+    const int8_t* weight;       // (out / COLUMNS, in / DEPTH, COLUMNS, DEPTH), padded with zeros
+    const int32_t* start;       // -OFFSET Σ_k w_nk, which the offset would add; padded
+    const float *scale, *bias;  // padded
 };
 
 struct Norm {
@@ -45,11 +46,19 @@ struct Attention {
     Linear query, key, value, output;
 };
 
+// Without cross-attention, or without a gate, these have no outputs.
 struct Block {
     Attention self, cross;
     Linear expand, gate, reduce;
     Norm self_norm, cross_norm, feed_forward_norm;
-    int64_t has_cross, pre_norm, activation, gated;
+    int64_t pre_norm, activation;
+};
+
+// x_t = scale table[id_t] + place[position_t]
+struct Embedding {
+    const int64_t* id;
+    const float *table, *place;  // no table where vectors are given, and perhaps no places
+    double scale;
 };
 
 struct Rotary {
@@ -59,18 +68,11 @@ struct Rotary {
 
 // Keys and values of every block, and for each sequence the slots that hold its own.
 struct Cache {
-    uint16_t* data;  // (blocks, slots, keys and values)
+    uint16_t* data;  // (blocks, slots, slot_width)
     int64_t slots;
     const int32_t* table;  // (sequences, width)
     int64_t width;
-    const int64_t* count;
-};
-
-// x_t = scale table[id_t] + place[position_t]
-struct Embedding {
-    const int64_t* id;
-    const float *table, *place;  // table is null where vectors are given; place may be null
-    double scale;
+    const int64_t* length;
 };
 
 struct Tokens {
@@ -79,15 +81,13 @@ struct Tokens {
     const int64_t *sequence, *position;
     Embedding embedding;
     Rotary rotary;
-    Cache self, memory;
+    Cache cache, memory;
 };
 }
 
 namespace {
 
-using pool::Team;
-
-enum { NONE, RELU, GELU, SILU };
+enum { RELU, GELU, SILU };
 
 int64_t up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 
@@ -104,10 +104,10 @@ INLINE Floats exponential(Floats x) {
     const Floats r = fma(n, all(2.12194440e-4f), fma(n, all(-0.693359375f), x));
     const Floats p = polynomial(r, {1.9875691500e-4f, 1.3981999507e-3f, 8.3334519073e-3f,
                                     4.1665795894e-2f, 1.6666665459e-1f, 5.0000001201e-1f});
-    return (fma(p, r * r, r) + all(1.0f)) * as_floats((integers(n) + all(127)) << 23);
+    return (fma(p, r * r, r) + all(1.0f)) * from_bits((integers(n) + all(127)) << 23);
 }
 
-// x Φ(x), from erfc(t) = e^(-t p(t)) with t = |x| / √2, to 3e-7.
+// x Φ(x) to 3e-7, from erfc(t) = e^(-t p(t)) with t = |x| / √2 and a polynomial p.
 INLINE Floats gelu(Floats x) {
     const Floats size = larger(x, all(0.0f) - x), t = smaller(all(5.0f), size * all(0.70710678f));
     const Floats p = polynomial(
@@ -118,115 +118,8 @@ INLINE Floats gelu(Floats x) {
 }
 
 INLINE Floats activate(Floats x, int64_t kind) {
-    switch (kind) {
-        case RELU: return larger(all(0.0f), x);
-        case GELU: return gelu(x);
-        case SILU: return x / (exponential(all(0.0f) - x) + all(1.0f));
-        default: return x;
-    }
-}
-
-// What a caller's threads hand each other; kept from call to call.
-struct Work {
-    std::vector<Activation> q;
-    std::vector<float> scale, wide, out, heads, x;
-
-    static Work& of(int64_t rows, int64_t width, int64_t heads) {
-        static thread_local Work work;
-        const auto reserve = [](auto& some, int64_t n) {
-            if (int64_t(some.size()) < n) some.resize(n);
-        };
-        reserve(work.q, rows * up(std::max(width, heads), 16));
-        reserve(work.scale, rows);
-        reserve(work.wide, rows * width);
-        reserve(work.out, rows * width);
-        reserve(work.heads, rows * heads);
-        return work;
-    }
-
-    // q = round(127 x / max |x|)
-    void quantize(const float* x, int64_t width, int64_t row) {
-        // Bits of floats without signs are ordered as the floats are, and NaN's come last: a NaN
-        // becomes the scale.
-        Ints most = all(0);
-        sweep(width, [&](int64_t i, int64_t left) {
-            most = larger(most, bits(load(x + i, left)) & all(0x7FFFFFFF));
-        });
-        float lane[16];
-        store(as_floats(most), lane);
-        const auto last = [](float a, float b) { return load<int32_t>(&a) < load<int32_t>(&b); };
-        const float largest = *std::max_element(lane, lane + 16, last);
-        scale[row] = largest <= FLT_MAX ? largest / 127.0f : NAN;
-        const Floats by = all(largest > 0 ? std::min(127.0f / largest, FLT_MAX) : 0.0f);
-        Activation* to = q.data() + row * up(width, 16);
-        sweep(width, [&](int64_t i, int64_t left) {
-            narrow(integers(load(x + i, left) * by) + all(OFFSET), to + i);
-        });
-    }
-
-    void quantize_all(Team& team, const float* x, int64_t rows, int64_t width) {
-        team.each(rows, width / 4, [&](int64_t r) { quantize(x + r * width, width, r); });
-    }
-};
-
-template <int M>
-void tile(const Linear& linear, int64_t n, const Activation* q, const float* scale, float* y,
-          int64_t stride) {
-    constexpr int N = GROUPS * PARTS;
-    const int64_t inputs = up(linear.in, DEPTH), row = up(linear.in, 16);
-    const int8_t* w = linear.weight + n * inputs;
-    W sum[M][N], column[N];
-    for (int m = 0; m < M; m++)
-        for (int i = 0; i < N; i++) sum[m][i] = load<W>(linear.start + n + i * LANES);
-    for (int64_t k = 0; k < inputs; k += DEPTH, w += 16 * GROUPS * DEPTH) {
-        for (int i = 0; i < N; i++) column[i] = weights(w + i * LANES * DEPTH);
-        for (int m = 0; m < M; m++) {
-            const W x = load<int32_t>(q + m * row + k) - W{};
-            for (int i = 0; i < N; i++) sum[m][i] = dot(sum[m][i], x, column[i]);
-        }
-    }
-#pragma GCC unroll 6
-    for (int m = 0; m < M; m++)
-#pragma GCC unroll 4
-        for (int g = 0; g < GROUPS; g++) {
-            const int64_t at = n + 16 * g;
-            Ints sums;
-            for (int p = 0; p < PARTS; p++) sums.part[p] = sum[m][g * PARTS + p];
-            const Floats t = load(linear.scale + at) * all(scale[m]);
-            store(fma(floats(sums), t, load(linear.bias + at)), y + m * stride + at,
-                  linear.out - at);
-        }
-}
-
-// As many rows as there are, M at a time. The weights stay in the cache while rows pass by.
-template <int M>
-void tiles(const Linear& linear, int64_t n, int64_t rows, const Activation* q, const float* scale,
-           float* y, int64_t stride) {
-    for (; rows >= M; rows -= M, q += M * up(linear.in, 16), scale += M, y += M * stride)
-        tile<M>(linear, n, q, scale, y, stride);
-    if constexpr (M > 1)
-        if (rows) tiles<M - 1>(linear, n, rows, q, scale, y, stride);
-}
-
-// Products of the quantized rows with several matrices, side by side.
-void multiply(Team& team, std::initializer_list<const Linear*> matrices, int64_t rows,
-              const Work& work, float* y, int64_t stride) {
-    constexpr int64_t SHARE = 16 * ROWS;  // so many rows at a time, for threads to have equal shares
-    const int64_t in = (*matrices.begin())->in, shares = up(rows, SHARE) / SHARE;
-    int64_t blocks = 0;
-    for (const Linear* one : matrices) blocks += up(one->out, columns) / columns;
-    team.each(blocks * shares, std::min(rows, SHARE) * in / DEPTH * PARTS * GROUPS, [&](int64_t i) {
-        const int64_t row = i % shares * SHARE, count = std::min(rows - row, SHARE);
-        int64_t n = i / shares * columns;
-        float* to = y + row * stride;
-        for (const Linear* one : matrices) {
-            if (n < one->out)
-                return tiles<ROWS>(*one, n, count, &work.q[row * up(in, 16)], &work.scale[row], to,
-                                   stride);
-            n -= up(one->out, columns);
-            to += one->out;
-        }
-    });
+    if (kind == RELU) return larger(all(0.0f), x);
+    return kind == GELU ? gelu(x) : x / (exponential(all(0.0f) - x) + all(1.0f));
 }
 
 void normalize(const Norm& norm, const float* x, int64_t n, float* y) {
@@ -244,32 +137,6 @@ void normalize(const Norm& norm, const float* x, int64_t n, float* y) {
     });
 }
 
-void embed(Team& team, const Tokens& at) {
-    const Embedding& e = at.embedding;
-    const float scale = float(e.scale);
-    team.each(at.count, at.width / 8, [&](int64_t t) {
-        const float* row = e.table + e.id[t] * at.width;
-        const float* place = e.place ? e.place + at.position[t] * at.width : nullptr;
-        float* x = at.x + t * at.width;
-        for (int64_t i = 0; i < at.width; i++) x[i] = row[i] * scale;
-        for (int64_t i = 0; place && i < at.width; i++) x[i] += place[i];
-    });
-}
-
-// x += y, this sublayer's LayerNorm (post) or the next one's (pre), and the result quantized.
-void residual(Team& team, const Tokens& at, const float* y, const Norm* post, const Norm* pre,
-              Work& work) {
-    const int64_t width = at.width;
-    team.each(at.count, width, [&](int64_t t) {
-        float *x = at.x + t * width, *normalized = work.out.data() + t * width;  // y has been read
-        if (y)
-            for (int64_t i = 0; i < width; i++) x[i] += y[t * width + i];
-        if (post && post->gain) normalize(*post, x, width, x);
-        if (pre && pre->gain) normalize(*pre, x, width, normalized);
-        work.quantize(pre && pre->gain ? normalized : x, width, t);
-    });
-}
-
 void rotate(const Rotary& rotary, int64_t position, float* x, int64_t heads, int64_t width) {
     const int64_t pairs = rotary.pairs, step = rotary.halves ? 1 : 2;
     const int64_t other = rotary.halves ? pairs : 1;
@@ -277,50 +144,49 @@ void rotate(const Rotary& rotary, int64_t position, float* x, int64_t heads, int
     for (int64_t h = 0; h < heads; h++, x += width)
         for (int64_t i = 0; i < pairs; i++) {
             float &a = x[i * step], &b = x[i * step + other];
-            const float turned = a * cos[i] - b * sin[i];
+            const float rotated = a * cos[i] - b * sin[i];
             b = a * sin[i] + b * cos[i];
-            a = turned;
+            a = rotated;
         }
 }
 
-// Each head is padded to a multiple of 16. What is too large for 16 bits stays finite.
-void store_halves(const float* x, int64_t heads, int64_t width, uint16_t* y) {
-    for (; heads; heads--, x += width, y += up(width, 16))
-        sweep(width, [&](int64_t i, int64_t left) {
-            const Floats v = smaller(all(65504.0f), load(x + i, left));
-            narrow(larger(all(-65504.0f), v), y + i);
-        });
-}
+// A slot: the keys of all heads and then their values, each padded to a multiple of 16.
+struct Slot {
+    int64_t key, value, width;
 
-// Keys of all heads and then their values, as they lie in a slot.
-struct Layout {
-    int64_t key, value, slot;
-    explicit Layout(const Attention& a)
+    explicit Slot(const Attention& a)
         : key(up(a.key_width, 16)),
           value(up(a.value_width, 16)),
-          slot(a.key_heads * (key + value)) {}
-    void store(const Attention& a, const float* x, uint16_t* to) const {
-        store_halves(x, a.key_heads, a.key_width, to);
-        store_halves(x + a.key.out, a.key_heads, a.value_width, to + a.key_heads * key);
+          width(a.key_heads * (key + value)) {}
+
+    void store(const Attention& a, const float* x, uint16_t* y) const {
+        for (int64_t h = 0; h < 2 * a.key_heads; h++) {
+            const bool keys = h < a.key_heads;
+            const int64_t size = keys ? a.key_width : a.value_width;
+            // What is too large for 16 bits stays finite.
+            sweep(size, [&](int64_t i, int64_t left) {
+                const Floats v = smaller(all(65504.0f), load(x + i, left));
+                narrow(larger(all(-65504.0f), v), y + i);
+            });
+            x += size, y += keys ? key : value;
+        }
     }
 };
 
-// One query over `count` keys: softmax(beta q·k) v.
-void attend(const Attention& a, const Layout& layout, const float* query, const uint16_t* data,
-            int64_t head, const int32_t* slot, int64_t count, float* out) {
+// softmax(beta q·k) v of one query over the keys and values of one head.
+void attend(const Attention& a, const Slot& slot, const float* query, const uint16_t* key,
+            const uint16_t* value, const int32_t* slots, int64_t count, float* out) {
     static thread_local std::vector<float> room;
-    if (int64_t(room.size()) < layout.key + count + 16) room.resize(layout.key + 2 * count + 16);
-    float *q = room.data(), *score = q + layout.key;
-    const uint16_t *key = data + head * layout.key;
-    const uint16_t *value = data + a.key_heads * layout.key + head * layout.value;
+    if (int64_t(room.size()) < slot.key + count + 16) room.resize(slot.key + 2 * count + 16);
+    float *q = room.data(), *score = q + slot.key;
     sweep(a.key_width, [&](int64_t i, int64_t left) {
         store(load(query + i, left) * all(float(a.beta)), q + i);
     });
     for (int64_t s = 0; s < count; s += 4) {
         Floats products[4] = {all(0.0f), all(0.0f), all(0.0f), all(0.0f)};
         const uint16_t* k[4];
-        for (int c = 0; c < 4; c++) k[c] = key + slot[std::min(s + c, count - 1)] * layout.slot;
-        for (int64_t i = 0; i < layout.key; i += 16) {
+        for (int c = 0; c < 4; c++) k[c] = key + slots[std::min(s + c, count - 1)] * slot.width;
+        for (int64_t i = 0; i < slot.key; i += 16) {
             const Floats x = load(q + i);
             for (int c = 0; c < 4; c++) products[c] = fma(x, widen(k[c] + i), products[c]);
         }
@@ -331,167 +197,308 @@ void attend(const Attention& a, const Layout& layout, const float* query, const 
     sweep(count, [&](int64_t s, int64_t left) {
         high = larger(keep(load(score + s), left, -INFINITY), high);
     });
-    const Floats largest = all(most(high));
+    high = all(most(high));
     sweep(count, [&](int64_t s, int64_t left) {
-        const Floats p = exponential(load(score + s) - largest);
+        const Floats p = exponential(load(score + s) - high);
         total = total + keep(p, left, 0.0f);
         store(p, score + s);
     });
     const Floats by = all(count ? 1.0f / sum(total) : 0.0f);
     const auto mean = [&](auto vectors, int64_t i) {
-        Floats total[vectors];
-        for (int c = 0; c < vectors; c++) total[c] = all(0.0f);
+        Floats sum[vectors];
+        for (int c = 0; c < vectors; c++) sum[c] = all(0.0f);
         for (int64_t s = 0; s < count; s++) {
-            const uint16_t* v = value + slot[s] * layout.slot + i;
+            const uint16_t* v = value + slots[s] * slot.width + i;
             for (int c = 0; c < vectors; c++)
-                total[c] = fma(all(score[s]), widen(v + 16 * c), total[c]);
+                sum[c] = fma(all(score[s]), widen(v + 16 * c), sum[c]);
         }
         for (int c = 0; c < vectors; c++)
-            store(total[c] * by, out + i + 16 * c, a.value_width - i - 16 * c);
+            store(sum[c] * by, out + i + 16 * c, a.value_width - i - 16 * c);
     };
     int64_t i = 0;
-    for (; i + 64 <= layout.value; i += 64) mean(std::integral_constant<int, 4>(), i);
-    for (; i < layout.value; i += 16) mean(std::integral_constant<int, 1>(), i);
+    for (; i + 64 <= slot.value; i += 64) mean(std::integral_constant<int, 4>(), i);
+    for (; i < slot.value; i += 16) mean(std::integral_constant<int, 1>(), i);
 }
 
-// All heads of all tokens, joined and projected; queries are the first columns of work.wide.
-void attend_all(Team& team, const Attention& a, const Tokens& at, const Cache& cache,
-                int64_t block, bool causal, int64_t stride, Work& work) {
-    const Layout layout(a);
-    const int64_t H = a.heads, K = a.key_width, V = a.value_width;
-    const uint16_t* data = cache.data + block * cache.slots * layout.slot;
-    const auto keys = [&](int64_t t) {
-        return causal ? at.position[t] + 1 : cache.count[at.sequence[t]];
+// M rows times a block of columns, from column n on.
+template <int M>
+void tile(const Linear& linear, int64_t n, const Activation* q, const float* scale, float* y,
+          int64_t stride) {
+    constexpr int N = GROUPS * PARTS;
+    const int64_t inputs = up(linear.in, DEPTH), row = up(linear.in, 16);
+    const int8_t* w = linear.weight + n * inputs;
+    W sum[M][N], column[N];
+    for (int m = 0; m < M; m++)
+        for (int i = 0; i < N; i++) sum[m][i] = load<W>(linear.start + n + i * LANES);
+    for (int64_t k = 0; k < inputs; k += DEPTH, w += COLUMNS * DEPTH) {
+        for (int i = 0; i < N; i++) column[i] = weights(w + i * LANES * DEPTH);
+        for (int m = 0; m < M; m++) {
+            const W x = load<int32_t>(q + m * row + k) - W{};
+            for (int i = 0; i < N; i++) sum[m][i] = dot(sum[m][i], x, column[i]);
+        }
+    }
+    // Compilers keep sums in registers where all indices are constants.
+#pragma GCC unroll 6
+    for (int m = 0; m < M; m++)
+#pragma GCC unroll 4
+        for (int g = 0; g < GROUPS; g++) {
+            const int64_t at = n + 16 * g;
+            Ints whole;
+            for (int p = 0; p < PARTS; p++) whole.part[p] = sum[m][g * PARTS + p];
+            const Floats t = load(linear.scale + at) * all(scale[m]);
+            const Floats z = fma(floats(whole), t, load(linear.bias + at));
+            store(z, y + m * stride + at, linear.out - at);
+        }
+}
+
+template <int M>
+void tiles(const Linear& linear, int64_t n, int64_t rows, const Activation* q, const float* scale,
+           float* y, int64_t stride) {
+    for (; rows >= M; rows -= M, q += M * up(linear.in, 16), scale += M, y += M * stride)
+        tile<M>(linear, n, q, scale, y, stride);
+    if constexpr (M > 1)
+        if (rows) tiles<M - 1>(linear, n, rows, q, scale, y, stride);
+}
+
+// Tokens on their way through a stack.
+class Pass {
+    // What threads hand each other; kept from call to call.
+    struct Room {
+        std::vector<Activation> q;
+        std::vector<float> scale, wide, out, heads, x;
     };
-    int64_t longest = 0;
-    for (int64_t t = 0; t < at.count; t++) longest = std::max(longest, keys(t));
-    const auto head = [&](int64_t i) {
-        const int64_t t = i / H, h = i % H;
-        attend(a, layout, &work.wide[t * stride + h * K], data, h / (H / a.key_heads),
-               cache.table + at.sequence[t] * cache.width, keys(t), &work.heads[i * V]);
-    };
-    if (at.count < 8) team.each(at.count * H, longest * (K + V) / 4, head);
-    team.each(at.count, longest * H * (K + V) / 4, [&](int64_t t) {
-        for (int64_t h = 0; at.count >= 8 && h < H; h++) head(t * H + h);
-        work.quantize(&work.heads[t * H * V], H * V, t);
-    });
-    multiply(team, {&a.output}, at.count, work, work.out.data(), at.width);
-}
+    Team team;
+    Room& room;
+    Tokens at;
 
-void self_attention(Team& team, const Attention& a, const Tokens& at, int64_t block,
-                    bool write_only, Work& work) {
-    const Layout layout(a);
-    const int64_t stride = a.query.out + a.key.out + a.value.out;
-    uint16_t* data = at.self.data + block * at.self.slots * layout.slot;
-    float* wide = work.wide.data();
-    multiply(team, {&a.query, &a.key, &a.value}, at.count, work, wide, stride);
-    team.each(at.count, stride, [&](int64_t t) {
-        float* row = wide + t * stride;
-        if (at.rotary.table)
-            rotate(at.rotary, at.position[t], row, a.heads + a.key_heads, a.key_width);
-        const int32_t slot = at.self.table[at.sequence[t] * at.self.width + at.position[t]];
-        layout.store(a, row + a.query.out, data + slot * layout.slot);
-    });
-    if (!write_only) attend_all(team, a, at, at.self, block, at.causal, stride, work);
-}
+    static Room& own() {
+        static thread_local Room room;
+        return room;
+    }
 
-void feed_forward(Team& team, const Block& block, const Tokens& at, Work& work) {
-    const int64_t hidden = block.expand.out, stride = block.gated ? 2 * hidden : hidden;
-    float* wide = work.wide.data();
-    if (block.gated)
-        multiply(team, {&block.expand, &block.gate}, at.count, work, wide, stride);
-    else
-        multiply(team, {&block.expand}, at.count, work, wide, stride);
-    team.each(at.count, hidden * 2, [&](int64_t t) {
-        float *x = wide + t * stride, *gate = block.gated ? x + hidden : x;
-        sweep(hidden, [&](int64_t i, int64_t left) {
-            Floats y = activate(load(gate + i, left), block.activation);
-            if (block.gated) y = y * load(x + i, left);
-            store(y, x + i, left);
+  public:
+    // `widest` is the most that a matrix gives for a token, and `heads` the most that joined heads do.
+    Pass(const Tokens& tokens, int64_t widest, int64_t heads, int threads)
+        : team(threads), room(own()), at(tokens) {
+        const auto reserve = [&](auto& some, int64_t each) {
+            if (int64_t(some.size()) < at.count * each) some.resize(at.count * each);
+        };
+        reserve(room.q, up(std::max(widest, heads), 16));
+        reserve(room.scale, 1);
+        reserve(room.wide, widest);
+        reserve(room.out, widest);
+        reserve(room.heads, heads);
+        if (at.x) return;
+        reserve(room.x, at.width);
+        at.x = room.x.data();
+    }
+
+    // q = round(127 x / max |x|)
+    void quantize(const float* x, int64_t width, int64_t token) {
+        // Without signs, the bits of floats are ordered as floats are, and NaNs are the largest.
+        Ints high = all(0);
+        sweep(width, [&](int64_t i, int64_t left) {
+            high = larger(high, bits(load(x + i, left)) & all(0x7FFFFFFF));
         });
-        work.quantize(x, hidden, t);
-    });
-    multiply(team, {&block.reduce}, at.count, work, work.out.data(), at.width);
-}
+        float lane[16];
+        store(from_bits(high), lane);
+        int32_t last = 0;
+        for (const float& one : lane) last = std::max(last, load<int32_t>(&one));
+        const float largest = load<float>(&last);
+        room.scale[token] = largest <= FLT_MAX ? largest / 127.0f : NAN;
+        const Floats by = all(largest > 0 ? std::min(127.0f / largest, FLT_MAX) : 0.0f);
+        Activation* q = room.q.data() + token * up(width, 16);
+        sweep(width, [&](int64_t i, int64_t left) {
+            narrow(integers(load(x + i, left) * by) + all(OFFSET), q + i);
+        });
+    }
+    void quantize() {
+        team.each(at.count, at.width / 4,
+                  [&](int64_t t) { quantize(at.x + t * at.width, at.width, t); });
+    }
+
+    // Products of what is quantized with several matrices, side by side.
+    void multiply(std::initializer_list<const Linear*> matrices, float* y, int64_t stride) {
+        constexpr int64_t SHARE = 16 * ROWS;  // of the tokens, for threads to have equal shares
+        const int64_t in = (*matrices.begin())->in, shares = up(at.count, SHARE) / SHARE;
+        int64_t blocks = 0;
+        for (const Linear* one : matrices) blocks += up(one->out, COLUMNS) / COLUMNS;
+        const int64_t work = std::min(at.count, SHARE) * in / DEPTH * PARTS * GROUPS;
+        team.each(blocks * shares, work, [&](int64_t i) {
+            const int64_t first = i % shares * SHARE, count = std::min(at.count - first, SHARE);
+            const Activation* q = room.q.data() + first * up(in, 16);
+            float* to = y + first * stride;
+            int64_t n = i / shares * COLUMNS;
+            for (const Linear* one : matrices) {
+                if (n < one->out)
+                    return tiles<ROWS>(*one, n, count, q, &room.scale[first], to, stride);
+                n -= up(one->out, COLUMNS);
+                to += one->out;
+            }
+        });
+    }
+
+    void embed() {
+        const Embedding& e = at.embedding;
+        const float scale = float(e.scale);
+        team.each(at.count, at.width / 8, [&](int64_t t) {
+            const float* row = e.table + e.id[t] * at.width;
+            const float* place = e.place ? e.place + at.position[t] * at.width : nullptr;
+            float* x = at.x + t * at.width;
+            for (int64_t i = 0; i < at.width; i++) x[i] = row[i] * scale;
+            for (int64_t i = 0; place && i < at.width; i++) x[i] += place[i];
+        });
+    }
+
+    // x += y, this sublayer's LayerNorm (post) or the next one's (pre), and the result quantized.
+    void residual(const float* y, const Norm& post, const Norm& pre) {
+        team.each(at.count, at.width, [&](int64_t t) {
+            float *x = at.x + t * at.width, *z = x;
+            for (int64_t i = 0; y && i < at.width; i++) x[i] += y[t * at.width + i];
+            if (post.gain) normalize(post, x, at.width, x);
+            if (pre.gain) z = room.out.data() + t * at.width;  // y's own place, which was read
+            if (pre.gain) normalize(pre, x, at.width, z);
+            quantize(z, at.width, t);
+        });
+    }
+
+    // Keys and values of a block, which follow the queries in the rows of room.wide.
+    void cache_keys(const Attention& a, const Cache& cache, int64_t block, int64_t queries) {
+        const Slot slot(a);
+        uint16_t* data = cache.data + block * cache.slots * slot.width;
+        const int64_t stride = queries + a.key.out + a.value.out;
+        team.each(at.count, stride, [&](int64_t t) {
+            float* row = room.wide.data() + t * stride;
+            if (at.rotary.table)
+                rotate(at.rotary, at.position[t], row, a.heads + a.key_heads, a.key_width);
+            const int32_t to = cache.table[at.sequence[t] * cache.width + at.position[t]];
+            slot.store(a, row + queries, data + to * slot.width);
+        });
+    }
+
+    // Of all heads, joined and projected: queries are in the rows of room.wide.
+    void attend_all(const Attention& a, const Cache& cache, int64_t block, bool causal,
+                    int64_t stride) {
+        const Slot slot(a);
+        const int64_t H = a.heads, K = a.key_width, V = a.value_width;
+        const uint16_t* keys = cache.data + block * cache.slots * slot.width;
+        const uint16_t* values = keys + a.key_heads * slot.key;
+        const auto count = [&](int64_t t) {
+            return causal ? at.position[t] + 1 : cache.length[at.sequence[t]];
+        };
+        int64_t longest = 0;
+        for (int64_t t = 0; t < at.count; t++) longest = std::max(longest, count(t));
+        const auto head = [&](int64_t i) {
+            const int64_t t = i / H, h = i % H, group = h / (H / a.key_heads);
+            attend(a, slot, &room.wide[t * stride + h * K], keys + group * slot.key,
+                   values + group * slot.value, cache.table + at.sequence[t] * cache.width,
+                   count(t), &room.heads[i * V]);
+        };
+        const bool few = at.count < 8;  // too few for threads to share, unless head by head
+        const int64_t work = longest * (K + V) / 4;
+        if (few) team.each(at.count * H, work, head);
+        team.each(at.count, few ? H * V / 4 : H * work, [&](int64_t t) {
+            for (int64_t h = 0; !few && h < H; h++) head(t * H + h);
+            quantize(&room.heads[t * H * V], H * V, t);
+        });
+        multiply({&a.output}, room.out.data(), at.width);
+    }
+
+    void feed_forward(const Block& b) {
+        const int64_t hidden = b.expand.out, stride = hidden + b.gate.out;
+        if (b.gate.out)
+            multiply({&b.expand, &b.gate}, room.wide.data(), stride);
+        else
+            multiply({&b.expand}, room.wide.data(), stride);
+        team.each(at.count, hidden * 2, [&](int64_t t) {
+            float *x = room.wide.data() + t * stride, *gate = b.gate.out ? x + hidden : x;
+            sweep(hidden, [&](int64_t i, int64_t left) {
+                Floats y = activate(load(gate + i, left), b.activation);
+                if (b.gate.out) y = y * load(x + i, left);
+                store(y, x + i, left);
+            });
+            quantize(x, hidden, t);
+        });
+        multiply({&b.reduce}, room.out.data(), at.width);
+    }
+
+    void run(const Block* blocks, int64_t count, const Norm& norm, const Linear* output,
+             float* logits) {
+        const Norm none = {};
+        if (at.embedding.table) embed();
+        residual(nullptr, none, blocks[0].pre_norm ? blocks[0].self_norm : none);
+        for (int64_t n = 0; n < count; n++) {
+            const Block& b = blocks[n];
+            const bool pre = b.pre_norm, last = n + 1 == count;
+            const auto add = [&](const Norm& own, const Norm& next) {
+                residual(room.out.data(), pre ? none : own, pre ? next : none);
+            };
+            const int64_t stride = b.self.query.out + b.self.key.out + b.self.value.out;
+            multiply({&b.self.query, &b.self.key, &b.self.value}, room.wide.data(), stride);
+            cache_keys(b.self, at.cache, n, b.self.query.out);
+            if (last && at.causal && !output) return;
+            attend_all(b.self, at.cache, n, at.causal, stride);
+            add(b.self_norm, b.cross.heads ? b.cross_norm : b.feed_forward_norm);
+            if (b.cross.heads) {
+                multiply({&b.cross.query}, room.wide.data(), b.cross.query.out);
+                attend_all(b.cross, at.memory, n, false, b.cross.query.out);
+                add(b.cross_norm, b.feed_forward_norm);
+            }
+            feed_forward(b);
+            add(b.feed_forward_norm, last ? none : blocks[n + 1].self_norm);
+        }
+        if (norm.gain) residual(nullptr, norm, none);
+        if (output) multiply({output}, logits, output->out);
+    }
+
+    void project_memory(const Block* blocks, int64_t count) {
+        quantize();
+        for (int64_t n = 0; n < count; n++) {
+            const Attention& a = blocks[n].cross;
+            multiply({&a.key, &a.value}, room.wide.data(), a.key.out + a.value.out);
+            cache_keys(a, at.cache, n, 0);
+        }
+    }
+};
 
 }  // namespace
 
 extern "C" {
 
+// How many halves keys and values of a token take.
+int64_t slot_width(const Attention* a) { return Slot(*a).width; }
+
 // y = x Wᵀ + b
-void linear(const Linear* given, const float* x, int64_t rows, float* y, int threads) {
-    Team team(threads);
-    Work& work = Work::of(rows, given->in, 0);
-    work.quantize_all(team, x, rows, given->in);
-    multiply(team, {given}, rows, work, y, given->out);
+void linear(const Linear* given, float* x, int64_t rows, float* y, int threads) {
+    Tokens tokens = {};
+    tokens.count = rows, tokens.width = given->in, tokens.x = x;
+    Pass pass(tokens, given->in, 0, threads);
+    pass.quantize();
+    pass.multiply({given}, y, given->out);
 }
-
-// The keys and values that cross-attention reads of these rows, written into slots.
-void project_memory(const Block* blocks, int64_t count, const float* x, int64_t rows,
-                    uint16_t* data, int64_t slots, const int32_t* slot, int threads) {
-    Team team(threads);
-    const int64_t width = blocks[0].cross.key.in;
-    const int64_t kv = blocks[0].cross.key.out + blocks[0].cross.value.out;
-    Work& work = Work::of(rows, std::max(width, kv), 0);
-    work.quantize_all(team, x, rows, width);
-    float* wide = work.wide.data();
-    for (int64_t n = 0; n < count; n++) {
-        const Attention& a = blocks[n].cross;
-        const Layout layout(a);
-        multiply(team, {&a.key, &a.value}, rows, work, wide, kv);
-        team.each(rows, kv / 4, [&](int64_t r) {
-            layout.store(a, wide + r * kv, data + (n * slots + slot[r]) * layout.slot);
-        });
-    }
-}
-
-// How many halves a token takes in a block's cache.
-int64_t slot_width(const Attention* a) { return Layout(*a).slot; }
 
 // All blocks, and at their end a LayerNorm and the logits, where they are given. Without logits, a
 // causal stack does no more than fill its cache.
 void run(const Block* blocks, int64_t count, const Tokens* tokens, const Norm* norm,
          const Linear* output, float* logits, int threads) {
-    Team team(threads);
-    Tokens at = *tokens;
-    int64_t widest = at.width, heads = 0;
-    for (int64_t n = 0; n < count; n++) {
-        const Block& b = blocks[n];
-        widest = std::max({widest, b.self.query.out + b.self.key.out + b.self.value.out,
-                           b.expand.out + b.gate.out, b.cross.query.out});
-        heads = std::max({heads, b.self.output.in, b.cross.output.in});
+    int64_t widest = tokens->width, heads = 0;
+    for (const Block* b = blocks; b < blocks + count; b++) {
+        widest = std::max({widest, b->self.query.out + b->self.key.out + b->self.value.out,
+                           b->expand.out + b->gate.out, b->cross.query.out});
+        heads = std::max({heads, b->self.output.in, b->cross.output.in});
     }
-    Work& work = Work::of(at.count, widest, heads);
-    const float* out = work.out.data();
-    work.x.resize(at.x ? 0 : at.count * at.width);
-    if (!at.x) at.x = work.x.data();
-    if (at.embedding.table) embed(team, at);
-    residual(team, at, nullptr, nullptr, blocks[0].pre_norm ? &blocks[0].self_norm : nullptr, work);
-    for (int64_t n = 0; n < count; n++) {
-        const Block& b = blocks[n];
-        const bool pre = b.pre_norm, last = n + 1 == count;
-        const auto add = [&](const Norm& own, const Norm* next) {
-            residual(team, at, out, pre ? nullptr : &own, pre ? next : nullptr, work);
-        };
-        self_attention(team, b.self, at, n, last && at.causal && !output, work);
-        if (last && at.causal && !output) return;
-        add(b.self_norm, b.has_cross ? &b.cross_norm : &b.feed_forward_norm);
-        if (b.has_cross) {
-            multiply(team, {&b.cross.query}, at.count, work, work.wide.data(), b.cross.query.out);
-            attend_all(team, b.cross, at, at.memory, n, false, b.cross.query.out, work);
-            add(b.cross_norm, &b.feed_forward_norm);
-        }
-        feed_forward(team, b, at, work);
-        add(b.feed_forward_norm, last ? nullptr : &blocks[n + 1].self_norm);
-    }
-    if (norm->gain) residual(team, at, nullptr, norm, nullptr, work);
-    if (output) multiply(team, {output}, at.count, work, logits, output->out);
+    Pass(*tokens, widest, heads, threads).run(blocks, count, *norm, output, logits);
+}
+
+// Fills a cache with the keys and values that cross-attention reads of these vectors.
+void project_memory(const Block* blocks, int64_t count, const Tokens* tokens, int threads) {
+    const int64_t kv = blocks[0].cross.key.out + blocks[0].cross.value.out;
+    Pass(*tokens, std::max(tokens->width, kv), 0, threads).project_memory(blocks, count);
 }
 
 // log Σ_n e^x_rn of every row.
 void log_sums(const float* x, int64_t rows, int64_t width, float* sums, int threads) {
-    Team team(threads);
-    team.each(rows, width * 2, [&](int64_t r) {
+    Team(threads).each(rows, width * 2, [&](int64_t r) {
         const float* row = x + r * width;
         Floats high = all(-INFINITY), total = all(0.0f);
         sweep(width, [&](int64_t i, int64_t left) {
@@ -509,26 +516,24 @@ void log_sums(const float* x, int64_t rows, int64_t width, float* sums, int thre
 
 // The `count` largest of each row, largest first, and of equals the first.
 void largest(const float* x, int64_t rows, int64_t width, int64_t count, float* values,
-             int64_t* places, int threads) {
-    Team team(threads);
-    team.each(rows, width / 4, [&](int64_t r) {
+             int64_t* indices, int threads) {
+    Team(threads).each(rows, width / 4, [&](int64_t r) {
         const float* row = x + r * width;
         float* value = values + r * count;
-        int64_t *place = places + r * count, have = 0;
-        for (int64_t i = 0; i < width; i += 16) {
-            if (have == count && i + 16 <= width &&
-                !any_larger(load(row + i), value[count - 1]))
-                continue;
-            for (int64_t n = i; n < std::min(i + 16, width); n++) {
-                if (have == count && !(row[n] > value[count - 1])) continue;
-                int64_t at = have < count ? have++ : count - 1;
-                for (; at > 0 && row[n] > value[at - 1]; at--) {
-                    value[at] = value[at - 1];
-                    place[at] = place[at - 1];
-                }
-                value[at] = row[n];
-                place[at] = n;
+        int64_t *index = indices + r * count, have = 0;
+        for (int64_t n = 0; n < width; n++) {
+            if (have == count) {
+                while (n + 16 <= width && !any_larger(load(row + n), value[count - 1])) n += 16;
+                while (n < width && !(row[n] > value[count - 1])) n++;
+                if (n == width) return;
             }
+            int64_t at = have < count ? have++ : count - 1;
+            for (; at > 0 && row[n] > value[at - 1]; at--) {
+                value[at] = value[at - 1];
+                index[at] = index[at - 1];
+            }
+            value[at] = row[n];
+            index[at] = n;
         }
     });
 }

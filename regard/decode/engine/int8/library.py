@@ -46,67 +46,65 @@ PATIENCE = 600
 _int, _float, _pointer = ctypes.c_int64, ctypes.c_double, ctypes.c_void_p
 
 
-def _fields(kind: Any, *names: str) -> list[tuple[str, Any]]:
-    return [(name, kind) for name in names]
+# The structures of kernels.cpp, where their fields are explained.
 
 
-class Linear(ctypes.Structure):
-    _fields_ = [
-        *_fields(_int, "inner", "out"),
-        *_fields(_pointer, "weight", "start", "scale", "bias"),
-    ]
-
-
-class Norm(ctypes.Structure):
-    _fields_ = [*_fields(_pointer, "gain", "bias"), ("epsilon", _float)]
-
-
-class Attention(ctypes.Structure):
-    _fields_ = [
-        *_fields(_int, "heads", "key_heads", "key_width", "value_width"),
-        ("beta", _float),
-        *_fields(Linear, "query", "key", "value", "output"),
-    ]
-
-
-class Block(ctypes.Structure):
-    _fields_ = [
-        *_fields(Attention, "self_attention", "cross_attention"),
-        *_fields(Linear, "expand", "gate", "reduce"),
-        *_fields(Norm, "self_norm", "cross_norm", "feed_forward_norm"),
-        *_fields(_int, "has_cross", "pre_norm", "activation", "gated"),
-    ]
-
-
-class Embedding(ctypes.Structure):
-    _fields_ = [*_fields(_pointer, "id", "table", "place"), ("scale", _float)]
+class Told(ctypes.Structure):
     held: object
     """What must not be freed meanwhile."""
 
 
-class Rotary(ctypes.Structure):
-    _fields_ = [("table", _pointer), *_fields(_int, "pairs", "halves")]
-    held: object
+def _fields(*kinds: tuple[Any, str]) -> list[tuple[str, Any]]:
+    return [(name, kind) for kind, names in kinds for name in names.split()]
 
 
-class Cache(ctypes.Structure):
-    _fields_ = [
-        ("data", _pointer),
-        ("slots", _int),
-        ("table", _pointer),
-        ("width", _int),
-        ("count", _pointer),
-    ]
+class Linear(Told):
+    _fields_ = _fields((_int, "inner out"), (_pointer, "weight start scale bias"))
 
 
-class Tokens(ctypes.Structure):
-    _fields_ = [
-        *_fields(_int, "count", "width", "causal"),
-        *_fields(_pointer, "x", "sequence", "position"),
-        ("embedding", Embedding),
-        ("rotary", Rotary),
-        *_fields(Cache, "cache", "memory"),
-    ]
+class Norm(Told):
+    _fields_ = _fields((_pointer, "gain bias"), (_float, "epsilon"))
+
+
+class Attention(Told):
+    _fields_ = _fields(
+        (_int, "heads key_heads key_width value_width"),
+        (_float, "beta"),
+        (Linear, "query key value output"),
+    )
+
+
+class Block(Told):
+    _fields_ = _fields(
+        (Attention, "self_attention cross_attention"),
+        (Linear, "expand gate reduce"),
+        (Norm, "self_norm cross_norm feed_forward_norm"),
+        (_int, "pre_norm activation"),
+    )
+
+
+class Embedding(Told):
+    _fields_ = _fields((_pointer, "id table place"), (_float, "scale"))
+
+
+class Rotary(Told):
+    _fields_ = _fields((_pointer, "table"), (_int, "pairs halves"))
+
+
+class Cache(Told):
+    _fields_ = _fields(
+        (_pointer, "data"), (_int, "slots"), (_pointer, "table"), (_int, "width"), (_pointer, "length")
+    )
+
+
+class Tokens(Told):
+    _fields_ = _fields(
+        (_int, "count width causal"),
+        (_pointer, "x sequence position"),
+        (Embedding, "embedding"),
+        (Rotary, "rotary"),
+        (Cache, "cache memory"),
+    )
 
 
 class Kernels(NamedTuple):
@@ -124,15 +122,6 @@ def address(tensor: Tensor | None) -> int | None:
 def library() -> ctypes.CDLL | None:
     """The compiled kernels, or None: `missing` says why."""
     return kernels().library
-
-
-def packing() -> tuple[int, int, int]:
-    """How the kernels want weights: columns and depth of a block, and the activations' offset."""
-    columns, depth, offset = (
-        ctypes.c_int64.in_dll(kernels().library, name).value
-        for name in ("columns", "depth", "offset")
-    )
-    return columns, depth, offset
 
 
 def missing() -> str:
@@ -200,13 +189,10 @@ def _declared(kernels: ctypes.CDLL) -> ctypes.CDLL:
     kinds = (Linear, Norm, Attention, Block, Tokens)
     linear, norm, attention, block, tokens = map(ctypes.POINTER, kinds)
     threads = ctypes.c_int
-    kernels.linear.argtypes = (linear, _pointer, _int, _pointer, threads)
-    kernels.project_memory.argtypes = (
-        *(block, _int, _pointer, _int),
-        *(_pointer, _int, _pointer, threads),
-    )
     kernels.slot_width.argtypes, kernels.slot_width.restype = (attention,), _int
+    kernels.linear.argtypes = (linear, _pointer, _int, _pointer, threads)
     kernels.run.argtypes = (block, _int, tokens, norm, linear, _pointer, threads)
+    kernels.project_memory.argtypes = (block, _int, tokens, threads)
     kernels.log_sums.argtypes = (_pointer, _int, _int, _pointer, threads)
     kernels.largest.argtypes = (_pointer, *(_int,) * 3, _pointer, _pointer, threads)
     return kernels

@@ -7,6 +7,7 @@ its own scale s_r, so that a row gives the same result whatever else is in the b
 scale for all of it, a loud neighbour would round a quiet row to nothing.
 """
 
+import ctypes
 import warnings
 from typing import Any, TypeVar
 
@@ -55,7 +56,7 @@ class Int8Linear(nn.Module):
         library = native.library()
         self.native = library is not None
         if library is not None:
-            columns, depth, offset = native.packing()
+            columns, depth, offset = (ctypes.c_int64 * 3).in_dll(library, "packing")
             # Kernels add an offset to activations: sums start without what it contributes.
             start = -offset * integers.sum(1, dtype=torch.int32)
             more = (0, -self.out_features % columns)

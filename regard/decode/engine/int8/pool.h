@@ -11,20 +11,25 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <climits>
 #include <condition_variable>
 #include <cstdint>
 #include <mutex>
+#include <system_error>
 #include <thread>
 
 #if defined(__x86_64__)
 #include <xmmintrin.h>
 #endif
 
-namespace pool {
+// Of this library alone, should several be loaded.
+namespace {
 
-constexpr int JOBS = 8;                                   // callers that can have help at once
+using Clock = std::chrono::steady_clock;
+constexpr int JOBS = 8;                                    // callers that can have help at once
 constexpr int64_t LEAST = 1024, MOST = 32768;              // vector operations of a chunk
 constexpr std::chrono::microseconds LOOK(1000), WAIT(100);  // before a worker sleeps, or a caller
+constexpr std::chrono::milliseconds LATE(1), SOON(10), LATER(1000);
 
 // Rounds to nearest and keeps subnormal numbers, whatever the thread's own settings are.
 class Arithmetic {
@@ -49,11 +54,10 @@ class Arithmetic {
 // Whether the condition came true in time.
 template <class Condition>
 bool spin(std::chrono::microseconds time, Condition condition) {
-    using clock = std::chrono::steady_clock;
-    clock::time_point end;
+    Clock::time_point end;
     for (unsigned n = 0; !condition(); n++) {
-        if (n == 32) end = clock::now() + time;
-        if (n > 32 && n % 32 == 0 && clock::now() > end) return false;
+        if (n == 32) end = Clock::now() + time;
+        if (n > 32 && n % 32 == 0 && Clock::now() > end) return false;
 #if defined(__x86_64__)
         _mm_pause();
 #else
@@ -93,6 +97,25 @@ struct Pool {
     std::mutex lock;
     std::condition_variable wake, done;
 
+    // Who had to wait for a chunk that the system has taken from its thread goes on with one thread
+    // less: other processes need the core. One more is tried soon, and if that fails again, later.
+    std::atomic<int> places{INT_MAX};
+    Clock::time_point again;
+    Clock::duration pause = SOON;
+
+    int room(int threads) {
+        if (places >= threads) return threads;
+        std::lock_guard<std::mutex> held(lock);
+        if (Clock::now() > again) places++, again = Clock::now() + pause;
+        return std::min<int>(places, threads);
+    }
+    void crowded(int threads) {
+        const auto now = Clock::now();
+        pause = now > again + LATER ? SOON : std::min<Clock::duration>(2 * pause, LATER);
+        places = std::max(1, std::min<int>(places, threads) - 1);
+        again = now + pause;
+    }
+
     void help(Job& job, bool caller) {
         while (job.claim(caller))
             if (job.running.fetch_sub(1) == 1 && job.asleep.load()) {
@@ -127,10 +150,12 @@ struct Pool {
     void begin(int threads) {
         if (workers >= threads - 1) return;
         std::lock_guard<std::mutex> held(lock);
-        while (workers < threads - 1) {
-            const int worker = ++workers;
-            std::thread([this, worker] { work(worker); }).detach();
-        }
+        for (int worker = workers + 1; worker < threads; worker++) try {
+                std::thread([this, worker] { work(worker); }).detach();
+                workers++;
+            } catch (const std::system_error&) {
+                return;  // the caller can do without
+            }
     }
 
     // Threads do not survive a fork: the child has a pool of its own.
@@ -151,7 +176,7 @@ class Team {
     Job* job = nullptr;
 
   public:
-    explicit Team(int threads) : threads(threads) {
+    explicit Team(int most) : threads(pool.room(most)) {
         pool.callers++;
         for (Job& one : pool.jobs)
             if (threads > 1 && !job && !one.taken.exchange(true)) job = &one;
@@ -187,11 +212,13 @@ class Team {
         pool.help(*job, true);
         const auto over = [&] { return !job->running; };
         if (spin(WAIT, over)) return;
+        const auto begun = Clock::now();
         std::unique_lock<std::mutex> held(pool.lock);
         job->asleep = true;
         pool.done.wait(held, over);
         job->asleep = false;
+        if (Clock::now() > begun + LATE) pool.crowded(threads);
     }
 };
 
-}  // namespace pool
+}  // namespace

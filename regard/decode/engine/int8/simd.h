@@ -1,8 +1,8 @@
 // Sixteen floats or 32-bit integers at a time: one register of AVX-512, two of AVX2, four of NEON.
 //
 // All operations are IEEE's, lanes are summed in one order, and the compiler must not contract
-// a * b + c, so that every instruction set gives the same bits. Of two, larger() and smaller() give
-// the second where either is NaN.
+// a * b + c: every instruction set gives the same bits. Of two, larger() and smaller() give the
+// second where either is NaN.
 
 #pragma once
 
@@ -10,28 +10,26 @@
 #include <cstdint>
 #include <cstring>
 
-#if defined(__AVX512VNNI__) || defined(__AVX2__)
+#define INLINE static inline __attribute__((always_inline))
+
+// Products of matrices keep ROWS x GROUPS vectors of sums in registers. To each lane one instruction
+// adds DEPTH products of weights and activations, which are stored with OFFSET added.
+#if defined(__AVX512VNNI__)
 #include <immintrin.h>
+typedef int8_t Activation;
+constexpr int BYTES = 64, ROWS = 6, GROUPS = 4, DEPTH = 4, OFFSET = 128;
+#elif defined(__AVX2__)
+#include <immintrin.h>
+typedef int16_t Activation;
+constexpr int BYTES = 32, ROWS = 6, GROUPS = 1, DEPTH = 2, OFFSET = 0;
 #elif defined(__ARM_FEATURE_DOTPROD)
 #include <arm_neon.h>
+typedef int8_t Activation;
+constexpr int BYTES = 16, ROWS = 5, GROUPS = 1, DEPTH = 4, OFFSET = 0;
 #else
 #error "needs AVX-512 VNNI, AVX2 with FMA and F16C, or NEON with dot products"
 #endif
 
-#define INLINE static inline __attribute__((always_inline))
-
-// A product of matrices computes ROWS x GROUPS vectors of 16 at once, as many as registers hold. One
-// instruction adds DEPTH products to each lane, of activations that are stored with OFFSET added.
-#if defined(__AVX512VNNI__)
-constexpr int BYTES = 64, ROWS = 6, GROUPS = 4, DEPTH = 4, OFFSET = 128;
-typedef int8_t Activation;
-#elif defined(__AVX2__)
-constexpr int BYTES = 32, ROWS = 6, GROUPS = 1, DEPTH = 2, OFFSET = 0;
-typedef int16_t Activation;
-#else
-constexpr int BYTES = 16, ROWS = 5, GROUPS = 1, DEPTH = 4, OFFSET = 0;
-typedef int8_t Activation;
-#endif
 constexpr int LANES = BYTES / 4, PARTS = 16 / LANES;
 typedef float V __attribute__((vector_size(BYTES)));
 typedef int32_t W __attribute__((vector_size(BYTES)));
@@ -46,7 +44,7 @@ struct Ints {
 
 #if defined(__AVX512VNNI__)
 
-// Masked by ALL, since GCC 12 warns of what it leaves undefined in the others.
+// Masked by ALL, since GCC 12 warns of what the plain ones leave undefined.
 constexpr uint16_t ALL = 0xFFFF;
 INLINE V fma(V a, V b, V c) { return _mm512_fmadd_ps(a, b, c); }
 INLINE V nearest(V x) { return _mm512_maskz_roundscale_ps(ALL, x, 8); }
@@ -65,9 +63,8 @@ template <int I>
 INLINE Quarter quarter(Floats x) {
     return _mm512_maskz_extractf32x4_ps(0xF, x.part[0], I);
 }
-
-// The first factor is unsigned, which is why the activations have their OFFSET.
 INLINE W weights(const int8_t* w) { return (W)_mm512_loadu_si512(w); }
+// Its first factor is unsigned, which is why activations have an offset.
 INLINE W dot(W sum, W x, W w) {
     return (W)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)x, (__m512i)w);
 }
@@ -88,8 +85,7 @@ template <int I>
 INLINE Quarter quarter(Floats x) {
     return _mm256_extractf128_ps(x.part[I / 2], I % 2);
 }
-
-// In 16 bits, since products of 8 bits would saturate in pairs.
+// In 16 bits: products of 8-bit integers saturate in pairs, or cost a third instruction for signs.
 INLINE W weights(const int8_t* w) {
     return (W)_mm256_cvtepi8_epi16(_mm_loadu_si128((__m128i*)w));
 }
@@ -112,19 +108,18 @@ template <int I>
 INLINE Quarter quarter(Floats x) {
     return x.part[I];
 }
-
 INLINE W weights(const int8_t* w) { return (W)vld1q_s8(w); }
 INLINE W dot(W sum, W x, W w) { return vdotq_s32(sum, (int8x16_t)w, (int8x16_t)x); }
 
 #endif
 
-// A register or a number from anywhere.
 template <class Type>
 INLINE Type load(const void* x) {
     Type y;
     std::memcpy(&y, x, sizeof y);
     return y;
 }
+
 #define EACH for (int p = 0; p < PARTS; p++)
 #define LIFT(Type, name, arguments, expression) \
     INLINE Type name arguments {                \
@@ -134,6 +129,8 @@ INLINE Type load(const void* x) {
     }
 LIFT(Floats, all, (float x), x - V{})
 LIFT(Ints, all, (int32_t x), x - W{})
+LIFT(Floats, load, (const float* x), load<V>(x + p * LANES))
+LIFT(Floats, widen, (const uint16_t* x), from_half(x + p * LANES))
 LIFT(Floats, operator+, (Floats a, Floats b), a.part[p] + b.part[p])
 LIFT(Floats, operator-, (Floats a, Floats b), a.part[p] - b.part[p])
 LIFT(Floats, operator*, (Floats a, Floats b), a.part[p] * b.part[p])
@@ -146,22 +143,25 @@ LIFT(Floats, nearest, (Floats x), nearest(x.part[p]))
 LIFT(Ints, integers, (Floats x), integers(x.part[p]))
 LIFT(Floats, floats, (Ints x), __builtin_convertvector(x.part[p], V))
 LIFT(Ints, bits, (Floats x), (W)x.part[p])
-LIFT(Floats, as_floats, (Ints x), (V)x.part[p])
+LIFT(Floats, from_bits, (Ints x), (V)x.part[p])
 LIFT(Ints, larger, (Ints a, Ints b), a.part[p] > b.part[p] ? a.part[p] : b.part[p])
 LIFT(Floats, larger, (Floats a, Floats b), a.part[p] > b.part[p] ? a.part[p] : b.part[p])
 LIFT(Floats, smaller, (Floats a, Floats b), a.part[p] < b.part[p] ? a.part[p] : b.part[p])
-LIFT(Floats, where_less, (Floats a, Floats b, Floats x, Floats y_),
-     a.part[p] < b.part[p] ? x.part[p] : y_.part[p])
-LIFT(Floats, widen, (const uint16_t* x), from_half(x + p * LANES))
-LIFT(Floats, load, (const float* x), load<V>(x + p * LANES))
+LIFT(Floats, where_less, (Floats a, Floats b, Floats yes, Floats no),
+     a.part[p] < b.part[p] ? yes.part[p] : no.part[p])
 #undef LIFT
 
 INLINE void store(Floats x, float* y) { EACH std::memcpy(y + p * LANES, &x.part[p], BYTES); }
 INLINE void narrow(Floats x, uint16_t* y) { EACH to_half(x.part[p], y + p * LANES); }
 INLINE void narrow(Ints x, Activation* y) { EACH to_activations(x.part[p], y + p * LANES); }
+INLINE bool any_larger(Floats x, float than) {
+    W found = {};
+    EACH found |= x.part[p] > than;
+    return any(found);
+}
+#undef EACH
 
-// Of a vector that is cut short the first n lanes are in memory; loaded, the others are zero.
-// Cold, and out of the way of loops that never meet one.
+// Where a row ends within a vector, its first n lanes are in memory; loaded, the others are zero.
 #define COLD __attribute__((noinline, cold)) static
 COLD Floats load_part(const float* x, int64_t n) {
     float lane[16] = {};
@@ -176,12 +176,11 @@ COLD void store_part(Floats x, float* y, int64_t n) {
 INLINE Floats load(const float* x, int64_t n) { return n >= 16 ? load(x) : load_part(x, n); }
 INLINE void store(Floats x, float* y, int64_t n) { n >= 16 ? store(x, y) : store_part(x, y, n); }
 INLINE Floats keep(Floats x, int64_t n, float rest) {
-    if (n >= 16) return x;
     const float lane[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-    return where_less(load(lane), all(float(n)), x, all(rest));
+    return n >= 16 ? x : where_less(load(lane), all(float(n)), x, all(rest));
 }
 
-// body(i, left) for i = 0, 16, ... below n: inlined twice, and in the first loop nothing is cut.
+// body(i, left) for i = 0, 16, ... below n. It is inlined twice, and nothing is cut in the loop.
 template <class Body>
 INLINE void sweep(int64_t n, const Body& body) {
     int64_t i = 0;
@@ -189,7 +188,7 @@ INLINE void sweep(int64_t n, const Body& body) {
     if (i < n) body(i, n - i);
 }
 
-// Lanes i and i + 8 first, then i and i + 4, i + 2, i + 1.
+// Lanes i and i + 8 are added first, then i and i + 4, i + 2, i + 1.
 INLINE Quarter quarters(Floats x) {
     return (quarter<0>(x) + quarter<2>(x)) + (quarter<1>(x) + quarter<3>(x));
 }
@@ -208,9 +207,3 @@ INLINE float most(Floats x) {
     const Quarter ab = a > b ? a : b, cd = c > d ? c : d, y = ab > cd ? ab : cd;
     return std::max(std::max(y[0], y[1]), std::max(y[2], y[3]));
 }
-INLINE bool any_larger(Floats x, float than) {
-    W found = {};
-    EACH found |= x.part[p] > than;
-    return any(found);
-}
-#undef EACH

@@ -13,7 +13,7 @@ from regard.attention.position import Rotary
 from regard.model.block import Block, FeedForward, GatedFeedForward, PostNorm, PreNorm
 from regard.model.stack import Stack
 
-ACTIVATIONS: dict[type[nn.Module], int] = {nn.ReLU: 1, nn.GELU: 2, nn.SiLU: 3}
+ACTIVATIONS: dict[type[nn.Module], int] = {nn.ReLU: 0, nn.GELU: 1, nn.SiLU: 2}
 
 
 def parts(model: nn.Module) -> list[nn.Module]:
