@@ -1,12 +1,13 @@
-"""Keys and values in slots, and memory that is used again.
+"""The KV cache: keys and values in slots, and memory that is used again.
 
 Each row of a session has a list of the slots that hold its own keys and values. Rows with a common
-past list the same slots, so that beams are reordered without moving any; slots that no row lists
+past list the same slots, so that beams are reordered without moving any. Slots that no row lists
 any more are used again.
 """
 
 import math
 import weakref
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -29,13 +30,8 @@ class Buffers:
     def take(self, shape: tuple[int, ...], dtype: type[np.generic] = np.float32) -> Tensor:
         """Any values. They are the caller's until the last tensor that shares them is gone."""
         size = math.prod(shape) * np.dtype(dtype).itemsize
-        buffer = None
-        for n, one in enumerate(self._free):
-            if size <= one.size <= 2 * size:
-                buffer = self._free.pop(n)
-                break
-        if buffer is None:
-            buffer = np.empty(size, np.uint8)
+        fits = (n for n, one in enumerate(self._free) if size <= one.size <= 2 * size)
+        buffer = np.empty(size, np.uint8) if (n := next(fits, None)) is None else self._free.pop(n)
         view = buffer[:size].view(dtype).reshape(shape)
         weakref.finalize(view, self._give_back, buffer).atexit = False
         return torch.from_numpy(view)
@@ -45,30 +41,41 @@ class Buffers:
         del self._free[: -self.KEPT]
 
 
-class Cache:
-    """The KV cache of a stack, (blocks, slots, width), in halves."""
+class Places(NamedTuple):
+    """Where tokens stand: the row of each, and its position in it."""
 
-    def __init__(self, buffers: Buffers, blocks: int, width: int, rows: int, columns: int = 32):
+    row: Integers
+    position: Integers
+
+    @property
+    def longest(self) -> int:
+        return int(self.position.max(initial=-1)) + 1
+
+
+class Cache:
+    """Of a stack: (blocks, slots, width), in halves."""
+
+    def __init__(self, buffers: Buffers, blocks: int, width: int, rows: int):
         self.buffers = buffers
         self.data = torch.empty(blocks, 0, width, dtype=torch.float16)
-        self.table = np.zeros((rows, columns), np.int32)
+        self.table = np.zeros((rows, 32), np.int32)
         """The slot of each row's every position."""
         self.lengths: Integers = np.zeros(rows, np.int64)
         self._free = np.zeros(0, np.int32)
 
-    def places(self, counts: Integers | None = None) -> tuple[Integers, Integers]:
-        """The row and position of each new token: counts[r] of row r, or one of each."""
+    def places(self, counts: Integers | None = None) -> Places:
+        """Those of counts[r] more tokens of row r, or of one more of each."""
         if counts is None:
-            return np.arange(len(self.lengths)), self.lengths.copy()
+            return Places(np.arange(len(self.lengths)), self.lengths.copy())
         row = np.repeat(np.arange(len(counts)), counts)
         first = self.lengths - (np.cumsum(counts) - counts)
-        return row, np.arange(len(row)) + first[row]
+        return Places(row, np.arange(len(row)) + first[row])
 
-    def extend(self, row: Integers, position: Integers) -> None:
+    def extend(self, at: Places) -> None:
         """Lists a slot for each new token."""
-        self._fit(int(position.max(initial=-1)) + 1)
-        self.table[row, position] = self._take(len(row))
-        np.add.at(self.lengths, row, 1)
+        self._fit(at.longest)
+        self.table[at.row, at.position] = self._take(len(at.row))
+        np.add.at(self.lengths, at.row, 1)
 
     def reserve(self, count: int) -> None:
         """Has so many slots free."""
@@ -88,7 +95,7 @@ class Cache:
         self.table, self.lengths = self.table[rows], self.lengths[rows]
 
     def join(self, other: "Cache") -> None:
-        """Rows of another cache follow; what they list is copied."""
+        """Rows of another cache follow, and what they list is copied."""
         theirs = np.unique(other.table[other._listed()])
         ours = self._take(len(theirs))
         to, of = (torch.from_numpy(slots).long() for slots in (ours, theirs))

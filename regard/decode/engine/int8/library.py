@@ -93,7 +93,11 @@ class Rotary(Told):
 
 class Cache(Told):
     _fields_ = _fields(
-        (_pointer, "data"), (_int, "slots"), (_pointer, "table"), (_int, "width"), (_pointer, "length")
+        (_pointer, "data"),
+        (_int, "slots"),
+        (_pointer, "table"),
+        (_int, "width"),
+        (_pointer, "length"),
     )
 
 
