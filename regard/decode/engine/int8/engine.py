@@ -1,4 +1,4 @@
-"""The int8 engine: models with 8-bit weights in compiled kernels, one call for all blocks of a step.
+"""The int8 engine: models with 8-bit weights in compiled kernels, all blocks of a step in a call.
 
 What a block is, `model/block.py` says; here the same modules are handed to kernels.cpp as
 addresses. No padding is computed, and every row has its own length.

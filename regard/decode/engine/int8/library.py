@@ -6,10 +6,10 @@ One source serves three instruction sets, and gives the same bits on all of them
     avx2           x86 with AVX2, FMA and F16C, as most have had since 2013
     neon           64-bit ARM with dot products, as most have had since 2018
 
-$REGARD_CPU_ISA names one of them; otherwise the first that this CPU has is used. They need Linux or
-macOS and a C++ compiler ($CXX, or g++). Where one of these is missing there is no library, and torch
-does the same work, more slowly. They are called as plain C: nothing in them depends on the version
-of torch or Python.
+$REGARD_CPU_ISA names one of them; otherwise the first that this CPU has is used. They need Linux
+or macOS and a C++ compiler ($CXX, or g++). Where one of these is missing there is no library, and
+torch does the same work, more slowly. They are called as plain C: nothing in them depends on the
+version of torch or Python.
 """
 
 import ctypes

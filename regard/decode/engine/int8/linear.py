@@ -110,7 +110,7 @@ class Int8Linear(nn.Module):
 
 
 def rounded(x: Float[Tensor, "R D"]) -> tuple[Int8[Tensor, "R D"], Float[Tensor, "R"]]:
-    """Integers from -127 to 127, and each row's scale: NaN where one of its numbers is not finite."""
+    """Integers from -127 to 127, and each row's scale: NaN where not all of it is finite."""
     most = x.abs().amax(1)
     # Of the smallest numbers the inverse would be infinite.
     by = (127 / most).clamp(max=torch.finfo(x.dtype).max).where(most > 0, 0.0)

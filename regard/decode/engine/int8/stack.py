@@ -1,4 +1,4 @@
-"""A model's parts as the kernels know them: addresses of tensors that have to stay where they are."""
+"""A model's parts as the kernels know them: addresses of tensors, which have to stay."""
 
 import ctypes
 import math
