@@ -17,13 +17,12 @@ from regard.attention.host import integers, on_host
 from regard.attention.mask import Packed
 from regard.attention.multihead import Core, MultiHeadAttention
 from regard.attention.weights import weights
+from regard.decode.engine.parts import Model, target
 from regard.decode.engine.session import Session
 from regard.model.block import Block
 from regard.model.language import LanguageModel
 from regard.model.lengths import Lengths
 from regard.model.transformer import Transformer
-
-Model = Transformer | LanguageModel
 
 
 class EagerEngine:
@@ -62,7 +61,7 @@ def encoded(
     """What a decoder reads: a memory in each row, and how long each is."""
     memory = model.encode(source, lengths)
     if isinstance(lengths, Packed):
-        return _unpacked(memory, lengths), lengths.lengths.to(memory.device)
+        return unpacked(memory, lengths), lengths.lengths.to(memory.device)
     if lengths is None:
         return memory, None
     return memory, integers(lengths, "source_lengths").to(memory.device)
@@ -72,7 +71,7 @@ class EagerSession(Session):
     """A language model's rows."""
 
     def __init__(self, model: Model, rows: int):
-        table = (model.target if isinstance(model, Transformer) else model.tokens).table.weight
+        table = target(model).table.weight
         self.model, self.rows, self.device = model, rows, table.device
         self.vocabulary = model.config.vocabulary
         self.scores = torch.promote_types(table.dtype, torch.float32)
@@ -208,11 +207,11 @@ class AttentiveSession(ReadingSession):
             handle.remove()
 
 
-def _unpacked(memory: Tensor, lengths: Packed) -> Tensor:
-    """(1, T, D) as (B, S, D): each source in a row of its own, and then zeros."""
-    lengths = lengths.to(memory.device)
-    rows = memory.new_zeros(len(lengths), lengths.longest, memory.shape[-1])
-    rows[lengths.sequence(), lengths.positions()[0]] = memory[0]
+def unpacked(x: Tensor, lengths: Packed) -> Tensor:
+    """(1, T, ...) as (B, S, ...): each sequence in a row of its own, and then zeros."""
+    lengths = lengths.to(x.device)
+    rows = x.new_zeros(len(lengths), lengths.longest, *x.shape[2:])
+    rows[lengths.sequence(), lengths.positions()[0]] = x[0]
     return rows
 
 

@@ -20,12 +20,10 @@ from torch import Tensor, nn
 
 from regard.decode.engine.eager import EagerEngine
 from regard.decode.engine.int8.linear import Int8Linear
+from regard.decode.engine.parts import Model
 from regard.decode.engine.session import Session
 from regard.model.language import LanguageModel
 from regard.model.lengths import Lengths
-from regard.model.transformer import Transformer
-
-Model = Transformer | LanguageModel
 
 
 @runtime_checkable

@@ -29,7 +29,8 @@ from regard.attention.multihead import MultiHeadAttention
 from regard.attention.position import Learned, Sinusoidal
 from regard.decode.engine.cuda import kernels
 from regard.decode.engine.cuda.twin import Joined, MemoryCache, Rows, SlotCache, twin
-from regard.decode.engine.eager import EagerEngine, Model
+from regard.decode.engine.eager import EagerEngine, unpacked
+from regard.decode.engine.parts import Model, hooked, modules, target
 from regard.decode.engine.session import Search, Session
 from regard.decode.search import topk
 from regard.decode.search.beam import Beams, power
@@ -37,7 +38,7 @@ from regard.decode.search.constraints import Constraints
 from regard.decode.search.greedy import Paths
 from regard.decode.search.sample import Sampled
 from regard.model.block import Block, BlockCache
-from regard.model.embedding import Patches, Tokens
+from regard.model.embedding import Patches
 from regard.model.lengths import Lengths, causal_mask, own_mask
 from regard.model.stack import StackCache
 from regard.model.transformer import Transformer
@@ -68,7 +69,7 @@ class CudaEngine:
         self.joined: list[Joined] = []
         """Copies of weights."""
         self.decoder = twin(model.decoder, self.joined)
-        self.output, self.target = model.output, _target(model)
+        self.output, self.target = model.output, target(model)
         if isinstance(model, Transformer):
             self.source: nn.Module = model.source
             self.encoder = twin(model.encoder, self.joined)
@@ -84,9 +85,9 @@ class CudaEngine:
     @staticmethod
     def refusal(model: Model) -> str:
         """Why it cannot be captured; nothing where it can."""
-        if heard(modules(model)):
-            return "a forward hook wants to see what happens inside"
-        if _target(model).table.weight.dtype == torch.float64:
+        if hooked(modules(model)):
+            return "a module has a forward hook"
+        if target(model).table.weight.dtype == torch.float64:
             return "float64 is for comparisons"
         stacks = [model.decoder, *([model.encoder] if isinstance(model, Transformer) else [])]
         for block in (block for stack in stacks for block in stack.blocks):
@@ -101,7 +102,7 @@ class CudaEngine:
 
     def current(self, model: Model) -> bool:
         parts, places, versions = _held(model)
-        if (parts, places) != self._held[:2] or heard(parts):
+        if (parts, places) != self._held[:2] or hooked(parts):
             return False
         if versions != self._held[2]:  # trained on: what is captured reads the weights themselves
             with torch.no_grad(), self.lock:
@@ -566,21 +567,6 @@ def bucket(n: int, least: int) -> int:
     return -(-n // step) * step
 
 
-def modules(model: nn.Module) -> list[nn.Module]:
-    """All modules below it, as `modules()` gives them, but ten times as fast."""
-    found, waiting = [], [part for part in model._modules.values() if part is not None]
-    while waiting:
-        part = waiting.pop()
-        found.append(part)
-        waiting.extend(child for child in part._modules.values() if child is not None)
-    return found
-
-
-def heard(parts: list[nn.Module]) -> bool:
-    """Whether somebody listens to what happens inside."""
-    return any(part._forward_hooks or part._forward_pre_hooks for part in parts)
-
-
 def _held(model: Model) -> tuple[list[nn.Module], list[int], list[int]]:
     """The model's parts, where its parameters lie, and how often they were written."""
     parts = modules(model)
@@ -595,15 +581,8 @@ def reach(part: Any) -> int:
     return sys.maxsize if position is None or position.length is None else int(position.length)
 
 
-def _target(model: Model) -> Tokens:
-    return model.target if isinstance(model, Transformer) else model.tokens
-
-
 def _padded(source: Tensor, lengths: Lengths) -> tuple[Tensor, Tensor | None]:
     """A source in each row, and how long each is where that is not all of the row."""
     if isinstance(lengths, Packed):
-        lengths = lengths.to(source.device)
-        rows = source.new_zeros(len(lengths), lengths.longest, *source.shape[2:])
-        rows[lengths.sequence(), lengths.positions()[0]] = source[0]
-        return rows, lengths.lengths.to(source.device)
+        return unpacked(source, lengths), lengths.lengths.to(source.device)
     return source, None if lengths is None else integers(lengths, "source_lengths")

@@ -6,7 +6,6 @@ block does, `model/block.py` alone says. A part that there is no kernel for is l
 caches then hand out keys and values as any cache does.
 """
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
@@ -17,9 +16,10 @@ from torch import Tensor, nn
 
 from regard.attention.cache import CrossCache, Pair, SelfCache
 from regard.attention.mask import Mask, Prefix
-from regard.attention.multihead import Core, MultiHeadAttention
+from regard.attention.multihead import MultiHeadAttention
 from regard.attention.position import Rotary
 from regard.decode.engine.cuda import kernels
+from regard.decode.engine.parts import scale, unusual
 from regard.model.block import Block, FeedForward, GatedFeedForward, PostNorm
 from regard.model.stack import Stack
 
@@ -228,9 +228,9 @@ def _block(block: Block, joined: list[Joined]) -> nn.Module:
 
     own: Any = block.attention
     cross, forward = block.cross, block.feed_forward
-    if _known(own) and type(own.position) in (type(None), Rotary):
+    if _kernels_for(own) and type(own.position) in (type(None), Rotary):
         parts["attention"] = together(StepAttention, own, own.query, own.key, own.value)
-    if cross is not None and _known(cross):
+    if cross is not None and _kernels_for(cross):
         parts["cross"] = _as(StepCrossAttention, cross)
     if type(forward) is GatedFeedForward:
         gate, expand = forward.gate, forward.expand
@@ -252,19 +252,12 @@ def _as(kind: type[nn.Module], module: nn.Module, **parts: nn.Module) -> nn.Modu
     return copy
 
 
-def _known(part: nn.Module) -> bool:
+def _kernels_for(part: nn.Module) -> bool:
     """Whether there are kernels for an attention."""
-    if type(part) is not MultiHeadAttention or type(part.core) is not Core:
+    if unusual(part):
         return False
-    beta = part.core.beta
-    finite = beta is None or (isinstance(beta, float | int) and 0 <= beta < math.inf)
-    fits = part.key_width in WIDTHS and part.value_width in WIDTHS
-    return finite and fits and part.core.score is None
-
-
-def scale(part: MultiHeadAttention) -> float:
-    beta = part.core.beta
-    return 1 / math.sqrt(part.key_width) if beta is None else float(cast(float, beta))
+    attention = cast(MultiHeadAttention, part)
+    return attention.key_width in WIDTHS and attention.value_width in WIDTHS
 
 
 def split(x: Float[Tensor, "R T W"], heads: int) -> Float[Tensor, "R G T K"]:

@@ -16,7 +16,8 @@ from regard.decode.engine.int8 import library as native
 from regard.decode.engine.int8.cache import Buffers, Cache, Integers
 from regard.decode.engine.int8.linear import Int8Linear
 from regard.decode.engine.int8.stack import Blocks, Embedder, Vectors, kernels
-from regard.decode.engine.int8.structure import hooked, parts, unknown
+from regard.decode.engine.int8.structure import unknown
+from regard.decode.engine.parts import Model, hooked, modules, target
 from regard.decode.engine.session import Session
 from regard.decode.search import topk
 from regard.decode.search.constraints import Constraints
@@ -24,8 +25,6 @@ from regard.model.embedding import Tokens
 from regard.model.language import LanguageModel
 from regard.model.lengths import Lengths, places
 from regard.model.transformer import Transformer
-
-Model = Transformer | LanguageModel
 
 
 class Int8Engine:
@@ -40,7 +39,7 @@ class Int8Engine:
         # What the kernels point to stays, even where a module is given other tensors.
         self._held = [x.detach() for x in (*model.parameters(), *model.buffers())]
         self._seen = _seen(model)
-        self.tokens, self.decoder = Embedder(_tokens(model)), Blocks(model.decoder)
+        self.tokens, self.decoder = Embedder(target(model)), Blocks(model.decoder)
         self.source = self.encoder = None
         if isinstance(model, Transformer):
             self.source = Embedder(model.source) if type(model.source) is Tokens else None
@@ -58,7 +57,7 @@ class Int8Engine:
         model, across = cast(Model, model), type(model) is Transformer
         if not isinstance(model.output, Int8Linear):
             return "the output layer is not of 8 bits; call int8(model) first"
-        if hooked(parts(model)):
+        if hooked(modules(model)):
             return "a module has a forward hook"
         for name, x in (*model.named_parameters(), *model.named_buffers()):
             number = not x.is_floating_point() or x.dtype == torch.float32
@@ -70,8 +69,8 @@ class Int8Engine:
             return f"in the encoder, {reason}"
         if reason := unknown(model.decoder, Int8Linear, cross=across):
             return f"in the decoder, {reason}"
-        if type(_tokens(model)) is not Tokens:
-            return f"tokens are embedded by a {type(_tokens(model)).__name__}"
+        if type(target(model)) is not Tokens:
+            return f"tokens are embedded by a {type(target(model)).__name__}"
         return ""
 
     def current(self, model: Model) -> bool:
@@ -182,16 +181,12 @@ class Int8Session(Session):
         return [self.cache] if self.memory is None else [self.cache, self.memory]
 
 
-def _tokens(model: Model) -> Tokens:
-    return model.target if isinstance(model, Transformer) else model.tokens
-
-
 def _seen(model: nn.Module) -> tuple[object, ...]:
     """Modules, hooks and addresses; a layer of 8 bits moves as a whole."""
-    modules = parts(model)
-    addresses = [native.address(x) for part in modules for x in part._parameters.values()]
-    layers = [part.scale.data_ptr() for part in modules if type(part) is Int8Linear]
-    return hooked(modules), modules, addresses, layers
+    parts = modules(model)
+    addresses = [native.address(x) for part in parts for x in part._parameters.values()]
+    layers = [part.scale.data_ptr() for part in parts if type(part) is Int8Linear]
+    return hooked(parts), parts, addresses, layers
 
 
 def _end_to_end(x: Tensor, lengths: Lengths) -> tuple[Integers, Tensor]:

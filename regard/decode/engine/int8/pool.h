@@ -111,7 +111,7 @@ struct Pool {
     }
     void crowded(int threads) {
         const auto now = Clock::now();
-        pause = now > again + LATER ? SOON : std::min<Clock::duration>(2 * pause, LATER);
+        pause = now > again ? SOON : std::min<Clock::duration>(2 * pause, LATER);
         places = std::max(1, std::min<int>(places, threads) - 1);
         again = now + pause;
     }

@@ -1,7 +1,6 @@
 """A model's parts as the kernels know them: addresses of tensors, which have to stay."""
 
 import ctypes
-import math
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -15,6 +14,7 @@ from regard.decode.engine.int8 import library as native
 from regard.decode.engine.int8.cache import Buffers, Cache, Places
 from regard.decode.engine.int8.linear import Int8Linear
 from regard.decode.engine.int8.structure import ACTIVATIONS
+from regard.decode.engine.parts import scale
 from regard.model.block import Block, GatedFeedForward, PreNorm
 from regard.model.embedding import Tokens
 from regard.model.stack import Stack
@@ -150,10 +150,9 @@ def _block(block: nn.Module) -> native.Block:
 
 
 def _attention(part: Any) -> native.Attention:
-    beta = part.core.beta
     return native.Attention(
         *(part.heads, part.key_heads, part.key_width, part.value_width),
-        1 / math.sqrt(part.key_width) if beta is None else float(beta),
+        scale(part),
         *map(_linear, (part.query, part.key, part.value, part.output)),
     )
 

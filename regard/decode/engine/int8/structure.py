@@ -3,32 +3,18 @@
 What is said of others is one line that begins with the part's name, and fits after "since".
 """
 
-import math
 from collections.abc import Iterator
+from typing import cast
 
 from torch import nn
 
-from regard.attention.multihead import Core, MultiHeadAttention
+from regard.attention.multihead import MultiHeadAttention
 from regard.attention.position import Rotary
+from regard.decode.engine.parts import unusual
 from regard.model.block import Block, FeedForward, GatedFeedForward, PostNorm, PreNorm
 from regard.model.stack import Stack
 
 ACTIVATIONS: dict[type[nn.Module], int] = {nn.ReLU: 0, nn.GELU: 1, nn.SiLU: 2}
-
-
-def parts(model: nn.Module) -> list[nn.Module]:
-    """All modules below it, as `modules()` gives them, but ten times as fast."""
-    found, waiting = [], [part for part in model._modules.values() if part is not None]
-    while waiting:
-        part = waiting.pop()
-        found.append(part)
-        waiting.extend(child for child in part._modules.values() if child is not None)
-    return found
-
-
-def hooked(modules: list[nn.Module]) -> bool:
-    """Whether forward hooks want to see what happens inside."""
-    return any(part._forward_hooks or part._forward_pre_hooks for part in modules)
 
 
 def unknown(stack: nn.Module, linear: type[nn.Module], cross: bool) -> str:
@@ -40,7 +26,7 @@ def unknown(stack: nn.Module, linear: type[nn.Module], cross: bool) -> str:
     for n, block in enumerate(stack.blocks):
         if reason := _unknown_block(block, linear, cross):
             return f"block {n} {reason}"
-    if len(set(map(_kind, stack.blocks))) > 1:
+    if len({_kind(cast(Block, block)) for block in stack.blocks}) > 1:
         return "blocks differ in their kinds or widths"
     return ""
 
@@ -55,8 +41,11 @@ def _unknown_block(block: nn.Module, linear: type[nn.Module], cross: bool) -> st
     if kinds not in ({PostNorm}, {PreNorm}) or not all(_layer_norm(r.norm) for r in residuals):
         return "has residuals other than PreNorm or PostNorm with a LayerNorm"
     for attention in filter(None, [block.attention, block.cross]):
-        if reason := _unknown_attention(attention):
-            return reason
+        if reason := unusual(attention):
+            return f"has {reason}"
+        position = cast(MultiHeadAttention, attention).position
+        if position is not None and type(position) is not Rotary:
+            return f"has another position, {type(position).__name__}"
     forward = block.feed_forward
     if type(forward) is FeedForward:
         activation = forward.activation
@@ -69,27 +58,15 @@ def _unknown_block(block: nn.Module, linear: type[nn.Module], cross: bool) -> st
     return f"has a {min(others)} where a {linear.__name__} is wanted" if others else ""
 
 
-def _unknown_attention(part: nn.Module) -> str:
-    if type(part) is not MultiHeadAttention or type(part.core) is not Core:
-        return f"has another attention, {type(part).__name__}"
-    if part.core.score is not None:
-        return f"has another score, {type(part.core.score).__name__}"
-    if part.position is not None and type(part.position) is not Rotary:
-        return f"has another position, {type(part.position).__name__}"
-    beta = part.core.beta
-    if beta is not None and not (isinstance(beta, float | int) and 0 <= beta < math.inf):
-        return "has a beta that is no plain number"
-    return ""
-
-
 def linears(block: Block) -> Iterator[nn.Module]:
     """The linear layers of a block of the usual parts."""
     for part in (block.attention, block.cross):
         if isinstance(part, MultiHeadAttention):
             yield from (part.query, part.key, part.value, part.output)
-    if isinstance(block.feed_forward, GatedFeedForward):
-        yield block.feed_forward.gate
-    yield from (block.feed_forward.expand, block.feed_forward.reduce)
+    forward = cast(FeedForward | GatedFeedForward, block.feed_forward)
+    if isinstance(forward, GatedFeedForward):
+        yield forward.gate
+    yield from (forward.expand, forward.reduce)
 
 
 def _layer_norm(norm: object) -> bool:
