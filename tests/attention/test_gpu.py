@@ -10,7 +10,8 @@ from regard.attention.weights import _chunked, arguments, statistics, weights
 from tests.attention.problems import MASKS, close, expresses, problem
 from tests.devices import no_waiting
 
-pytestmark = pytest.mark.gpu
+# FlexAttention is compiled, which the checks of annotations would prevent.
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("unchecked")]
 
 HALF = [torch.bfloat16, torch.float16]
 FLEX = [
@@ -36,7 +37,6 @@ def test_every_mask_and_dtype(name: str, backend: str) -> None:
                 case.compare(backend, dtype, "cuda", training=False)
 
 
-@pytest.mark.filterwarnings("ignore:The .grad attribute")  # torch's own compiler looks at it
 @pytest.mark.parametrize("name", FLEX)
 def test_flex_backwards_too(name: str) -> None:
     problem(name, 2, 2, 4, 131, 137, 32, 32).compare("flex", torch.bfloat16, "cuda")
