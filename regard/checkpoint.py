@@ -32,7 +32,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from regard import __version__, exchange
+from regard import __version__, atomic
 from regard.config import Object, differences, dumps, from_json, loads, plain, to_json
 
 FORMAT = 1
@@ -85,10 +85,10 @@ def save(
     target = Path(os.path.realpath(folder))
     with _told(folder):
         target.parent.mkdir(parents=True, exist_ok=True)
-        exchange.recover(target)
+        atomic.recover(target)
         _check_target(folder, target, extras)
-        exchange.clear(target)
-        with exchange.draft(target) as draft:
+        atomic.clear(target)
+        with atomic.draft(target) as draft:
             # One key: with more, their order would change from save to save.
             save_file(tensors, draft / WEIGHTS, {"regard": json.dumps(about)})
             (draft / WEIGHTS).chmod(0o666 & draft.stat().st_mode)  # readable as the folder is
@@ -101,13 +101,13 @@ def save(
             (draft / CARD).write_text(card, encoding="utf-8")
             (draft / CONFIG).write_bytes(dumps(_header(draft, about)))
             for path in draft.iterdir():
-                exchange.sync(path)
+                atomic.sync(path)
             if target.is_dir():
                 if os.listdir(target):
-                    exchange.carry(target, draft, _ours(target))
+                    atomic.carry(target, draft, _ours(target))
                 shutil.copymode(target, draft)
-            exchange.sync_folder(draft)
-            exchange.replace(draft, target, _ours)
+            atomic.sync_folder(draft)
+            atomic.replace(draft, target, _ours)
 
 
 def load(
@@ -130,7 +130,7 @@ def load(
     if dtype is not None and not dtype.is_floating_point:
         raise ValueError(f"dtype ({dtype}) must be a floating one, such as torch.bfloat16")
     for _ in range(_PATIENCE):
-        place = exchange.standing(Path(folder))
+        place = atomic.standing(Path(folder))
         opened = _open_config(place)
         if opened is None:
             continue

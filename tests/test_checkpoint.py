@@ -24,7 +24,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 import regard
-from regard import checkpoint, exchange
+from regard import atomic, checkpoint
 from regard.checkpoint import CONFIG, WEIGHTS, load, save
 from regard.model.language import LanguageConfig, LanguageModel
 from regard.model.transformer import ImageSource, Transformer, TransformerConfig
@@ -69,11 +69,11 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "runs" / "plain"
 
 
-@pytest.fixture(params=["exchange", "two renames"])
+@pytest.fixture(params=["swap", "two renames"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Both ways for a folder to take another's place."""
     if request.param == "two renames":
-        monkeypatch.setattr(exchange, "_exchange", lambda one, other: False)
+        monkeypatch.setattr(atomic, "_swap", lambda one, other: False)
     return str(request.param)
 
 
@@ -632,13 +632,13 @@ def test_what_arrives_at_the_last_moment_survives(
     folder: Path, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stamped(folder, 2)
-    put = exchange._put
+    put = atomic._swap_in
 
     def late(draft: Path, target: Path) -> Path | None:
         (folder / "late.txt").write_text("mine")
         return put(draft, target)
 
-    monkeypatch.setattr(exchange, "_put", late)
+    monkeypatch.setattr(atomic, "_swap_in", late)
     stamped(folder, 3)
     assert (folder / "late.txt").read_text() == "mine"
     assert stamp(load(folder)) == 3
@@ -751,7 +751,7 @@ def test_two_crashes_in_a_row(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Killed between two renames, and the save that sets it right is killed as well."""
-    monkeypatch.setattr(exchange, "_exchange", lambda one, other: False)
+    monkeypatch.setattr(atomic, "_swap", lambda one, other: False)
     stamped(folder, 2)
     shutil.copytree(folder, folder.with_name(".plain.saving-0123abcd"))
     folder.rename(folder.with_name(".plain.replaced-0123abcd"))
@@ -781,14 +781,14 @@ def test_an_empty_folder_does_not_cost_the_one_put_aside(folder: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("way", ["exchange", "two renames"])
+@pytest.mark.parametrize("way", ["swap", "two renames"])
 def test_kills_at_random_moments(way: str, tmp_path: Path) -> None:
     folder = tmp_path / "runs" / "plain"
     code = f"""
 from tests.test_checkpoint import *
 checkpoint._classes = lambda kind, where: (Plain, PlainConfig)
 if {way!r} == "two renames":
-    exchange._exchange = lambda one, other: False
+    atomic._swap = lambda one, other: False
 folder = Path({str(folder)!r})
 value = stamp(load(folder))
 while True:
@@ -818,7 +818,7 @@ def test_a_dead_saves_folder_goes_and_a_living_ones_stays(folder: Path) -> None:
     shutil.copytree(folder, dead)
     another = folder.with_name(".plain.saving-x.saving-0123abcd")
     another.mkdir()
-    with exchange.draft(folder) as living:
+    with atomic.draft(folder) as living:
         stamped(folder, 3)
         assert held(folder.parent) == sorted([another.name, living.name, "plain"])
     assert held(folder.parent) == [another.name, "plain"]
@@ -827,14 +827,14 @@ def test_a_dead_saves_folder_goes_and_a_living_ones_stays(folder: Path) -> None:
 def test_two_saves_at_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The later one to finish stays, whole."""
     stamped(folder, 2)
-    put = exchange._put
+    put = atomic._swap_in
 
     def interrupted(draft: Path, target: Path) -> Path | None:
-        monkeypatch.setattr(exchange, "_put", put)
+        monkeypatch.setattr(atomic, "_swap_in", put)
         stamped(folder, 3)
         return put(draft, target)
 
-    monkeypatch.setattr(exchange, "_put", interrupted)
+    monkeypatch.setattr(atomic, "_swap_in", interrupted)
     stamped(folder, 5)
     assert stamp(load(folder)) == 5
     assert held(folder.parent) == ["plain"]
@@ -904,7 +904,7 @@ def test_a_disk_that_refuses_the_weights(folder: Path) -> None:
     untouched(folder)
 
 
-@pytest.mark.parametrize("failing", ["_exchange", "sync", "carry"])
+@pytest.mark.parametrize("failing", ["_swap", "sync", "carry"])
 def test_any_refusal_leaves_the_old_folder(
     failing: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -914,7 +914,7 @@ def test_any_refusal_leaves_the_old_folder(
         raise OSError(errno.EBUSY, os.strerror(errno.EBUSY), "runs")
 
     with monkeypatch.context() as patch:
-        patch.setattr(exchange, failing, fails)
+        patch.setattr(atomic, failing, fails)
         with pytest.raises(ValueError, match=r"was not saved, .*: .* busy \(runs\)"):
             stamped(folder, 3)
     untouched(folder)
@@ -948,7 +948,7 @@ def test_an_interrupted_save(folder: Path, monkeypatch: pytest.MonkeyPatch) -> N
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(exchange, "sync", interrupt)
+        patch.setattr(atomic, "sync", interrupt)
         with pytest.raises(KeyboardInterrupt):
             stamped(folder, 3)
     untouched(folder)
@@ -960,16 +960,16 @@ def test_a_file_to_copy_that_is_not_there(folder: Path, tmp_path: Path) -> None:
     assert held(folder.parent) == []
 
 
-def test_the_exchange_works_here(tmp_path: Path) -> None:
+def test_the_swap_works_here(tmp_path: Path) -> None:
     """Else every test above would have gone the way of two renames."""
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
         (tmp_path / name / name).write_text("")
-    if exchange._exchange(tmp_path / "one", tmp_path / "two"):
+    if atomic._swap(tmp_path / "one", tmp_path / "two"):
         assert (tmp_path / "one" / "two").exists()
         assert (tmp_path / "two" / "one").exists()
     else:
-        pytest.skip("this filesystem cannot exchange")
+        pytest.skip("this filesystem cannot swap")
 
 
 # The model card

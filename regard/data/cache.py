@@ -1,7 +1,7 @@
 """What is made once of the user's files and kept: folders that are there whole, or not at all.
 
 folder/KEY-CONTENT/header.json …    a store; its header says how long its files are
-folder/.KEY.RANDOM/                 one that is being made, or whose maker was killed
+folder/.KEY.saving-RANDOM/          one that is being made, or whose maker was killed
 folder/.KEY                         whose lock its maker holds
 """
 
@@ -9,13 +9,13 @@ import contextlib
 import hashlib
 import json
 import os
-import secrets
-import shutil
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
+
+from regard import atomic
 
 PathLike: TypeAlias = str | os.PathLike[str]
 Progress: TypeAlias = Callable[[int, int, int], None]
@@ -46,7 +46,7 @@ def keep(
     folder = default_cache() if cache is None else Path(cache)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        _sweep(folder)
+        atomic.clear_all(folder)
         with _alone(folder, key):
             found = find(folder)
             return make(folder) if found is None else found
@@ -62,10 +62,10 @@ class Draft:
 
     def __init__(self, folder: Path, key: str, names: Sequence[str]):
         self.folder, self.names = folder, tuple(names)
-        self.draft = folder / f".{key}.{secrets.token_hex(4)}"
+        self._making = atomic.draft(folder / key)
 
     def __enter__(self) -> "Draft":
-        self.draft.mkdir()
+        self.draft = self._making.__enter__()
         self.files = {name: open(self.draft / name, "wb") for name in self.names}  # noqa: SIM115
         self.hashes = {name: hashlib.sha256() for name in self.names}
         return self
@@ -74,7 +74,7 @@ class Draft:
         for file in self.files.values():
             with contextlib.suppress(OSError):  # what it could not write is thrown away
                 file.close()
-        shutil.rmtree(self.draft, ignore_errors=True)
+        self._making.__exit__(None, None, None)
 
     def write(self, name: str, values: Any) -> None:
         data = np.ascontiguousarray(values).data
@@ -94,12 +94,10 @@ class Draft:
             json.dump({"format": _FORMAT, **header, "files": files}, said, indent=2)
             said.flush()
             os.fsync(said.fileno())
-        _sync(self.draft)
+        atomic.sync_folder(self.draft)
         final = self.folder / name
-        if final.exists():  # damaged, or somebody else's where there are no locks
-            shutil.rmtree(final)
-        self.draft.rename(final)
-        _sync(self.folder)
+        # One that is there is damaged, or somebody else's where there are no locks.
+        atomic.replace(self.draft, final)
         return final
 
 
@@ -134,35 +132,15 @@ def sha256(path: Path) -> str:
         raise ValueError(f"{path} cannot be read ({error.strerror})") from error
 
 
-def _sync(folder: Path) -> None:
-    with contextlib.suppress(OSError):  # some systems cannot
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-
-
 @contextlib.contextmanager
-def _alone(folder: Path, key: str, wait: bool = True) -> Iterator[bool]:
-    """Nobody else makes the same store meanwhile; False where that cannot be had."""
+def _alone(folder: Path, key: str) -> Iterator[None]:
+    """Waits until no other process makes the same store, where there are locks."""
     try:
         import fcntl
     except ImportError:  # a system without such locks
-        yield False
+        yield
         return
     with open(folder / f".{key}", "wb") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
-            alone = True
-        except OSError:  # held by another; or a network's file system without locks
-            alone = False
-        yield alone
-
-
-def _sweep(folder: Path) -> None:
-    """Removes what killed processes left of stores that they were making."""
-    for draft in folder.glob("." + _KEY * "[0-9a-f]" + ".*"):
-        with _alone(folder, draft.name.split(".")[1], wait=False) as alone:
-            if alone:
-                shutil.rmtree(draft, ignore_errors=True)
+        with contextlib.suppress(OSError):  # a network's file system without locks
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield

@@ -7,9 +7,6 @@ Nothing is unpickled: `.bin` files go through torch's loader of weights alone.
 """
 
 import json
-import os
-import shutil
-import tempfile
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,6 +20,8 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+
+from regard import atomic
 
 Tensors: TypeAlias = dict[str, Tensor]
 
@@ -233,29 +232,21 @@ def save(
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ValueError(f"{folder} exists and is not an empty folder; name a new one")
     folder.parent.mkdir(parents=True, exist_ok=True)
-    fresh = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
-    try:
+    atomic.clear(folder)
+    with atomic.draft(folder) as draft:
         save_file(
             {name: tensor.clone() for name, tensor in tensors.items()},
-            fresh / "model.safetensors",
+            draft / "model.safetensors",
             metadata={"format": "pt"},
         )
         for name, content in said.items():
             text = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
-            (fresh / name).write_text(text, "utf-8")
+            (draft / name).write_text(text, "utf-8")
         for name, held in (files or {}).items():
-            (fresh / name).write_bytes(held if isinstance(held, bytes) else held.read_bytes())
-        os.chmod(fresh, 0o777 & ~_umask())  # what mkdir would have given
-        os.replace(fresh, folder)
-    except BaseException:
-        shutil.rmtree(fresh, ignore_errors=True)
-        raise
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
+            (draft / name).write_bytes(held if isinstance(held, bytes) else held.read_bytes())
+        for path in draft.iterdir():
+            atomic.sync(path)
+        atomic.replace(draft, folder, lambda old: set())
 
 
 def _listed(**problems: Sequence[str]) -> str:

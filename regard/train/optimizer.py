@@ -12,6 +12,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import nn
 
+from regard import atomic
 from regard.train.config import TrainingConfig
 
 
@@ -90,9 +91,8 @@ class Snapshots:
     def add(self, step: int, model: nn.Module) -> None:
         self.folder.mkdir(exist_ok=True)
         tensors = {name: value.detach().contiguous() for name, value in model.named_parameters()}
-        draft = self.folder / f".{step}.saving"
-        save_file(tensors, draft)
-        draft.rename(self._path(step))
+        with atomic.file(self._path(step)) as draft:
+            save_file(tensors, draft)
 
     @torch.no_grad()
     def average(self, model: nn.Module) -> None:
@@ -118,8 +118,8 @@ class Snapshots:
         for step in self.steps():
             if step > saved:
                 self._path(step).unlink()
-        for draft in self.folder.glob(".*.saving"):
-            draft.unlink()
+        if self.folder.is_dir():
+            atomic.clear_all(self.folder)
 
     def _path(self, step: int) -> Path:
         return self.folder / f"{step:09}.safetensors"

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from regard import atomic
 from regard.config import Object
 
 if TYPE_CHECKING:
@@ -37,8 +38,7 @@ class Metrics:
     def sync(self) -> None:
         """Brings all lines to the disk: a checkpoint must not be ahead of them."""
         if self.path.exists():
-            with self.path.open("ab") as file:
-                os.fsync(file.fileno())
+            atomic.sync(self.path)
 
     def rewind(self, step: int) -> None:
         """Drops the lines after a step, and the half of one that a killed run has left."""
@@ -114,9 +114,8 @@ def draw(lines: Sequence[Object], score: str, path: Path) -> bool:
         axes.grid(alpha=0.25)
         if points:
             axes.plot(*zip(*points), marker="." if len(points) < 40 else None, linewidth=1.5)
-    draft = path.with_name(f".{path.name}")
-    figure.savefig(draft, format="svg", metadata={"Date": None})
-    draft.replace(path)
+    with atomic.file(path) as draft:
+        figure.savefig(draft, format="svg", metadata={"Date": None})
     return True
 
 
@@ -142,9 +141,7 @@ def write(
         parts.append(f"## Evaluations\n\n{table}")
     said = "\n".join(f"- {name}: {json.dumps(value)}" for name, value in settings.items())
     parts.append(f"## Settings\n\nAll of them are in config.json.\n\n{said}")
-    draft = path.with_name(f".{path.name}")
-    draft.write_text("\n\n".join(parts) + "\n", encoding="utf-8")
-    draft.replace(path)
+    atomic.write(path, "\n\n".join(parts) + "\n")
 
 
 def _apart(lines: Sequence[Object]) -> tuple[list[Object], list[Object]]:

@@ -16,7 +16,7 @@ from typing import Any, cast
 
 from torch import nn
 
-from regard import __version__, checkpoint
+from regard import __version__, atomic, checkpoint
 from regard.config import Object, differences, dumps, loads, plain, to_json
 from regard.train import report, state
 from regard.train.config import MAY_CHANGE, TrainingConfig
@@ -71,7 +71,7 @@ class Run:
         }
         if path.exists():
             self._check(cast(Object, loads(path.read_bytes(), str(path))), data)
-        _put(path, dumps(data))
+        atomic.write(path, dumps(data))
 
     def resume(self, model: nn.Module) -> tuple[State, checkpoint.Saved | None]:
         """Where the run is; the model receives its weights."""
@@ -171,10 +171,3 @@ def _fixed(data: Object) -> Object:
     """What must not change while a run goes on."""
     training = {n: value for n, value in data["training"].items() if n not in MAY_CHANGE}
     return {"task": data["task"], "model": data["model"], "training": training}
-
-
-def _put(path: Path, content: bytes) -> None:
-    """A file's new content, whole or not at all."""
-    draft = path.with_name(f".{path.name}")
-    draft.write_bytes(content)
-    draft.replace(path)

@@ -9,7 +9,6 @@ valid in that same step. No state of a random generator is kept: step n draws fr
 """
 
 import shutil
-import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -20,7 +19,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from regard import checkpoint
+from regard import atomic, checkpoint
 from regard.config import dumps, from_json, loads, to_json
 from regard.train import distributed
 from regard.train.distributed import World
@@ -145,13 +144,12 @@ def write(
 
 @contextmanager
 def _draft(run: Path, kept: Mapping[str, Tensor]) -> Iterator[dict[str, bytes | Path]]:
-    """The tensors in a file that is gone afterwards; that of a killed run goes now."""
-    for stale in run.glob(".training-*"):
-        shutil.rmtree(stale, ignore_errors=True)
+    """The tensors in a temporary file; one that a killed run has left is removed."""
+    atomic.clear(run / TENSORS)
     if not kept:
         yield {}
         return
-    with tempfile.TemporaryDirectory(prefix=".training-", dir=run) as folder:
-        path = Path(folder) / TENSORS
+    with atomic.draft(run / TENSORS) as folder:
+        path = folder / TENSORS
         save_file({name: value.detach().contiguous() for name, value in kept.items()}, path)
         yield {TENSORS: path}

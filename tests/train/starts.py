@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from regard import exchange
+from regard import atomic
 from regard.train.display import Display
 from regard.train.fit import fit
 from tests.processes import HANG
@@ -46,7 +46,7 @@ def train(folder: Path, task: dict[str, Any], changed: dict[str, Any]) -> None:
 
 def die_saving(folder: Path, changed: dict[str, Any], saves: int) -> None:
     """Trains until so many folders were saved, of which the last is never put in its place."""
-    put, left = exchange._put, saves
+    put, left = atomic._swap_in, saves
 
     def dying(draft: Path, target: Path) -> Path | None:
         nonlocal left
@@ -55,7 +55,7 @@ def die_saving(folder: Path, changed: dict[str, Any], saves: int) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         return put(draft, target)
 
-    exchange._put = dying
+    atomic._swap_in = dying
     train(folder, {}, changed)
 
 

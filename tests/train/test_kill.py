@@ -66,7 +66,7 @@ def _steps(folder: Path) -> int:
 
 
 def _saving(folder: Path) -> bool:
-    return any(folder.glob(".*saving-*")) or any(folder.glob(".training-*"))
+    return any(folder.glob(".*saving-*"))
 
 
 @pytest.mark.parametrize(

@@ -95,7 +95,7 @@ def test_snapshots(tmp_path: Path) -> None:
     # A run that goes on from step 8 will want 4, 6 and 8.
     snapshots.forget(8)
     assert snapshots.steps() == [4, 6, 8, 10]
-    (snapshots.folder / ".12.saving").write_bytes(b"half")
+    (snapshots.folder / ".000000012.safetensors.saving-0123abcd").mkdir()
     snapshots.rewind(8)
     assert snapshots.steps() == [4, 6, 8]
     assert len(list(snapshots.folder.iterdir())) == 3

@@ -21,13 +21,13 @@ import shlex
 import shutil
 import subprocess
 import sys
-import tempfile
 import threading
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from regard import atomic
 from regard.data.cache import default_cache
 
 SOURCE = Path(__file__).with_name("kernels.cpp")
@@ -255,19 +255,17 @@ def _compile(command: list[str], file: Path) -> None:
         words = "regard: compiling decoding kernels for this CPU, once; this takes a few seconds"
         print(words, file=sys.stderr, flush=True)
     # Whoever else is compiling it now puts the same file in the same place.
-    with tempfile.TemporaryDirectory(dir=file.parent) as folder:
-        made = Path(folder) / file.name
+    with atomic.file(file) as draft:
         subprocess.run(
-            [*command, "-o", str(made), str(SOURCE)],
+            [*command, "-o", str(draft), str(SOURCE)],
             check=True,
             capture_output=True,
             text=True,
             errors="replace",
             timeout=PATIENCE,
-            env={**os.environ, "TMPDIR": folder},
+            env={**os.environ, "TMPDIR": str(draft.parent)},
         )
-        made.chmod(0o700)
-        made.replace(file)
+        draft.chmod(0o700)
 
 
 def _reason(error: Exception) -> str:

@@ -1,12 +1,16 @@
-"""One folder in the place of another, in one step.
+"""Atomic writes: a file or a folder is replaced whole, or not at all.
 
-    with draft(target) as new:      a folder beside the target, which goes again if all fails
-        …                           filled
-        replace(new, target, ours)  and then exchanged with the target
+    write(path, text)                    a small file
+    with file(path) as draft:            a file that something else writes
+        save_file(tensors, draft)
+    with draft(target) as new:           a folder, filled in beside its target
+        …
+        replace(new, target, ours)       and then swapped with it
 
-Linux and macOS exchange two names in one call. Elsewhere the old folder steps aside first; who is
-killed between those two renames leaves it there, where `standing` finds it and `recover` puts it
-back. What dead saves leave behind is known by their locks, which ended with them.
+Everything is synced to the disk before the swap. Linux and macOS swap two folders' names in one
+call. Elsewhere the old folder is renamed first; a process killed between the two renames leaves it
+there, where `standing` finds it and `recover` puts it back. Drafts are locked while they are
+written, so that those of killed processes can be told apart and removed.
 """
 
 import errno
@@ -21,9 +25,29 @@ from pathlib import Path
 from typing import Literal
 
 
+def write(path: Path, content: str | bytes) -> None:
+    """Replaces a file's content atomically; text is encoded as UTF-8."""
+    with file(path) as draft:
+        draft.write_bytes(content.encode() if isinstance(content, str) else content)
+
+
+@contextmanager
+def file(path: Path) -> Iterator[Path]:
+    """Where to write a file's new content, which replaces the old one if the block succeeds.
+
+    The draft has the file's own name, in a folder of its own that is removed afterwards.
+    """
+    clear(path)
+    with draft(path) as folder:
+        yield folder / path.name
+        sync(folder / path.name)
+        os.replace(folder / path.name, path)
+        sync_folder(path.parent)
+
+
 @contextmanager
 def draft(target: Path) -> Iterator[Path]:
-    """A new folder beside the target, known as a living save's by a lock that ends with it."""
+    """A new folder beside the target, locked while it is written and removed afterwards."""
     while True:
         draft = target.with_name(f".{target.name}.saving-{secrets.token_hex(4)}")
         draft.mkdir()
@@ -43,29 +67,31 @@ def draft(target: Path) -> Iterator[Path]:
             os.close(lock)
 
 
-def replace(draft: Path, target: Path, ours: Callable[[Path], set[str]]) -> None:
-    """The draft takes the target's place in one step; the old folder is removed.
+def replace(draft: Path, target: Path, ours: Callable[[Path], set[str]] | None = None) -> None:
+    """Puts the draft in the target's place atomically, and removes the old folder.
 
-    `ours` names what belongs to a folder's owner; everything else in the old one is carried over.
+    `ours` names the files in the old folder that may go; all others are carried over. Without it
+    nothing is.
     """
-    old = _put(draft, target)
+    old = _swap_in(draft, target)
     sync_folder(target.parent)
     if old is not None:
-        # What others put into the old folder until the last moment.
-        with suppress(OSError, ValueError):
-            carry(old, target, ours(old))
+        if ours is not None:
+            # What others put into the old folder until the last moment.
+            with suppress(OSError, ValueError):
+                carry(old, target, ours(old))
         shutil.rmtree(old, ignore_errors=True)
 
 
-def _put(draft: Path, target: Path) -> Path | None:
-    """Returns where the old folder is now, if there was one."""
+def _swap_in(draft: Path, target: Path) -> Path | None:
+    """Renames the draft to the target; returns where the old folder is now, if there was one."""
     try:
         os.rename(draft, target)  # where nothing is, or an empty folder
         return None
     except OSError as error:
         if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
             raise
-    if _exchange(draft, target):
+    if _swap(draft, target):
         return draft
     aside = draft.with_name(draft.name.replace(".saving-", ".replaced-"))
     os.rename(target, aside)
@@ -77,8 +103,8 @@ def _put(draft: Path, target: Path) -> Path | None:
     return aside
 
 
-def _exchange(one: Path, other: Path) -> bool:
-    """Exchanges two folders' names in one step; False where system or filesystem cannot."""
+def _swap(one: Path, other: Path) -> bool:
+    """Swaps two folders' names in one call; False where system or filesystem cannot."""
     if sys.platform == "win32":
         return False
     import ctypes
@@ -90,8 +116,8 @@ def _exchange(one: Path, other: Path) -> bool:
             swap = 2  # RENAME_SWAP
             failed = library.renamex_np(*names, ctypes.c_uint(swap))
         else:
-            here, exchange = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
-            failed = library.renameat2(here, names[0], here, names[1], ctypes.c_uint(exchange))
+            here, swap = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
+            failed = library.renameat2(here, names[0], here, names[1], ctypes.c_uint(swap))
     except AttributeError:  # a C library without the function
         return False
     if not failed:
@@ -103,7 +129,7 @@ def _exchange(one: Path, other: Path) -> bool:
 
 
 def standing(folder: Path) -> Path:
-    """Where a folder stands: in its place, or aside where a save was killed between two renames."""
+    """Where a folder is: in its place, or aside where a save was killed between two renames."""
     target = Path(os.path.realpath(folder))
     for _ in range(2):
         if target.is_dir():
@@ -117,7 +143,7 @@ def standing(folder: Path) -> Path:
 
 
 def recover(target: Path) -> None:
-    """Put the old folder back where a save was killed between its two renames."""
+    """Puts the old folder back where a save was killed between its two renames."""
     asides = _siblings(target, "replaced")
     if asides and not (target.exists() and os.listdir(target)):
         alive = _alive(target)
@@ -128,15 +154,24 @@ def recover(target: Path) -> None:
 
 
 def clear(target: Path) -> None:
-    """Remove what dead saves have left."""
+    """Removes what killed processes have left beside a target."""
     alive = _alive(target)
     for token, path in _siblings(target, "replaced").items():
         if token not in alive:
             shutil.rmtree(path, ignore_errors=True)
 
 
+def clear_all(folder: Path) -> None:
+    """Removes what killed processes have left in a folder, whatever its target."""
+    drafts = re.compile(r"\.(.+)\.(saving|replaced)-[0-9a-f]{8}")
+    with os.scandir(folder) as entries:
+        names = {match[1] for entry in entries if (match := drafts.fullmatch(entry.name))}
+    for name in names:
+        clear(folder / name)
+
+
 def _alive(target: Path) -> set[str]:
-    """Tokens of saves that still run, or of which it cannot be known; the others' are removed."""
+    """Tokens of drafts still being written, or that may be; the others' folders are removed."""
     alive = set()
     for token, path in _siblings(target, "saving").items():
         try:
@@ -152,20 +187,20 @@ def _alive(target: Path) -> set[str]:
 
 
 def _siblings(target: Path, what: Literal["saving", "replaced"]) -> dict[str, Path]:
-    """What saves have left beside the target, by the token in its name; the newest first."""
+    """Drafts, or replaced folders, beside the target by the token in their names, newest first."""
     name = re.compile(rf"\.{re.escape(target.name)}\.{what}-([0-9a-f]{{8}})")
-    found = []
+    dated = []
     with suppress(OSError), os.scandir(target.parent) as entries:
         for entry in entries:
             if match := name.fullmatch(entry.name):
-                found.append((entry.stat().st_mtime_ns, match[1], Path(entry.path)))
-    return {token: path for _, token, path in sorted(found, reverse=True)}
+                dated.append((entry.stat().st_mtime_ns, match[1], Path(entry.path)))
+    return {token: path for _, token, path in sorted(dated, reverse=True)}
 
 
 def _lock(folder: Path) -> int | None:
-    """A lock on a folder, or None where another has it or the folder is gone.
+    """A lock on a folder, or None where another process has it or the folder is gone.
 
-    Where there are no locks, an OSError.
+    An OSError where there are no locks.
     """
     if sys.platform == "win32":
         raise OSError("no locks on folders")
@@ -190,7 +225,7 @@ def _lock(folder: Path) -> int | None:
 
 
 def carry(old: Path, new: Path, ours: set[str]) -> None:
-    """Files that are not ours, into the new folder; by links, so that whoever writes goes on."""
+    """Links files that are not ours into the new folder, so that who writes to them can go on."""
     for entry in list(os.scandir(old)):
         goal = new / entry.name
         if entry.name in ours:
@@ -220,7 +255,7 @@ def _link(source: str, goal: Path) -> None:
 
 
 def sync(path: Path) -> None:
-    """Wait until a file is on the disk."""
+    """Waits until a file is on the disk (fsync)."""
     opened = os.open(path, os.O_RDONLY)
     try:
         os.fsync(opened)
