@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from regard.lab.experiment import Experiment
-    from regard.lab.perform import Result
+    from regard.lab.report import Shown
 
 
 def experiments() -> "tuple[Experiment, ...]":
@@ -20,13 +20,15 @@ def experiments() -> "tuple[Experiment, ...]":
     return claims.experiments()
 
 
-def run(name: str) -> "Result":
+def run(name: str) -> "Shown":
     """Performs the experiment of this name."""
     from regard.lab.claims import find
     from regard.lab.perform import perform
+    from regard.lab.report import Shown
 
     found = find(name)
     if len(found) > 1:
         names = ", ".join(experiment.name for experiment in found)
         raise ValueError(f"{name!r} is {len(found)} experiments; run one of {names}")
-    return perform(found[0])
+    result = perform(found[0])
+    return Shown(result.experiment, result.finding, result.seconds)

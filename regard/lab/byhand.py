@@ -6,26 +6,39 @@ masks.
 """
 
 from collections.abc import Sequence
+from fractions import Fraction
 
 import torch
+from jaxtyping import Num
 from rich.columns import Columns
 from rich.console import Console, Group, RenderableType
-from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 from torch import Tensor
 
 from regard.attention.attend import attend, explain
 from regard.attention.mask import Mask, causal, documents, packed, padding, prefix, window
+from regard.lab.export import Shown
 from regard.lab.matrix import Matrix, decimal
 from regard.lab.stages import Arithmetic, Convention, stages, worked
-from regard.lab.steps import Operations, Steps
-from regard.lab.steps import steps as steps
+from regard.lab.steps import Operations, Steps, steps
+from regard.lab.terminal import INDENT, indented, printing
+
+
+def by_hand(
+    query: Num[Tensor, "L K"] | Matrix,
+    key: Num[Tensor, "S K"] | Matrix | None = None,
+    value: Num[Tensor, "S V"] | Matrix | None = None,
+    mask: Mask | None = None,
+    beta: Fraction | float | None = None,
+) -> Shown:
+    """The steps of attention, which a notebook shows as tables; arguments as for `steps`."""
+    return Shown(**vars(steps(query, key, value, mask, beta)))
 
 
 def show(steps: Steps, console: Console, convention: Convention = "rows", digits: int = 3) -> None:
     """Prints queries, keys and values, and then every stage as a small table."""
-    room = console.width - _INDENT
+    room = console.width - INDENT
     given = []
     for name, matrix in zip("QKV", steps.written):
         letters = (name.lower(), "")
@@ -34,15 +47,15 @@ def show(steps: Steps, console: Console, convention: Convention = "rows", digits
         size = f"  {len(matrix.rows)} × {len(matrix.rows[0]) if matrix.rows else 0}"
         title = Text.assemble((name, "bold"), (size, "dim"))
         given.append(Group(title, _table(matrix.figures(digits), *letters, room)))
-    console.print(_indented(Columns(given, padding=(0, 4))), "")
+    console.print(indented(Columns(given, padding=(0, 4))), "")
     examples = worked(steps, convention, digits)
     for number, stage in enumerate(stages(steps, convention, digits), 1):
         _heading(console, f"{number}  {stage.name}", stage.equation)
-        console.print(_indented(Text(stage.sentence)))
+        console.print(indented(Text(stage.sentence)))
         if stage.name in examples:
-            console.print(_indented(Text(examples[stage.name], "dim")))
+            console.print(indented(Text(examples[stage.name], "dim")))
         table = _stage_table(stage.figures, stage.rows, stage.columns, room, stage.shares, digits)
-        console.print(_indented(table), "")
+        console.print(indented(table), "")
 
 
 def show_operations(counted: dict[str, Operations], console: Console) -> None:
@@ -55,14 +68,14 @@ def show_operations(counted: dict[str, Operations], console: Console) -> None:
     for name, count in counted.items():
         figures = (f"{n:,}" for n in count.figures.values())
         table.add_row(name, *figures, style="bold" if name == "total" else None)
-    console.print(_indented(table), "")
+    console.print(indented(table), "")
 
 
 def show_arithmetic(said: Sequence[Arithmetic], console: Console) -> None:
     """Prints how each of these entries comes about."""
     _heading(console, "Entry by entry", "")
     for one in said:
-        console.print(_indented(Text(str(one))))
+        console.print(indented(Text(str(one))))
     console.print()
 
 
@@ -115,10 +128,9 @@ print(explain(x, x, x, mask=causal()))
 
 def demo() -> None:
     """Steps through the exercise, shows what goes wrong easily, and draws the masks."""
-    console = Console(highlight=False)
     query, key, value = exercise()
     right = steps(query, key, value)
-    with console.capture() as page:
+    with printing() as console:
         _heading(console, "Attention by hand", "C = softmax(Q Kᵀ / √d) V")
         console.print()
         show(right, console)
@@ -126,8 +138,6 @@ def demo() -> None:
         _check(console, right)
         _draw(console)
         _propose(console)
-    # Rich fills lines up with spaces, which would be in the way of whoever copies or compares them.
-    print("\n".join(line.rstrip() for line in page.get().splitlines()))
 
 
 def _compare(console: Console, right: Steps) -> None:
@@ -140,7 +150,7 @@ def _compare(console: Console, right: Steps) -> None:
         f"Without √{right.key.shape[1]} the largest weight of q1 grows from {first} to {sharper}. "
         f"With a softmax down the columns, q1's weights add up to {decimal(float(down[0].sum()))}."
     )
-    console.print(_indented(Text(sentence)))
+    console.print(indented(Text(sentence)))
     table = Table.grid(padding=(0, 2))
     table.add_column()
     table.add_column()
@@ -152,7 +162,7 @@ def _compare(console: Console, right: Steps) -> None:
         (Text("✗", "red"), "softmax down columns", down @ right.value),
     ):
         table.add_row(sign, name, *(decimal(x) for x in output[0].tolist()))
-    console.print(_indented(table), "")
+    console.print(indented(table), "")
 
 
 def _check(console: Console, right: Steps) -> None:
@@ -166,19 +176,19 @@ def _check(console: Console, right: Steps) -> None:
     said.add_row("largest difference", f"{difference:.1e}")
     said.add_row("rounding in float64", f"{rounding:.1e}")
     said.add_row("explain(Q, K, V)", Text(explain(*given)))
-    console.print(_indented(said), "")
+    console.print(indented(said), "")
 
 
 def _draw(console: Console) -> None:
     _heading(console, "Masks", "who may attend to what")
     for L, S, sentence, masks in DRAWN:
-        console.print(_indented(Text(sentence)), "")
+        console.print(indented(Text(sentence)), "")
         drawings = []
         for mask in masks:
             drawn = Text(mask.draw(L, S), "dim")
             drawn.highlight_regex("■", "not dim magenta")
             drawings.append(Group(Text(str(mask), "bold"), drawn, ""))
-        console.print(_indented(Columns(drawings, padding=(0, 4))))
+        console.print(indented(Columns(drawings, padding=(0, 4))))
 
 
 def _propose(console: Console) -> None:
@@ -187,16 +197,9 @@ def _propose(console: Console) -> None:
     words.add_row(Text("make test", "bold"), "every number above, and many more, checked")
     words.add_row(Text("make bench", "bold"), "how fast attend is, beside its alternatives")
     words.add_row(Text(".venv/bin/python", "bold"), "and then, for example:")
-    console.print(_indented(words), "")
+    console.print(indented(words), "")
     for line in TRY.splitlines():
-        console.print(_indented(Text(f"  {line}", no_wrap=True)))
-
-
-_INDENT = 3
-
-
-def _indented(what: RenderableType) -> Padding:
-    return Padding(what, (0, 0, 0, _INDENT), expand=False)
+        console.print(indented(Text(f"  {line}", no_wrap=True)))
 
 
 def _heading(console: Console, name: str, equation: str) -> None:

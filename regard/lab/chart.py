@@ -12,7 +12,7 @@ from itertools import pairwise
 from rich.text import Text
 
 from regard.lab.experiment import Curve, Plot
-from regard.lab.figures import figure, power
+from regard.lab.numbers import figure, power
 
 COLOURS = ("magenta", "cyan", "yellow", "green", "blue", "red")
 """In a terminal; in an SVG they are the classes c0 … c5."""

@@ -12,6 +12,14 @@ from typing import Literal, TypeAlias
 
 Verdict: TypeAlias = Literal["holds", "holds under conditions", "wrong as stated", "undecided"]
 
+MARKS: dict[Verdict, str] = {
+    "holds": "✓",
+    "holds under conditions": "◐",
+    "wrong as stated": "✗",
+    "undecided": "?",
+}
+"""The character that stands for a verdict."""
+
 Measured: TypeAlias = bool | int | float | str | Sequence["Measured"]
 """What JSON can hold."""
 

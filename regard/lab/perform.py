@@ -21,16 +21,11 @@ from regard.lab.experiment import Experiment, Finding
 
 @dataclass(frozen=True)
 class Result:
-    """An experiment and what came out; in a notebook, the section of the report."""
+    """An experiment and its finding."""
 
     experiment: Experiment
     finding: Finding
     seconds: float
-
-    def _repr_html_(self) -> str:
-        from regard.lab.report import fragment
-
-        return fragment(self)
 
 
 @dataclass(frozen=True)

@@ -8,24 +8,34 @@ from collections import Counter
 from collections.abc import Sequence
 from html import escape
 from importlib.resources import files
+from pathlib import Path
 
-from regard.lab import chart, figures
+from regard import atomic
+from regard.lab import chart
 from regard.lab.claims import Family
 from regard.lab.claims.stated import STATED, Stated
 from regard.lab.equation import mathml
-from regard.lab.experiment import Finding, Plot, Table, Verdict
+from regard.lab.experiment import MARKS, Finding, Plot, Table, Verdict
+from regard.lab.numbers import columns, figure
 from regard.lab.perform import Result, by_family
 
 STYLE = (files("regard.lab") / "report.css").read_text(encoding="utf-8")
 """Of a section, and of a plot; everything in it is under the class `regard-lab`."""
 
-VERDICTS: dict[Verdict, tuple[str, str]] = {
-    "holds": ("holds", "✓"),
-    "holds under conditions": ("conditions", "◐"),
-    "wrong as stated": ("wrong", "✗"),
-    "undecided": ("undecided", "?"),
+CLASSES: dict[Verdict, str] = {
+    "holds": "holds",
+    "holds under conditions": "conditions",
+    "wrong as stated": "wrong",
+    "undecided": "undecided",
 }
-"""The class that colours a verdict, and its mark."""
+"""The CSS class that colours a verdict."""
+
+
+class Shown(Result):
+    """A result that a notebook shows as its section of the report."""
+
+    def _repr_html_(self) -> str:
+        return fragment(self)
 
 
 def page(results: Sequence[Result], seconds: float) -> str:
@@ -70,7 +80,7 @@ def fragment(result: Result) -> str:
 def section(result: Result) -> str:
     """One experiment: what is taught, what was computed, what came out, and what is true."""
     experiment, finding = result.experiment, result.finding
-    kind, mark = VERDICTS[finding.verdict]
+    kind, mark = CLASSES[finding.verdict], MARKS[finding.verdict]
     equations = "".join(mathml(equation) for equation in experiment.equations)
     shown = [_table(table) for table in finding.tables] + [_plot(plot) for plot in finding.plots]
     return f"""<article id="{escape(experiment.name)}" class="{kind}">
@@ -118,7 +128,7 @@ def _contents(grouped: Sequence[tuple[Family, Sequence[Result]]]) -> str:
 
 
 def _entry(result: Result) -> str:
-    kind, mark = VERDICTS[result.finding.verdict]
+    kind, mark = CLASSES[result.finding.verdict], MARKS[result.finding.verdict]
     name = escape(result.experiment.name)
     return (
         f'<li class="{kind}"><a href="#{name}"><span class="mark" aria-hidden="true">{mark}</span>'
@@ -131,13 +141,13 @@ def _counts(results: Sequence[Result]) -> str:
     counts = Counter(result.finding.verdict for result in results)
     bar = "".join(
         f'<span class="{kind}" style="flex:{counts[verdict]}"></span>'
-        for verdict, (kind, _) in VERDICTS.items()
+        for verdict, kind in CLASSES.items()
         if counts[verdict]
     )
     buttons = "".join(
         f'<label class="{kind}"><input type="radio" name="only" id="only-{kind}">'
         f"<b>{counts[verdict]}</b> {verdict}</label>"
-        for verdict, (kind, _) in VERDICTS.items()
+        for verdict, kind in CLASSES.items()
         if counts[verdict]
     )
     return (
@@ -149,10 +159,10 @@ def _counts(results: Sequence[Result]) -> str:
 
 def _glance(grouped: Sequence[tuple[Family, Sequence[Result]]]) -> str:
     """Families and the verdicts in each."""
-    present = [v for v in VERDICTS if any(r.finding.verdict == v for _, s in grouped for r in s)]
+    present = [v for v in CLASSES if any(r.finding.verdict == v for _, s in grouped for r in s)]
     head = "".join(
-        f'<th class="n {VERDICTS[verdict][0]}"><span class="chip" title="{verdict}">'
-        f"{VERDICTS[verdict][1]}</span></th>"
+        f'<th class="n {CLASSES[verdict]}"><span class="chip" title="{verdict}">'
+        f"{MARKS[verdict]}</span></th>"
         for verdict in present
     )
 
@@ -204,15 +214,14 @@ def _part(entry: Stated) -> str:
 
 
 def _table(table: Table) -> str:
-    columns = [[row[place] for row in table.rows] for place in range(len(table.head))]
-    right = [any(figures.numeric(value) for value in values) for values in columns]
-    kinds = [' class="n"' if is_right else "" for is_right in right]
+    aligned = columns(table)
+    kinds = [' class="n"' if right else "" for _, right, _ in aligned]
     head = "".join(f"<th{kind}>{words(name)}</th>" for kind, name in zip(kinds, table.head))
     body = "".join(
         "<tr>"
         + "".join(f"<td{kind}>{words(cell)}</td>" for kind, cell in zip(kinds, row))
         + "</tr>"
-        for row in zip(*(figures.column(values) for values in columns))
+        for row in zip(*(cells for _, _, cells in aligned))
     )
     title = f"<figcaption>{words(table.title)}</figcaption>" if table.title else ""
     return (
@@ -223,7 +232,7 @@ def _table(table: Table) -> str:
 
 def _measurements(finding: Finding) -> str:
     rows = "".join(
-        f"<tr><td>{words(name.replace('_', ' '))}</td><td>{escape(figures.figure(value))}</td></tr>"
+        f"<tr><td>{words(name.replace('_', ' '))}</td><td>{escape(figure(value))}</td></tr>"
         for name, value in finding.measurements.items()
     )
     return f'<div class="scroll"><table><tbody>{rows}</tbody></table></div>'
@@ -234,3 +243,9 @@ def _plot(plot: Plot) -> str:
         f'<figure class="drawn"><figcaption>{words(plot.title)}</figcaption>'
         f"{chart.svg(plot)}</figure>"
     )
+
+
+def write_plots(path: Path, plots: Sequence[Plot]) -> str:
+    """Writes plots as one SVG file, atomically, and says so."""
+    atomic.write(path, chart.drawing(plots, STYLE))
+    return f"{path}: {len(plots)} plot{'s' * (len(plots) > 1)}"

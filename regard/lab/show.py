@@ -10,23 +10,23 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from regard.lab import chart, figures
+from regard.lab import chart
 from regard.lab.claims import Family, Line
 from regard.lab.claims.stated import Stated
 from regard.lab.equation import plain
-from regard.lab.experiment import Measured, Verdict
+from regard.lab.experiment import MARKS, Measured, Verdict
 from regard.lab.experiment import Table as Numbers
+from regard.lab.numbers import columns, figure
 from regard.lab.perform import Result
+from regard.lab.terminal import INDENT, indented
 
-MARKS: dict[Verdict, tuple[str, str]] = {
-    "holds": ("✓", "green"),
-    "holds under conditions": ("◐", "yellow"),
-    "wrong as stated": ("✗", "red"),
-    "undecided": ("?", "blue"),
+COLOURS: dict[Verdict, str] = {
+    "holds": "green",
+    "holds under conditions": "yellow",
+    "wrong as stated": "red",
+    "undecided": "blue",
 }
-"""How a verdict is drawn, and in which colour."""
 
-_INDENT = 3
 _READABLE = 96
 """No line of words is longer, however wide the terminal."""
 
@@ -41,12 +41,12 @@ def listing(
     for family, some in lines.items():
         count += len(some)
         console.print(_heading(family.title, family.name))
-        console.print(_indented(Text(family.about, "dim")))
+        console.print(indented(Text(family.about, "dim")))
         rows = [(str(line.item), line.name, line.taught) for line in some]
-        console.print(_indented(_lines(rows, console)), "")
+        console.print(indented(_lines(rows, console)), "")
     console.print(_heading("Stated, not computed", "history, opinion, and descriptions"))
     rows = [(str(entry.item), entry.part, entry.words) for entry in stated]
-    console.print(_indented(_lines(rows, console)), "")
+    console.print(indented(_lines(rows, console)), "")
     told = Text.assemble(
         (f"{count} experiments", "bold"),
         ". The number at the left is the item of the course that it belongs to.\n",
@@ -55,7 +55,7 @@ def listing(
         ("regard lab --all", "bold"),
         " all of them; a number or a group's name will do too.",
     )
-    console.print(_indented(told))
+    console.print(indented(told))
 
 
 def result(found: Result, console: Console) -> None:
@@ -65,19 +65,19 @@ def result(found: Result, console: Console) -> None:
     _words(console, "Taught", experiment.taught)
     _words(console, "Computed", experiment.method)
     for equation in experiment.equations:
-        console.print(Padding(Text(plain(equation), "magenta"), (0, 0, 0, _INDENT + 10)))
+        console.print(Padding(Text(plain(equation), "magenta"), (0, 0, 0, INDENT + 10)))
     console.print()
     for numbers in finding.tables:
         if numbers.title:
-            console.print(_indented(Text(numbers.title, "bold")))
-        console.print(_indented(table(numbers)), "")
+            console.print(indented(Text(numbers.title, "bold")))
+        console.print(indented(table(numbers)), "")
     for plot in finding.plots:
-        console.print(_indented(Text(plot.title, "bold")))
-        drawn = chart.terminal(plot, min(console.width, 80) - _INDENT - 1)
-        console.print(_indented(drawn), "")
+        console.print(indented(Text(plot.title, "bold")))
+        drawn = chart.terminal(plot, min(console.width, 80) - INDENT - 1)
+        console.print(indented(drawn), "")
     if finding.measurements:
-        console.print(_indented(Text("What the verdict rests on", "bold")))
-        console.print(_indented(_measurements(finding.measurements.items())), "")
+        console.print(indented(Text("What the verdict rests on", "bold")))
+        console.print(indented(_measurements(finding.measurements.items())), "")
     verdict = Text.assemble(verdict_mark(finding.verdict), f"  ({found.seconds:.1f} s)")
     verdict.stylize("dim", len(verdict_mark(finding.verdict)))
     console.print(_row("Verdict", verdict))
@@ -106,7 +106,7 @@ def summary(
     body.add_column("what is true", no_wrap=True, style="dim")
     names = [family.title for family, _ in families] + [r.experiment.name for r in results]
     longest = max(map(len, names), default=0)
-    room = max(24, console.width - _INDENT - len("◐ holds under conditions") - longest - 16)
+    room = max(24, console.width - INDENT - len("◐ holds under conditions") - longest - 16)
     for family, some in families:
         if some:
             body.add_section()
@@ -119,31 +119,29 @@ def summary(
                 experiment.name,
                 shorten(experiment.correct, room, placeholder=" …"),
             )
-    console.print(_indented(body), "")
+    console.print(indented(body), "")
     counts = Counter(found.finding.verdict for found in results)
     totals = Text(f"{len(results)} experiments in {seconds:.0f} s: ")
     for number, verdict in enumerate(verdict for verdict in MARKS if counts[verdict]):
         totals.append(", " if number else "").append(f"{counts[verdict]} ")
-        totals.append(verdict, MARKS[verdict][1])
-    console.print(_indented(totals))
+        totals.append(verdict, COLOURS[verdict])
+    console.print(indented(totals))
 
 
 def table(numbers: Numbers) -> Table:
-    """A table of numbers, set in columns that line up."""
-    columns = [[row[place] for row in numbers.rows] for place in range(len(numbers.head))]
+    """A table of numbers, aligned in columns."""
     drawn = Table(box=_RULED, show_edge=False, pad_edge=False, padding=(0, 2, 0, 0))
-    for name, values in zip(numbers.head, columns):
-        right = any(figures.numeric(value) for value in values)
+    aligned = columns(numbers)
+    for name, right, _ in aligned:
         drawn.add_column(Text(name, "dim"), justify="right" if right else "left")
-    for row in zip(*(figures.column(values) for values in columns)):
+    for row in zip(*(cells for _, _, cells in aligned)):
         drawn.add_row(*(Text(cell) for cell in row))
     return drawn
 
 
 def verdict_mark(verdict: Verdict) -> Text:
     """The verdict in its colour."""
-    mark, colour = MARKS[verdict]
-    return Text(f"{mark} {verdict}", colour)
+    return Text(f"{MARKS[verdict]} {verdict}", COLOURS[verdict])
 
 
 _RULED = Box("    \n    \n ── \n    \n ── \n ── \n    \n    \n")
@@ -155,7 +153,7 @@ def _measurements(measured: Iterable[tuple[str, Measured]]) -> Table:
     grid.add_column(style="dim")
     grid.add_column(overflow="fold")
     for name, value in measured:
-        grid.add_row(Text(name.replace("_", " ")), Text(figures.figure(value)))
+        grid.add_row(Text(name.replace("_", " ")), Text(figure(value)))
     return grid
 
 
@@ -166,7 +164,7 @@ def _lines(rows: Sequence[tuple[str, str, str]], console: Console) -> Table:
     names = max((len(name) for _, name, _ in rows), default=0)
     grid.add_column(style="bold", no_wrap=True)
     grid.add_column(no_wrap=True, overflow="ellipsis")
-    room = console.width - _INDENT - 3 - names - 4
+    room = console.width - INDENT - 3 - names - 4
     for item, name, words in rows:
         grid.add_row(item, name, shorten(words, max(20, room), placeholder=" …"))
     return grid
@@ -179,14 +177,10 @@ def _words(console: Console, name: str, words: str) -> None:
 def _row(name: str, what: RenderableType) -> RenderableType:
     grid = Table.grid(padding=(0, 1, 0, 0))
     grid.add_column(width=9, style="bold")
-    grid.add_column(max_width=_READABLE - _INDENT - 10)
+    grid.add_column(max_width=_READABLE - INDENT - 10)
     grid.add_row(name, what)
-    return _indented(grid)
+    return indented(grid)
 
 
 def _heading(name: str, where: str) -> Text:
     return Text.assemble((name, "bold magenta"), "  ", (where, "dim"))
-
-
-def _indented(what: RenderableType) -> Padding:
-    return Padding(what, (0, 0, 0, _INDENT), expand=False)

@@ -61,11 +61,6 @@ class Steps:
         K = self.key.shape[1]
         return K > 0 and math.isclose(self.beta, 1 / math.sqrt(K))
 
-    def _repr_html_(self) -> str:
-        from regard.lab.sheet import html
-
-        return html(self)
-
 
 class Exactly(NamedTuple):
     """Every matrix of `Steps` by the same name, with fractions and roots where they are exact."""

@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from regard import attend, causal, cli, padding, weights, window
-from regard.lab.attend_command import read_mask
+from regard.lab.byhand import by_hand
+from regard.lab.commands.attend import read_mask
 from regard.lab.matrix import Matrix, Root, decimal, inverse_root, latex, plain, read
 from regard.lab.stages import arithmetic, stages
 from regard.lab.steps import operations, steps
@@ -268,7 +269,7 @@ def test_markdown_tables_are_tables(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_in_a_notebook_it_is_a_page_without_colours_of_its_own() -> None:
-    page = steps(*(read(text, "") for text in (Q, K, V)), causal())._repr_html_()
+    page = by_hand(*(read(text, "") for text in (Q, K, V)), causal())._repr_html_()
     assert page.count("<table") == page.count("</table>") == 3 + 6 + 2
     assert ">3√2/2<" in page
     assert "causal()" in page
@@ -372,7 +373,7 @@ def test_masks_in_words() -> None:
 def test_help_shows_examples_that_work(capsys: pytest.CaptureFixture[str]) -> None:
     import shlex
 
-    from regard.lab.attend_command import EXAMPLE
+    from regard.lab.commands.attend import EXAMPLE
 
     with pytest.raises(SystemExit) as stop:
         cli.main(["attend", "--help"])

@@ -14,9 +14,10 @@ from xml.etree import ElementTree
 import pytest
 
 from regard import cli
-from regard.lab import claims, command, perform, run
+from regard.lab import claims, perform, run
 from regard.lab.claims import FAMILIES, by_family, experiments, lines
 from regard.lab.claims.stated import ITEMS, STATED
+from regard.lab.commands import lab as command
 from regard.lab.experiment import Experiment, Finding
 from regard.lab.perform import Result
 from tests.processes import HANG, children, wait_until
@@ -97,7 +98,9 @@ def test_the_list_has_everything(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_the_list_needs_no_torch() -> None:
-    script = "import sys; from regard.cli import main; main(['lab']); print('torch' in sys.modules)"
+    script = (
+        "import sys; from regard.cli.main import main; main(['lab']); print('torch' in sys.modules)"
+    )
     done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True)
     assert done.stdout.splitlines()[-1] == "False", done.stderr
 
@@ -158,7 +161,7 @@ def test_wrong_words_are_one_line(
 
 
 def test_an_unknown_name_is_refused_without_torch() -> None:
-    script = "import sys; from regard.cli import main; main(['lab', 'x']); print(*sys.modules)"
+    script = "import sys; from regard.cli.main import main; main(['lab', 'x']); print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True)
     assert "torch" not in done.stdout.split()
 

@@ -12,7 +12,7 @@ from regard.lab.chart import axis, terminal
 from regard.lab.claims import FAMILIES, experiments
 from regard.lab.equation import plain
 from regard.lab.experiment import Curve, Measured, Plot, Table
-from regard.lab.figures import column, figure
+from regard.lab.numbers import column, figure
 from regard.lab.perform import Result
 
 

@@ -6,7 +6,7 @@ import math
 import pytest
 
 from regard.lab.claims import experiments
-from regard.lab.command import as_text
+from regard.lab.commands.lab import as_text
 from regard.lab.experiment import Experiment
 from regard.lab.perform import Result
 

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.attention.attend import attend
-from regard.attention.host import whole
+from regard.attention.checks import check_integer
 from regard.attention.mask import window
 from regard.attention.multihead import MultiHeadAttention
 from regard.lab.cost.count import Counter, Counts, counted, without_memory
@@ -46,7 +46,7 @@ class Sizes:
 
     def __post_init__(self) -> None:
         for name in ("length", "width", "kernel", "heads", "window", "batch"):
-            whole(name, getattr(self, name))
+            check_integer(name, getattr(self, name))
         if self.width % self.heads:
             fits = [n for n in range(1, self.width + 1) if self.width % n == 0 and n <= 64]
             raise ValueError(

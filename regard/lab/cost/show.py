@@ -4,7 +4,6 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from rich.console import Console
-from rich.padding import Padding
 from rich.text import Text
 
 from regard.config import to_json
@@ -15,6 +14,7 @@ from regard.lab.cost.layers import LAYERS, Measured, Sizes, measure
 from regard.lab.cost.models import PARTS, ModelCost, model_formula
 from regard.lab.experiment import Curve, Plot, Table
 from regard.lab.show import table as drawn_table
+from regard.lab.terminal import indented
 from regard.model.classifier import ClassifierConfig
 from regard.model.language import LanguageConfig
 from regard.model.transformer import TransformerConfig
@@ -281,17 +281,17 @@ def print_page(page: Page, console: Console) -> None:
     """For people, at a terminal."""
     console.print(Text(page.title, "bold magenta"), "")
     for table in page.tables:
-        console.print(_indented(Text(table.title, "bold")))
+        console.print(indented(Text(table.title, "bold")))
         drawn = drawn_table(table)
         for column, values in zip(drawn.columns, zip(*table.rows)):
             if all(_is_number(str(value)) for value in values):
                 column.justify = "right"
-        console.print(_indented(drawn), "")
+        console.print(indented(drawn), "")
     for plot in page.plots:
-        console.print(_indented(Text(plot.title, "bold")))
-        console.print(_indented(chart.terminal(plot, min(console.width, 90) - 4)), "")
+        console.print(indented(Text(plot.title, "bold")))
+        console.print(indented(chart.terminal(plot, min(console.width, 90) - 4)), "")
     for note in page.notes:
-        console.print(_indented(Text(note, "dim")))
+        console.print(indented(Text(note, "dim")))
 
 
 def markdown(page: Page) -> str:
@@ -322,7 +322,3 @@ def _bytes(size: int | float) -> str:
 
 def _is_number(cell: str) -> bool:
     return not cell or cell[0].isdigit() or cell == "—"
-
-
-def _indented(what: Any) -> Padding:
-    return Padding(what, (0, 0, 0, 2), expand=False)

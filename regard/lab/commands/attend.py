@@ -10,10 +10,10 @@ import re
 from collections.abc import Sequence
 from fractions import Fraction
 from pathlib import Path
-from typing import NoReturn
 
 from regard.attention.mask import Mask, causal, documents, padding, prefix, window
 from regard.lab import matrix
+from regard.lab.commands.parser import Parser
 from regard.lab.matrix import Matrix
 from regard.lab.stages import Arithmetic, Convention, arithmetic, chosen, stages
 from regard.lab.steps import Steps, operations, steps
@@ -27,18 +27,11 @@ For example:
 """
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise ValueError(f"{message}; see regard attend --help")
-
-
 def parser() -> argparse.ArgumentParser:
-    words = _Parser(
-        prog="regard attend",
-        description="Attention by hand: every matrix between the question and the answer.",
-        epilog=EXAMPLE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
+    words = Parser(
+        "attend",
+        "Attention by hand: every matrix from queries, keys and values to the output.",
+        EXAMPLE,
     )
     add = words.add_argument
     add("--query", "-q", required=True, metavar="MATRIX", help="one row for each query")
@@ -83,14 +76,14 @@ def attend(words: Sequence[str]) -> None:
         entries = chosen(stages(found, convention, options.digits), options.explain)
         explained = [arithmetic(found, *entry, convention, options.digits) for entry in entries]
     if options.json or options.latex or options.markdown:
-        from regard.lab import sheet
+        from regard.lab import export
 
         given = (found, convention, options.digits, explained)
         if options.json:
-            said = sheet.to_json(found, convention, explained)
+            said = export.to_json(found, convention, explained)
             print(json.dumps(said, ensure_ascii=False, allow_nan=False))
         else:
-            print(sheet.to_latex(*given) if options.latex else sheet.to_markdown(*given))
+            print(export.to_latex(*given) if options.latex else export.to_markdown(*given))
         return
     _print(found, convention, options.digits, explained)
 
@@ -229,15 +222,11 @@ def _joined(words: Sequence[str]) -> list[str]:
 def _print(
     found: Steps, convention: Convention, digits: int, explained: Sequence[Arithmetic]
 ) -> None:
-    from rich.console import Console
-
     from regard.lab.byhand import show, show_arithmetic, show_operations
+    from regard.lab.terminal import printing
 
-    console = Console(highlight=False)
-    with console.capture() as page:
+    with printing() as console:
         show(found, console, convention, digits)
         show_operations(operations(found), console)
         if explained:
             show_arithmetic(explained, console)
-    # Rich fills lines up with spaces, which would be in the way of whoever copies or compares them.
-    print("\n".join(line.rstrip() for line in page.get().splitlines()))

@@ -8,11 +8,12 @@ regard cost RUN
 
 import argparse
 import json
-import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
+
+from regard.lab.commands.parser import Parser
 
 if TYPE_CHECKING:
     from regard.lab.cost.models import Config
@@ -27,25 +28,21 @@ For example:
   regard cost RUN
 """
 
+WIDTH = 140
+"""Columns of tables that go to a file."""
+
 TEXT = ("tiny", "base", "big")
 VISION = {"ti": "tiny", "s": "small", "b": "base", "l": "large", "h": "huge"}
 PRINTED = {"base": 65e6, "big": 213e6, "vit-b": 86e6, "vit-l": 307e6, "vit-h": 632e6}
 """Parameters as the papers print them: Vaswani et al. (2017), Dosovitskiy et al. (2021)."""
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise ValueError(f"{message}; see regard cost --help")
-
-
 def parser() -> argparse.ArgumentParser:
-    words = _Parser(
-        prog="regard cost",
-        description="Parameters, multiply-adds, additions, memory, sequential steps and longest "
-        "path: the formula, and the count of what is executed, fused attention included.",
-        epilog=EXAMPLE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
+    words = Parser(
+        "cost",
+        "Parameters, multiply-adds, additions, memory, sequential steps and the longest path:\n"
+        "by formula, and counted while the layer or the model runs, fused attention included.",
+        EXAMPLE,
     )
     add = words.add_argument
     add(
@@ -80,7 +77,11 @@ def cost(words: Sequence[str]) -> None:
             raise ValueError(f"--{name} ({value}) must be 1 or more")
     page = _page(options)
     if options.plot is not None:
-        _draw(page, Path(options.plot), tell=not options.json)
+        from regard.lab.report import write_plots
+
+        written = write_plots(Path(options.plot), page.plots)
+        if not options.json:
+            print(written)
     if options.json:
         print(json.dumps(page.data, indent=1))
     elif options.markdown:
@@ -88,7 +89,11 @@ def cost(words: Sequence[str]) -> None:
 
         print(markdown(page))
     else:
-        _print(page)
+        from regard.lab.cost.show import print_page
+        from regard.lab.terminal import printing
+
+        with printing(WIDTH) as console:
+            print_page(page, console)
 
 
 def _page(options: argparse.Namespace) -> "Page":
@@ -154,7 +159,7 @@ def _config(options: argparse.Namespace, folder: Path) -> "Config":
     from regard.model.language import LanguageConfig
     from regard.model.transformer import TransformerConfig
     from regard.model.vit import VisionConfig
-    from regard.task.load import model_folder
+    from regard.task.folder import model_folder
 
     kinds: dict[str, type[Config]] = {
         "Transformer": TransformerConfig,
@@ -182,31 +187,3 @@ def _allow(options: argparse.Namespace, what: str, *names: str) -> None:
         if getattr(options, name) is not None and name not in names:
             takes = ", ".join(f"--{each}" for each in (*names, "batch", "precision"))
             raise ValueError(f"--{name} says nothing about {what}, which takes {takes}")
-
-
-def _draw(page: "Page", path: Path, tell: bool) -> None:
-    from regard.lab.chart import drawing
-    from regard.lab.report import STYLE
-
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        draft.write_text(drawing(page.plots, STYLE), encoding="utf-8")
-        draft.replace(path)
-    finally:
-        draft.unlink(missing_ok=True)
-    if tell:
-        print(f"{path}: {len(page.plots)} plot")
-
-
-def _print(page: "Page") -> None:
-    from rich.console import Console
-
-    from regard.lab.cost.show import print_page
-
-    console = Console(highlight=False)
-    if not console.is_terminal and "COLUMNS" not in os.environ:
-        console.width = 140
-    with console.capture() as captured:
-        print_page(page, console)
-    # Rich fills lines up with spaces, which would be in the way of whoever copies them.
-    print("\n".join(line.rstrip() for line in captured.get().splitlines()))

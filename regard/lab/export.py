@@ -172,6 +172,13 @@ def _pipes(cells: list[list[str]], rows: str, columns: str) -> str:
 # HTML, for notebooks
 
 
+class Shown(Steps):
+    """Steps that a notebook shows as tables."""
+
+    def _repr_html_(self) -> str:
+        return html(self)
+
+
 def html(steps: Steps, convention: Convention = "rows", digits: int = 3) -> str:
     """Small tables side by side, in the colours of whatever page they are on."""
     boxes = []

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 
-from regard.lab.experiment import Measured
+from regard.lab.experiment import Measured, Table
 
 _RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
@@ -42,13 +42,21 @@ def column(values: Sequence[Measured], digits: int = 4) -> list[str]:
     ]
 
 
+def columns(table: Table) -> list[tuple[str, bool, list[str]]]:
+    """The name of each column, whether it is right-aligned, and its cells."""
+    values = [[row[place] for row in table.rows] for place in range(len(table.head))]
+    return [
+        (name, any(_numeric(value) for value in some), column(some))
+        for name, some in zip(table.head, values)
+    ]
+
+
 def power(exponent: int) -> str:
     """10 to a power."""
     return f"10{str(exponent).translate(_RAISED)}"
 
 
-def numeric(value: Measured) -> bool:
-    """Whether it stands at the right of its column."""
+def _numeric(value: Measured) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 

@@ -1,0 +1,1 @@
+"""What the command line hands on: `regard lab`, `regard attend` and `regard cost`."""

@@ -1,0 +1,213 @@
+"""`regard lab`: lists experiments, runs them, and shows their results.
+
+regard lab                          the list of all experiments, one line each
+regard lab NAME …                   runs some: names, numbers of items, or families
+regard lab --all                    runs all, and ends with a table of the verdicts
+regard lab [NAME …] --json          the results for other programs
+regard lab [NAME …] --report FILE   the results as an HTML page
+regard lab NAME --plot FILE         its plots as an SVG
+regard lab exercise NAME [FOLDER]   a notebook to fill in
+"""
+
+import argparse
+import json
+import math
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from regard import atomic
+from regard.lab.commands.parser import Parser
+from regard.lab.experiment import Experiment, Measured
+from regard.lab.perform import Failure, Result, by_family, perform, perform_all, reason
+
+PROCESSES = 2
+"""For many experiments; each has one thread."""
+WIDTH = 120
+"""Columns of a listing that goes to a file."""
+
+EXAMPLE = """\
+For example:
+  regard lab                                  lists all experiments
+  regard lab cold-limit                       runs one
+  regard lab symmetry 48 --json               a family and an item, as JSON
+  regard lab --all --report lab.html          all of them, as one page
+  regard lab position-kernel --plot plot.svg
+  regard lab exercise multihead FOLDER        a notebook to fill in; or vit
+"""
+
+
+def parser() -> argparse.ArgumentParser:
+    words = Parser(
+        "lab",
+        "Experiments on what course documents teach about attention. Each shows what is taught,\n"
+        "what is computed, the measurements, the verdict that follows from them, and what is true.",
+        EXAMPLE,
+    )
+    add = words.add_argument
+    add("names", nargs="*", metavar="NAME", help="an experiment, the number of an item, a family")
+    add("--all", action="store_true", help="run every experiment")
+    add("--json", action="store_true", help="print the results as JSON, and nothing else")
+    add("--report", metavar="FILE.html", help="write the results as one HTML page")
+    add("--plot", metavar="FILE.svg", help="write the plots of the named experiments")
+    return words
+
+
+def lab(words: Sequence[str]) -> int:
+    """Runs `regard lab` and returns its exit status: 1 where an experiment failed."""
+    options = parser().parse_args(words)
+    names: list[str] = options.names
+    if names and names[0] == "exercise":
+        return _exercise(names[1:])
+    if options.all and names:
+        raise ValueError(f"--all and {names[0]!r}: name some experiments, or ask for all of them")
+    for option in ("report", "plot"):
+        path = getattr(options, option)
+        if path is not None and not Path(path).resolve().parent.is_dir():
+            raise ValueError(f"--{option} {path}: no folder {Path(path).resolve().parent}; make it")
+    if options.plot is not None and not names:
+        raise ValueError("--plot draws named experiments; for example regard lab cold-limit --plot")
+    if not (names or options.all or options.json or options.report):
+        _list()
+        return 0
+    chosen, stated = _chosen(names)
+    start = time.perf_counter()
+    results, failures = _perform(chosen)
+    seconds = time.perf_counter() - start
+    for failure in failures:
+        print(f"regard: {failure}", file=sys.stderr)
+    if options.json:
+        print(as_text(results))
+    elif names:
+        _show(results, stated)
+    elif options.all:
+        _summarise(results, seconds)
+    if options.report is not None:
+        from regard.lab.report import page
+
+        atomic.write(Path(options.report), page(results, seconds))
+        if not options.json:
+            print(f"{options.report}: {len(results)} experiments")
+    if options.plot is not None:
+        plots = [plot for result in results for plot in result.finding.plots]
+        if not plots:
+            ran = ", ".join(result.experiment.name for result in results)
+            raise ValueError(f"--plot {options.plot}: there is no plot in {ran or 'what ran'}")
+        from regard.lab.report import write_plots
+
+        written = write_plots(Path(options.plot), plots)
+        if not options.json:
+            print(written)
+    return 1 if failures else 0
+
+
+def as_text(results: Sequence[Result]) -> str:
+    """Results as JSON, for other programs."""
+    entries = [
+        {
+            "item": result.experiment.item,
+            "name": result.experiment.name,
+            "verdict": result.finding.verdict,
+            "measurements": {
+                name: _finite(value) for name, value in result.finding.measurements.items()
+            },
+        }
+        for result in results
+    ]
+    return json.dumps({"experiments": entries}, indent=1, ensure_ascii=False, allow_nan=False)
+
+
+def _finite(value: Measured) -> Measured:
+    """JSON has no infinities and no NaN: they become strings."""
+    if isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    return [_finite(part) for part in value]
+
+
+def _chosen(words: Sequence[str]) -> tuple[list[Experiment], list[int]]:
+    """The experiments that words name, once each, and the numbers of items that are only stated."""
+    from regard.lab.claims import experiments, lines, names
+    from regard.lab.claims.stated import STATED
+
+    if not words:
+        return list(experiments()), []
+    stated = {str(entry.item): entry.item for entry in STATED}
+    computed = {str(line.item) for some in lines().values() for line in some}
+    only = stated.keys() - computed
+    wanted = dict.fromkeys(name for word in words if word not in only for name in names(word))
+    by_name = {experiment.name: experiment for experiment in experiments()} if wanted else {}
+    return [by_name[name] for name in wanted], [stated[word] for word in words if word in stated]
+
+
+def _perform(chosen: Sequence[Experiment]) -> tuple[list[Result], list[Failure]]:
+    """Runs experiments, many of them in processes, and gives results in the order asked for."""
+    outcomes: list[Result | Failure] = []
+    if len(chosen) < 2 * PROCESSES:
+        for experiment in chosen:
+            try:
+                outcomes.append(perform(experiment))
+            except Exception as error:
+                outcomes.append(Failure(experiment, reason(error)))
+    else:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+        columns = TextColumn("   {task.description:<24}"), BarColumn(), MofNCompleteColumn()
+        console = Console(stderr=True)
+        with Progress(
+            *columns, console=console, transient=True, disable=not console.is_terminal
+        ) as bar:
+            task = bar.add_task("the first ones", total=len(chosen))
+            for outcome in perform_all(chosen, PROCESSES):
+                bar.update(task, advance=1, description=outcome.experiment.name)
+                outcomes.append(outcome)
+    order = {experiment.name: place for place, experiment in enumerate(chosen)}
+    outcomes.sort(key=lambda outcome: order[outcome.experiment.name])
+    return (
+        [outcome for outcome in outcomes if isinstance(outcome, Result)],
+        [outcome for outcome in outcomes if isinstance(outcome, Failure)],
+    )
+
+
+def _list() -> None:
+    from regard.lab import show
+    from regard.lab.claims import lines
+    from regard.lab.claims.stated import STATED
+    from regard.lab.terminal import printing
+
+    with printing(WIDTH) as console:
+        show.listing(lines(), STATED, console)
+
+
+def _show(results: Sequence[Result], items: Sequence[int]) -> None:
+    from regard.lab import show
+    from regard.lab.claims.stated import STATED
+    from regard.lab.terminal import printing
+
+    with printing(WIDTH) as console:
+        for result in results:
+            show.result(result, console)
+        for entry in STATED:
+            if entry.item in items:
+                show.stated_entry(entry, console)
+
+
+def _summarise(results: Sequence[Result], seconds: float) -> None:
+    from regard.lab import show
+    from regard.lab.terminal import printing
+
+    with printing(WIDTH) as console:
+        show.summary(by_family(results), seconds, console)
+
+
+def _exercise(words: Sequence[str]) -> int:
+    from regard.lab.exercise import write
+
+    if not 1 <= len(words) <= 2:
+        raise ValueError("regard lab exercise takes a name and, if you like, a folder")
+    written = write(words[0], Path(words[1] if len(words) == 2 else "."))
+    print(f"{written}: a notebook to fill in; its checks say what is wrong and where")
+    return 0
