@@ -2,7 +2,7 @@
 
 `mask.py` holds the masks there are; this module is what they have in common. A `Mask` answers for
 pairs, and whatever form a backend wants is derived from that: a boolean tensor, blocks of it, or,
-for masks that give each query one run of neighbouring keys, the first and last key of each row.
+for masks that give each query one range of neighbouring keys, the first and last key of each row.
 """
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from regard.attention.host import capturing, on_host, shown, whole
+from regard.attention.checks import check_integer, shown
 from regard.attention.packed import Packed
+from regard.attention.sync import capturing, on_host
 
 if TYPE_CHECKING:
     from regard.attention.mask import Packing
@@ -46,7 +47,7 @@ class Mask:
     """What may be attended to: a rule over pairs, and a text that names it.
 
     Subclasses are the built-in kinds. What they add to the rule is structure that backends can
-    use: `span`, for masks that give each query one run of neighbouring keys.
+    use: `span`, for masks that give each query one range of neighbouring keys.
     """
 
     batch = 1
@@ -56,8 +57,8 @@ class Mask:
     """Whether the mask is a `Packing`, in whose sequences others count their positions."""
     inner: tuple["Mask", ...] = ()
     """The masks of which this one is made."""
-    runs = ""
-    """"any" where each query sees one run of keys (see `span`), "start" where that run always
+    ranges = ""
+    """"any" where each query sees one range of keys (see `span`), "start" where that range always
     begins where the sequence does, "" where neither is known."""
     own = False
     """Whether it holds a rule of one's own, which may look at the sentence and the head."""
@@ -83,8 +84,6 @@ class Mask:
 
         Two axes are (L, S), three are (B, L, S).
         """
-        from regard.attention.mask import Dense
-
         return Dense(allowed)
 
     # What a kind of mask defines.
@@ -108,7 +107,7 @@ class Mask:
         return allowed
 
     def span(self, at: At) -> Span | None:
-        """First and past-the-last allowed column of each row, if `runs` says so; else None.
+        """First and past-the-last allowed column of each row, if `ranges` says so; else None.
 
         Called with a frame that has no columns. May reach below 0 and beyond S.
         """
@@ -240,8 +239,8 @@ class Mask:
 
     def tensor(self, L: int, S: int, device: torch.device | str | None = None) -> Tensor:
         """The boolean tensor (B or 1, H or 1, L, S); True = may attend."""
-        whole("L", L, least=0)
-        whole("S", S, least=0)
+        check_integer("L", L, least=0)
+        check_integer("S", S, least=0)
         self.check(self.batch, L, S)
         allowed = self.compact(L, S, device)
         return allowed.expand(allowed.shape[0], allowed.shape[1], L, S)
@@ -251,7 +250,7 @@ class Mask:
     ) -> tuple[Tensor, Tensor] | None:
         """For each row the first and past-the-last column it may attend to, (B or 1, L) each.
 
-        This is the whole mask in O(L) memory. None where some row's keys are not one run.
+        This is the whole mask in O(L) memory. None where some row's keys are not one range.
         An empty row has first == last.
         """
         index = torch.arange(L, device=device)
@@ -272,7 +271,7 @@ class Mask:
 
     def never_empty(self, L: int, S: int) -> bool:
         """Whether every query sees some key, where that is known without asking a device."""
-        if not self.runs or not all(on_host(tensor) for tensor in self.tensors):
+        if not self.ranges or not all(on_host(tensor) for tensor in self.tensors):
             return False
         edges = self.intervals(L, S, "cpu")
         assert edges is not None
@@ -316,6 +315,66 @@ class Mask:
         return kept
 
 
+class Dense(Mask):
+    """A boolean tensor."""
+
+    reads = ("allowed",)
+
+    def __init__(self, allowed: Tensor):
+        if not isinstance(allowed, Tensor) or allowed.dtype != torch.bool:
+            given = allowed.dtype if isinstance(allowed, Tensor) else type(allowed).__name__
+            raise ValueError(
+                f"a mask tensor must be boolean (True = may attend), got {given}; "
+                "convert it, or pass additive values as bias"
+            )
+        self.allowed = four_axes(allowed, "mask")
+        self.batch, self.heads = self.allowed.shape[:2]
+
+    def rule(self, at: At) -> Tensor:
+        allowed = self.allowed
+        index = (at.batch, at.head, at.row, at.column)
+        # A tensor is indexed, not compared, so axes of length 1 stand for every index.
+        return allowed[tuple(i if n > 1 else i * 0 for i, n in zip(index, allowed.shape))]
+
+    def check(self, B: int, L: int, S: int) -> None:
+        check_batch(self, B, "masks")
+        for name, have, need in zip("LS", self.allowed.shape[2:], (L, S)):
+            if have not in (1, need):
+                raise ValueError(
+                    f"mask of shape {tuple(self.allowed.shape)} does not broadcast to "
+                    f"(B, H, L = {L}, S = {S}): its {name} is {have}"
+                )
+
+    def __str__(self) -> str:
+        return f"from_tensor({'x'.join(map(str, self.allowed.shape))})"
+
+
+def four_axes(tensor: Tensor, name: str) -> Tensor:
+    """A tensor that broadcasts to (B, H, L, S), with all four axes; a lone leading axis is B."""
+    if not isinstance(tensor, Tensor):
+        raise ValueError(
+            f"{name} must be a tensor that broadcasts to (B, H, L, S), got {shown(tensor)}"
+        )
+    match tensor.ndim:
+        case 4:
+            return tensor
+        case 3:
+            return tensor[:, None]
+        case n if n < 3:
+            return tensor[(None,) * (4 - n)]
+    raise ValueError(
+        f"{name} of shape {tuple(tensor.shape)} has {tensor.ndim} axes; "
+        "it must broadcast to (B, H, L, S)"
+    )
+
+
+def check_batch(mask: Mask, B: int, what: str) -> None:
+    if mask.batch not in (1, B):
+        raise ValueError(
+            f"{mask}: {mask.batch} {what} for a batch of {B}; pass one for each sentence"
+        )
+
+
 class Joined(Mask):
     """A mask made of others: what holds for every way of joining them."""
 
@@ -346,8 +405,8 @@ class And(Joined):
 
     def __init__(self, *masks: Mask):
         super().__init__(*(part for mask in masks for part in mask.parts))
-        kinds = {part.runs for part in self.inner}
-        self.runs = "" if "" in kinds else "start" if kinds == {"start"} else "any"
+        kinds = {part.ranges for part in self.inner}
+        self.ranges = "" if "" in kinds else "start" if kinds == {"start"} else "any"
         packings = [part for part in self.inner if part.packs]
         if len(packings) > 1:
             raise ValueError(
@@ -384,8 +443,8 @@ class Or(Joined):
 
     def __init__(self, *masks: Mask):
         super().__init__(*masks)
-        # Two runs make one if both begin where the sequence does: causal() | prefix(n).
-        self.runs = "start" if {mask.runs for mask in masks} == {"start"} else ""
+        # Two ranges make one if both begin where the sequence does: causal() | prefix(n).
+        self.ranges = "start" if {mask.ranges for mask in masks} == {"start"} else ""
 
     def rule(self, at: At) -> Tensor:
         allowed = self.inner[0].rule(at)
@@ -394,7 +453,7 @@ class Or(Joined):
         return allowed
 
     def span(self, at: At) -> Span | None:
-        if not self.runs:
+        if not self.ranges:
             return None
         last: int | Tensor = 0
         for mask in self.inner:
@@ -426,7 +485,7 @@ class Standing(Joined):
 
     def __init__(self, mask: Mask, offset: int | Tensor):
         super().__init__(mask)
-        self.offset, self.runs = offset, mask.runs
+        self.offset, self.ranges = offset, mask.ranges
 
     def made_of(self, masks: list[Mask]) -> Mask:
         return Standing(masks[0], self.offset)

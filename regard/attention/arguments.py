@@ -10,8 +10,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from regard.attention.host import on_host, shown
+from regard.attention.checks import shown
 from regard.attention.mask import Mask, four_axes
+from regard.attention.sync import on_host
 
 
 class Arguments(NamedTuple):

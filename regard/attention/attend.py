@@ -21,7 +21,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from regard.attention.arguments import Arguments, arguments
-from regard.attention.backends import Call, flash, flex, runs, sdpa
+from regard.attention.backends import Call, flash, flex, ranges, sdpa
 from regard.attention.mask import Mask
 from regard.attention.plan import Explanation, choose
 
@@ -151,7 +151,7 @@ KERNELS: dict[str, Callable[[Call], Tensor]] = {
     "band": flash.band,
     "padding": flash.padded,
     "lengths": flash.packed,
-    "runs": runs.grouped,
+    "ranges": ranges.grouped,
     "blocks": flex.blocks,
 }
 """What a plan's route names, where it is not the formula."""

@@ -15,9 +15,10 @@ import torch.nn.functional as F
 from jaxtyping import Int
 from torch import Tensor
 
-from regard.attention.host import capturing, integers, on_host, shown, whole
+from regard.attention.checks import check_integer, integer_tensor, shown
 from regard.attention.mask import Mask, Prefix
 from regard.attention.position import Positions
+from regard.attention.sync import capturing, on_host
 
 Pair = tuple[Tensor, Tensor]
 """Keys (B, G, S, K) and values (B, G, S, V)."""
@@ -69,7 +70,7 @@ class Cache:
 
     def select(self, rows: Sequence[int] | Int[Tensor, "R"]) -> None:
         """Keep, drop, repeat or reorder sequences: row r continues what row rows[r] has been."""
-        chosen = integers(rows, "rows")
+        chosen = integer_tensor(rows, "rows")
         if self.held is None:
             return
         key, value = self.held
@@ -112,7 +113,7 @@ class SelfCache(Cache):
     def __init__(self, capacity: int | None = None):
         super().__init__()
         if capacity is not None:
-            whole("capacity", capacity)
+            check_integer("capacity", capacity)
         self.capacity = capacity
         self._filled = 0  # in the longest row
         self._length: Tensor | None = None
@@ -137,7 +138,7 @@ class SelfCache(Cache):
     def select(self, rows: Sequence[int] | Int[Tensor, "R"]) -> None:
         super().select(rows)
         if self._lengths is not None:
-            self._lengths = self._lengths[integers(rows, "rows").to(self._lengths.device)]
+            self._lengths = self._lengths[integer_tensor(rows, "rows").to(self._lengths.device)]
 
     def join(self, other: Cache) -> None:
         assert isinstance(other, SelfCache)
@@ -264,13 +265,13 @@ class CrossCache(Cache):
 
     def select(self, rows: Sequence[int] | Int[Tensor, "R"]) -> None:
         """Row r continues what row rows[r] has been, and has a source of its own."""
-        chosen = integers(rows, "rows")
+        chosen = integer_tensor(rows, "rows")
         super().select(chosen if self.beams == 1 else chosen // self.beams)
         self.beams = 1
 
     def share(self, sources: Sequence[int] | Int[Tensor, "M"] | None, beams: int) -> None:
         """Keep these sources (None: all of them, untouched), each for `beams` rows in a row."""
-        whole("beams", beams)
+        check_integer("beams", beams)
         if sources is not None:
             super().select(sources)
         self.beams = beams

@@ -22,10 +22,13 @@ import torch
 from torch import Tensor
 
 from regard.attention.algebra import At as At
+from regard.attention.algebra import Dense as Dense
 from regard.attention.algebra import Mask as Mask
-from regard.attention.algebra import Span
-from regard.attention.host import integers, on_host, shown, whole
+from regard.attention.algebra import Span, check_batch
+from regard.attention.algebra import four_axes as four_axes
+from regard.attention.checks import check_integer, integer_tensor, shown
 from regard.attention.packed import Packed as Packed
+from regard.attention.sync import on_host
 
 Offset = int | Tensor | None
 
@@ -44,8 +47,8 @@ def causal(offset: Offset = None) -> Mask:
 def window(left: int, right: int | None = None, offset: Offset = None) -> Mask:
     """Keys at most `left` before and `right` after the query's position, both included."""
     right = left if right is None else right
-    whole("window: left", left, least=0)
-    whole("window: right", right, least=0)
+    check_integer("window: left", left, least=0)
+    check_integer("window: right", right, least=0)
     return Band(left, right, offset)
 
 
@@ -63,7 +66,7 @@ def prefix(n: int | Sequence[int] | Tensor) -> Mask:
 
 def documents(ids: Sequence[int] | Sequence[Sequence[int]] | Tensor) -> Mask:
     """Keys whose document id is the query's own; ids are (S,) or (B, S) integers."""
-    ids = integers(ids, "document ids", axes=(1, 2))
+    ids = integer_tensor(ids, "document ids", axes=(1, 2))
     return Documents(ids[None] if ids.ndim == 1 else ids)
 
 
@@ -92,9 +95,9 @@ class Band(Mask):
 
     def __init__(self, left: int | None, right: int, offset: Offset = None):
         self.left, self.right, self.offset = left, right, offset
-        self.runs = "start" if left is None else "any"
+        self.ranges = "start" if left is None else "any"
         if isinstance(offset, Tensor):
-            integers(offset, "offset", axes=(0, 1))
+            integer_tensor(offset, "offset", axes=(0, 1))
             self.batch = offset.numel() if offset.ndim else 1
         elif offset is not None and (isinstance(offset, bool) or not isinstance(offset, int)):
             raise ValueError(
@@ -124,7 +127,7 @@ class Band(Mask):
         return first, stands + self.right + 1
 
     def check(self, B: int, L: int, S: int) -> None:
-        _check_batch(self, B, "offsets")
+        check_batch(self, B, "offsets")
 
     @property
     def fixed(self) -> bool:
@@ -139,7 +142,7 @@ class Band(Mask):
 class Padding(Mask):
     """Keys below each sentence's length."""
 
-    runs = "start"
+    ranges = "start"
     reads = ("lengths",)
 
     def __init__(self, lengths: Tensor):
@@ -155,7 +158,7 @@ class Padding(Mask):
         return 0, per_sentence(self.lengths, at.batch)
 
     def check(self, B: int, L: int, S: int) -> None:
-        _check_batch(self, B, "lengths")
+        check_batch(self, B, "lengths")
         if self.longest > S:
             raise ValueError(
                 f"padding: a length ({self.longest}) is longer than the keys (S = {S}); "
@@ -169,7 +172,7 @@ class Padding(Mask):
 class Prefix(Mask):
     """The first n keys of each sequence."""
 
-    runs = "start"
+    ranges = "start"
     reads = numbers = ("n",)
 
     def __init__(self, n: int | Tensor):
@@ -186,7 +189,7 @@ class Prefix(Mask):
         return at.start, at.start + self._count(at)
 
     def check(self, B: int, L: int, S: int) -> None:
-        _check_batch(self, B, "prefixes")
+        check_batch(self, B, "prefixes")
 
     @property
     def fixed(self) -> bool:
@@ -206,8 +209,8 @@ class Documents(Mask):
         self.ids = ids
         self.batch = len(ids)
         self.edges = _edges(ids) if on_host(ids) else None
-        """First and past-the-last column of each position's document, where it is one run."""
-        self.runs = "any" if self.edges is not None else ""
+        """First and past-the-last column of each position's document, where it is one range."""
+        self.ranges = "any" if self.edges is not None else ""
 
     def rule(self, at: At) -> Tensor:
         batch = at.batch if self.batch > 1 else at.batch * 0
@@ -222,7 +225,7 @@ class Documents(Mask):
         return first, last
 
     def check(self, B: int, L: int, S: int) -> None:
-        _check_batch(self, B, "rows of ids")
+        check_batch(self, B, "rows of ids")
         if self.ids.shape[1] != S:
             raise ValueError(
                 f"documents: {self.ids.shape[1]} ids for {S} keys; pass one id for each key"
@@ -240,7 +243,7 @@ class Documents(Mask):
 class Packing(Mask):
     """Keys of the query's own sequence, in a batch whose sequences are laid end to end."""
 
-    runs = "any"
+    ranges = "any"
     packs = True
     reads = ("query", "source", "_members")
 
@@ -303,76 +306,16 @@ class Packing(Mask):
         return f"packed({shown(self.query.lengths)}, {shown(self.source.lengths)})"
 
 
-class Dense(Mask):
-    """A boolean tensor."""
-
-    reads = ("allowed",)
-
-    def __init__(self, allowed: Tensor):
-        if not isinstance(allowed, Tensor) or allowed.dtype != torch.bool:
-            given = allowed.dtype if isinstance(allowed, Tensor) else type(allowed).__name__
-            raise ValueError(
-                f"a mask tensor must be boolean (True = may attend), got {given}; "
-                "convert it, or pass additive values as bias"
-            )
-        self.allowed = four_axes(allowed, "mask")
-        self.batch, self.heads = self.allowed.shape[:2]
-
-    def rule(self, at: At) -> Tensor:
-        allowed = self.allowed
-        index = (at.batch, at.head, at.row, at.column)
-        # A tensor is indexed, not compared, so axes of length 1 stand for every index.
-        return allowed[tuple(i if n > 1 else i * 0 for i, n in zip(index, allowed.shape))]
-
-    def check(self, B: int, L: int, S: int) -> None:
-        _check_batch(self, B, "masks")
-        for name, have, need in zip("LS", self.allowed.shape[2:], (L, S)):
-            if have not in (1, need):
-                raise ValueError(
-                    f"mask of shape {tuple(self.allowed.shape)} does not broadcast to "
-                    f"(B, H, L = {L}, S = {S}): its {name} is {have}"
-                )
-
-    def __str__(self) -> str:
-        return f"from_tensor({'x'.join(map(str, self.allowed.shape))})"
-
-
-def four_axes(tensor: Tensor, name: str) -> Tensor:
-    """A tensor that broadcasts to (B, H, L, S), with all four axes; a lone leading axis is B."""
-    if not isinstance(tensor, Tensor):
-        raise ValueError(
-            f"{name} must be a tensor that broadcasts to (B, H, L, S), got {shown(tensor)}"
-        )
-    match tensor.ndim:
-        case 4:
-            return tensor
-        case 3:
-            return tensor[:, None]
-        case n if n < 3:
-            return tensor[(None,) * (4 - n)]
-    raise ValueError(
-        f"{name} of shape {tuple(tensor.shape)} has {tensor.ndim} axes; "
-        "it must broadcast to (B, H, L, S)"
-    )
-
-
 def per_sentence(values: Tensor, batch: Tensor) -> Tensor:
     """One value for each index of the batch; a single value serves all."""
     return values if values.ndim == 0 else values[batch if len(values) > 1 else batch * 0]
 
 
 def _counts(values: Any, name: str, axes: tuple[int, ...]) -> Tensor:
-    counts = integers(values, name, axes)
+    counts = integer_tensor(values, name, axes)
     if on_host(counts) and counts.numel() and int(counts.min()) < 0:
         raise ValueError(f"{name} ({shown(counts)}) must not be negative; they count keys")
     return counts
-
-
-def _check_batch(mask: Mask, B: int, what: str) -> None:
-    if mask.batch not in (1, B):
-        raise ValueError(
-            f"{mask}: {mask.batch} {what} for a batch of {B}; pass one for each sentence"
-        )
 
 
 def _edges(ids: Tensor) -> tuple[Tensor, Tensor] | None:

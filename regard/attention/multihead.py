@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from regard.attention.arguments import check_beta, check_dropout, check_input, check_mask
 from regard.attention.attend import attend
 from regard.attention.cache import Cache, Pair
-from regard.attention.host import shown, whole
+from regard.attention.checks import check_integer, shown
 from regard.attention.mask import Mask
 from regard.attention.position import AttentionPosition, Positions
 from regard.attention.score import Score
@@ -92,7 +92,7 @@ class MultiHeadAttention(nn.Module):
         }
         for name, size in given.items():
             if size is not None:
-                whole(name, size)
+                check_integer(name, size)
         if key_width is None:
             _divides("heads", heads, "width", width)
             key_width = width // heads

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from regard.attention.host import integers, shown
+from regard.attention.checks import integer_tensor, shown
 
 
 class Packed:
@@ -16,7 +16,7 @@ class Packed:
     """
 
     def __init__(self, lengths: Sequence[int] | Tensor, device: torch.device | str | None = None):
-        given = integers(lengths, "packed lengths")
+        given = integer_tensor(lengths, "packed lengths")
         self.lengths = given.cpu()
         if self.lengths.numel() and int(self.lengths.min()) < 0:
             raise ValueError(

@@ -11,9 +11,8 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend
 
 from regard.attention.arguments import Arguments
-from regard.attention.backends import flex, runs
+from regard.attention.backends import flex, ranges
 from regard.attention.backends.sdpa import fit
-from regard.attention.host import on_host
 from regard.attention.mask import (
     Band,
     Dense,
@@ -22,6 +21,7 @@ from regard.attention.mask import (
     Packing,
     Padding,
 )
+from regard.attention.sync import on_host
 
 BACKENDS = ("formula", "sdpa", "packed", "flex")
 
@@ -50,7 +50,7 @@ _SHORT_TENSOR = Plan(
 _BAND = Plan("packed", "band", "the mask is a band around the diagonal: two numbers for the kernel")
 _PADDING = Plan("packed", "padding", "the real keys of each sentence are read as a packed sequence")
 _LENGTHS = Plan("packed", "lengths", "sequences lie end to end: the kernel takes their offsets")
-_RUNS = Plan("packed", "runs", "each query sees one run of keys: only those are computed")
+_RANGES = Plan("packed", "ranges", "each query sees one range of keys: only those are computed")
 _BLOCKS = Plan("flex", "blocks", "the mask leaves out whole blocks, which FlexAttention skips")
 
 
@@ -80,11 +80,11 @@ def choose(given: Arguments, dropout: float, backend: str) -> Plan:
         return flag
     assert mask is not None
     if mask.packing is not None and _has_runs(mask, query):
-        return _RUNS
+        return _RANGES
     # Smaller problems are done before the rectangles are gathered.
     large = query.device.type == "cpu" and L * S >= 2**16 and dropout == 0
     if large and _has_runs(mask, query) and _pays(mask, query, key):
-        return _RUNS
+        return _RANGES
     return _TENSOR
 
 
@@ -174,9 +174,9 @@ def _insist(backend: str, given: Arguments, dropout: float) -> Plan:
         if plan is not None:
             return plan
     if _has_runs(mask, query):
-        return _RUNS
+        return _RANGES
     raise ValueError(
-        f"backend 'packed' cannot express {mask}: some query's keys are not one run; use 'auto'"
+        f"backend 'packed' cannot express {mask}: some query's keys are not one range; use 'auto'"
     )
 
 
@@ -221,8 +221,8 @@ def _bottom_right(band: Band, L: int, S: int) -> bool:
 
 
 def _has_runs(mask: Mask, query: Tensor) -> bool:
-    """Whether the mask is one run of keys for each query, known without asking a device."""
-    if query.device.type not in ("cpu", "cuda") or not mask.runs:
+    """Whether the mask is one range of keys for each query, known without asking a device."""
+    if query.device.type not in ("cpu", "cuda") or not mask.ranges:
         return False
     return all(tensor.device.type == "cpu" for tensor in mask.tensors)
 
@@ -231,7 +231,7 @@ def _pays(mask: Mask, query: Tensor, key: Tensor) -> bool:
     """Whether the rectangles leave out enough; a compiler cannot know, and takes them."""
     if torch.compiler.is_compiling():
         return True
-    covered = runs.divide(mask, query, key).covered
+    covered = ranges.divide(mask, query, key).covered
     return covered < (0.85 if query.shape[2] * key.shape[2] >= 2**20 else 0.5)
 
 
@@ -313,4 +313,4 @@ def _kernel(plan: Plan, given: Arguments, dropout: float) -> str:
         enable_gqa=query.shape[1] != key.shape[1],
     )
     name = _NAMES[SDPBackend(choice)]
-    return f"{name} on runs of keys" if plan.route == "runs" else name
+    return f"{name} on ranges of keys" if plan.route == "ranges" else name

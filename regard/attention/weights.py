@@ -19,8 +19,9 @@ from torch import Tensor
 from regard.attention.arguments import Arguments, arguments
 from regard.attention.attend import distribution, for_each_head
 from regard.attention.backends import flex
-from regard.attention.host import integers, on_host, shown, whole
+from regard.attention.checks import check_integer, integer_tensor, shown
 from regard.attention.mask import Mask
+from regard.attention.sync import on_host
 
 CHUNK = 2**21
 """Weights held at a time while streaming: 8 MiB in float32, a few times over."""
@@ -66,10 +67,10 @@ def statistics(
 ) -> Statistics:
     """Entropy, top weights and mass received over all rows, in O(L + S) memory.
 
-    On CUDA a Triton kernel streams over the keys, for masks that give each row one run of keys;
+    On CUDA a Triton kernel streams over the keys, for masks that give each row one range of keys;
     elsewhere, and for other masks, whole rows are computed a chunk at a time.
     """
-    whole("topk", topk)
+    check_integer("topk", topk)
     given = arguments(query, key, key, mask, beta, bias)
     found = _streamed(given, topk) if _streams(given, topk) else _chunked(given, topk)
     return Statistics(*(t.reshape(*given.lead, *t.shape[2:]) for t in found))
@@ -100,7 +101,7 @@ def _rows(rows: int | slice | Sequence[int] | Tensor | None, query: Tensor) -> T
             raise ValueError(f"rows ({rows}): {error}; try slice(0, {L})") from None
         end = chosen.start + len(chosen) * chosen.step
         return torch.arange(chosen.start, end, chosen.step, device=device)
-    which = integers([rows] if isinstance(rows, int) else rows, "rows").long()
+    which = integer_tensor([rows] if isinstance(rows, int) else rows, "rows").long()
     if on_host(which) and bool(((which < -L) | (which >= L)).any()):
         reach = f"lie from {-L} to {L - 1}" if L else "be none"
         raise ValueError(f"rows ({shown(which)}) must {reach}: the number of queries is {L}")
@@ -138,7 +139,7 @@ def _streams(given: Arguments, topk: int) -> bool:
         and query.dtype in (torch.bfloat16, torch.float16, torch.float32)
         and query.shape[-1] <= 256
         and topk <= 16
-        and (mask is None or bool(mask.runs))
+        and (mask is None or bool(mask.ranges))
         and not isinstance(given.beta, Tensor)
         and 0 < given.beta < float("inf")
         and min(*query.shape, *given.key.shape) > 0

@@ -9,7 +9,7 @@ for now, and what is there is decoded.
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
-from regard.attention.host import whole
+from regard.attention.checks import check_integer
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -23,28 +23,35 @@ def in_order(
     sentences: int = 64,
     tokens: int = 4096,
     window: int = 4096,
+    soon: bool = True,
 ) -> Iterator[Result]:
     """Decode all items in batches, and give each result as soon as all before it are there.
 
     A batch holds at most `sentences` of them and, padded to its longest, at most `tokens` tokens;
     one that is longer has a batch of its own. `length` is what an item is sorted by. At most
-    `window` items are held. The first window is one batch, and each is twice as large as the one
-    before, so that the first results come soon. None is no item: it ends a window early.
+    `window` items are held. With `soon` the first window is one batch, and each is twice as large
+    as the one before, so that the first results come soon. None is no item: it ends a window early.
     """
     for name, size in (("sentences", sentences), ("tokens", tokens), ("window", window)):
-        whole(name, size)
+        check_integer(name, size)
+    for some in windows(items, min(sentences, window) if soon else window, window):
+        yield from _window(some, decode, [length(one) for one in some], sentences, tokens)
+
+
+def windows(items: Iterable[Item | None], first: int, most: int) -> Iterator[list[Item]]:
+    """Items in lists, each twice as long as the one before; None ends one early."""
     held: list[Item] = []
-    size = min(sentences, window)
+    size = first
     for item in items:
         if item is not None:
             held.append(item)
         if len(held) == size or (item is None and held):
             # Who has to wait for items is not made to wait for more of them next time.
-            size = min(2 * size, window) if item is not None else min(sentences, window)
-            yield from _window(held, decode, [length(one) for one in held], sentences, tokens)
+            size = min(2 * size, most) if item is not None else first
+            yield held
             held = []
     if held:
-        yield from _window(held, decode, [length(one) for one in held], sentences, tokens)
+        yield held
 
 
 def batches(lengths: Sequence[int], sentences: int, tokens: int) -> list[list[int]]:

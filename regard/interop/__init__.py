@@ -3,62 +3,36 @@
     imported = read("opus-mt-en-de")      a folder, a file in it, or a name on the hub
     write(model, "folder", "marian")      refused, with the reason, where Marian has no such model
 
-A format is one module of this package with two functions, `read` and `write`: see `Format`. It
+A format is one module of this package with two functions, `read` and `write`: see `format.py`. It
 reads files with `tensors.py`, and describes itself by a list of `Pair`s that serves both ways.
 """
 
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, get_args, runtime_checkable
+from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
 if TYPE_CHECKING:
     from torch import nn
 
+    from regard.interop.format import Format, Imported, Task
+
 Kind: TypeAlias = Literal["marian", "vit"]
 _TIMM = ("vit_", "deit", "flexivit")  # how its names of plain ViTs begin
-Task: TypeAlias = dict[str, Any]
-"""What the model is for, and what it takes to use it: a section of the folder's config.json."""
 
 
-@dataclass(frozen=True)
-class Imported:
-    """A model from elsewhere, as `checkpoint.save` wants it."""
-
-    model: "nn.Module"
-    files: Mapping[str, bytes | Path] = field(default_factory=dict)
-    """Tokenizer files and the like, kept as they are."""
-    task: Task | None = None
-    origin: str | None = None
-    """Where the weights came from, in words for the model card."""
-    notes: tuple[str, ...] = ()
-    """What the user should know, one line each: what is missing, say."""
-
-
-@runtime_checkable
-class Format(Protocol):
-    """One library's way of keeping a model."""
-
-    def read(self, source: Path) -> Imported:
-        """The model in a folder, or in a file whose config.json lies beside it."""
-
-    def write(
-        self,
-        model: "nn.Module",
-        folder: Path,
-        *,
-        files: Mapping[str, bytes | Path],
-        task: Task | None,
-    ) -> None:
-        """Writes a new folder; a ValueError says why where that library has no such model."""
-
-
-def read(source: str | Path) -> Imported:
+def read(source: str | Path) -> "Imported":
     """Whatever model there is in a folder, in a file, or under a name on the hub."""
     path = find(source)
-    imported = _format(detect(path)).read(path)
+    kind = detect(path)
+    if kind == "timm":
+        from regard.interop import timm
+
+        imported = timm.read(path)
+    else:
+        imported = _format(kind).read(path)
     if path == Path(source):
         return imported
     return replace(imported, origin=f"{source}, from the hub.")  # not the place it was put
@@ -70,27 +44,27 @@ def write(
     kind: str,
     *,
     files: Mapping[str, bytes | Path] | None = None,
-    task: Task | None = None,
+    task: "Task | None" = None,
 ) -> None:
     """Writes the model into a new folder, as the library named by `kind` wants it."""
     _format(kind).write(model, Path(folder), files=files or {}, task=task)
 
 
 def detect(source: Path) -> str:
-    """Which format a folder's config.json speaks of."""
+    """Which format a folder's config.json speaks of: marian, vit (Hugging Face's) or timm."""
     from regard.interop.tensors import settings
 
     config = settings(source)
     kind = config.get("model_type")
-    if kind is None and str(config.get("architecture", "")).startswith(_TIMM):  # timm's
-        return "vit"
+    if kind is None and str(config.get("architecture", "")).startswith(_TIMM):
+        return "timm"
     if kind in get_args(Kind):
         return str(kind)
     if config.get("regard") is not None:
         raise ValueError(f"{source} is a Regard folder already; use it as it is")
-    said = json.dumps(kind if kind is not None else config.get("architecture"))
+    name = json.dumps(kind if kind is not None else config.get("architecture"))
     raise ValueError(
-        f"{source} holds a model that cannot be imported (model_type {said}); "
+        f"{source} holds a model that cannot be imported (model_type {name}); "
         f"known are {', '.join(get_args(Kind))} and timm's vit_*, deit* and flexivit*"
     )
 
@@ -123,7 +97,7 @@ def find(source: str | Path) -> Path:
     return folder
 
 
-def _format(kind: str) -> Format:
+def _format(kind: str) -> "Format":
     match kind:
         case "marian":
             import regard.interop.marian as marian

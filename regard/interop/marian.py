@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from regard.attention.position import Sinusoidal
 from regard.config import from_json
-from regard.interop import Imported, Task
+from regard.interop.format import Imported, Task
 from regard.interop.tensors import Pair, Tensors, fill, give, load, save, settings
 from regard.model.block import Activation
 from regard.model.transformer import Share, TextSource, Transformer, TransformerConfig

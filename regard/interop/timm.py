@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.interop import Imported
+from regard.interop.format import Imported
 from regard.interop.tensors import Pair, Tensors, fill, load, settings, size
 from regard.interop.vit import HEADLESS, add_zeros, classify, embedding, empty, numbered
 from regard.model.block import Activation

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.config import from_json
-from regard.interop import Imported, Task
+from regard.interop.format import Imported, Task
 from regard.interop.tensors import Pair, Tensors, fill, give, load, save, settings
 from regard.model.block import Activation
 from regard.model.embedding import image_size
@@ -24,13 +24,26 @@ HEADLESS = "it has no head: model.with_classes(n) gives it one, to be trained"
 
 
 def read(source: Path) -> Imported:
-    """A folder of Hugging Face's, or of timm's, whose config.json names an architecture instead."""
+    """A folder of Hugging Face's."""
     said = settings(source)
-    if "model_type" not in said and "architecture" in said:
-        from regard.interop import timm
+    tensors = load(source)
+    prefix = "vit." if any(name.startswith("vit.") for name in tensors) else ""
+    headed = "classifier.weight" in tensors or _classifies(said)
+    tanh = not headed and any(name.startswith(f"{prefix}pooler.") for name in tensors)
+    config = _config(said, tensors, headed, tanh)
 
-        return timm.read(source)
-    return _read(source, said)
+    model, pairs = empty(config), _pairs(config, prefix, tanh)
+    if not said.get("qkv_bias", True):
+        add_zeros(tensors, model, pairs, ("query.bias", "key.bias", "value.bias"))
+    if not headed:
+        add_zeros(tensors, model, pairs, ("classifier.weight", "classifier.bias"))
+    fill(model, tensors, pairs, source)
+
+    labels = _labels(said, config, source) if headed else None
+    task = classify(config, labels) | _processing(source, config)
+    name = (source if source.is_dir() else source.parent).resolve().name
+    origin = f"The ViT {name}, of Hugging Face's transformers."
+    return Imported(model, task=task, origin=origin, notes=() if headed else (HEADLESS,))
 
 
 def write(
@@ -64,27 +77,6 @@ _ACTIVATIONS: dict[str, Activation] = {
     "swish": "silu",
 }
 _RESAMPLE = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic", 4: "box", 5: "hamming"}
-
-
-def _read(source: Path, said: Mapping[str, Any]) -> Imported:
-    tensors = load(source)
-    prefix = "vit." if any(name.startswith("vit.") for name in tensors) else ""
-    headed = "classifier.weight" in tensors or _classifies(said)
-    tanh = not headed and any(name.startswith(f"{prefix}pooler.") for name in tensors)
-    config = _config(said, tensors, headed, tanh)
-
-    model, pairs = empty(config), _pairs(config, prefix, tanh)
-    if not said.get("qkv_bias", True):
-        add_zeros(tensors, model, pairs, ("query.bias", "key.bias", "value.bias"))
-    if not headed:
-        add_zeros(tensors, model, pairs, ("classifier.weight", "classifier.bias"))
-    fill(model, tensors, pairs, source)
-
-    labels = _labels(said, config, source) if headed else None
-    task = classify(config, labels) | _processing(source, config)
-    name = (source if source.is_dir() else source.parent).resolve().name
-    origin = f"The ViT {name}, of Hugging Face's transformers."
-    return Imported(model, task=task, origin=origin, notes=() if headed else (HEADLESS,))
 
 
 def _classifies(said: Mapping[str, Any]) -> bool:

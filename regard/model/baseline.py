@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from regard.attention.arguments import check_input, check_mask
 from regard.attention.cache import Cache, SelfCache
-from regard.attention.host import shown, whole
+from regard.attention.checks import check_integer, shown
 from regard.attention.mask import Band, Mask, Padding
 from regard.attention.packed import Packed
 
@@ -42,7 +42,7 @@ class Baseline(nn.Module):
 
     def __init__(self, width: int):
         super().__init__()
-        whole("width", width)
+        check_integer("width", width)
         self.width = width
 
     def forward(
@@ -175,8 +175,8 @@ class Convolution(Baseline):
 
     def __init__(self, width: int, kernel: int, causal: bool = False, groups: int = 1):
         super().__init__(width)
-        whole("kernel", kernel)
-        whole("groups", groups)
+        check_integer("kernel", kernel)
+        check_integer("groups", groups)
         if width % groups:
             fits = [n for n in range(1, width + 1) if width % n == 0]
             raise ValueError(
@@ -214,7 +214,7 @@ class Dense(Baseline):
 
     def __init__(self, width: int, length: int):
         super().__init__(width)
-        whole("length", length)
+        check_integer("length", length)
         self.length = length
         self.dense = nn.Linear(length * width, length * width)
 

@@ -15,7 +15,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from regard.attention.cache import CrossCache, SelfCache
-from regard.attention.host import whole
+from regard.attention.checks import check_integer
 from regard.attention.mask import Mask
 from regard.model.dropout import Dropout
 
@@ -35,7 +35,7 @@ class FeedForward(nn.Module):
         dropout: float | int = 0.0,
     ):
         super().__init__()
-        whole("feed_forward", hidden)
+        check_integer("feed_forward", hidden)
         self.expand = nn.Linear(width, hidden)
         self.activation = activation
         self.dropout = Dropout(dropout)
@@ -53,7 +53,7 @@ class GatedFeedForward(nn.Module):
 
     def __init__(self, width: int, hidden: int, dropout: float | int = 0.0):
         super().__init__()
-        whole("feed_forward", hidden)
+        check_integer("feed_forward", hidden)
         self.gate = nn.Linear(width, hidden, bias=False)
         self.expand = nn.Linear(width, hidden, bias=False)
         self.dropout = Dropout(dropout)

@@ -10,7 +10,7 @@ from typing import Literal, TypeAlias, get_args
 
 from torch import nn
 
-from regard.attention.host import shown, whole
+from regard.attention.checks import check_integer, shown
 from regard.attention.multihead import MultiHeadAttention
 from regard.attention.position import (
     AttentionPosition,
@@ -98,7 +98,7 @@ def stack(
 ) -> Stack:
     """As many blocks as asked for; a position that acts inside attention goes into each."""
 
-    whole("layers", blocks, least=0)
+    check_integer("layers", blocks, least=0)
 
     def inside() -> AttentionPosition | None:
         part = None if position is None else made(position)
@@ -179,7 +179,7 @@ def position(name: Position, config: BlockConfig, length: int) -> AnyPosition:
         case "learned":
             return Learned(length, config.width)
         case "rotary":
-            whole("heads", config.heads)
+            check_integer("heads", config.heads)
             if config.width // config.heads % 2:
                 raise ValueError(
                     f"rotary positions turn pairs of columns, but width ({config.width}) / heads "

@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from regard.attention.host import integers, whole
+from regard.attention.checks import check_integer, integer_tensor
 from regard.attention.mask import Packed
 from regard.model import build, init
 from regard.model.build import (
@@ -84,7 +84,7 @@ class TextClassifier(nn.Module):
             attention=attention,
             feed_forward=feed_forward,
         )
-        whole("classes", config.classes)
+        check_integer("classes", config.classes)
         if config.pool not in get_args(TextPool):
             known = ", ".join(get_args(TextPool))
             raise ValueError(f"pool ({config.pool!r}) is unknown; choose from {known}")
@@ -161,7 +161,7 @@ class TextClassifier(nn.Module):
 
     def with_classes(self, classes: int) -> "TextClassifier":
         """A copy with a new head, for other labels."""
-        whole("classes", classes)
+        check_integer("classes", classes)
         model = copy.deepcopy(self)
         model.config = replace(self.config, classes=classes)
         old = self.head.weight
@@ -204,4 +204,4 @@ def _last(memory: Float[Tensor, "B S D"], lengths: Lengths) -> Float[Tensor, "T 
 
 
 def _counts(lengths: Tensor | Sequence[int], memory: Tensor) -> Tensor:
-    return integers(lengths, "lengths").to(memory.device).long()
+    return integer_tensor(lengths, "lengths").to(memory.device).long()

@@ -16,7 +16,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from regard.attention.arguments import check_input
-from regard.attention.host import whole
+from regard.attention.checks import check_integer
 from regard.attention.position import Concatenated, InputPosition, Positions
 from regard.model.dropout import Dropout
 
@@ -29,7 +29,7 @@ class Embedded(nn.Module):
 
     def __init__(self, width: int, position: InputPosition | None, dropout: float | int):
         super().__init__()
-        whole("width", width)
+        check_integer("width", width)
         self.width = width
         self.position = position
         self.dropout = Dropout(dropout)
@@ -67,7 +67,7 @@ class Tokens(Embedded):
         dropout: float | int = 0.0,
     ):
         super().__init__(width, position, dropout)
-        whole("vocabulary", vocabulary)
+        check_integer("vocabulary", vocabulary)
         self.scale = math.sqrt(width) if scale else 1.0
         self.table = nn.Embedding(vocabulary, self.inner)
 
@@ -106,7 +106,7 @@ class Patches(Embedded):
     ):
         super().__init__(width, position, dropout)
         self.image, self.grid = image_size(image), grid(image, patch)
-        whole("channels", channels)
+        check_integer("channels", channels)
         self.patch, self.channels = patch, channels
         self.projection = nn.Linear(channels * patch * patch, self.inner)
 
@@ -136,7 +136,7 @@ class Frames(Embedded):
         dropout: float | int = 0.0,
     ):
         super().__init__(width, position, dropout)
-        whole("features", features)
+        check_integer("features", features)
         self.projection = nn.Linear(features, self.inner)
 
     def forward(self, frames: Float[Tensor, "B S F"], at: Positions = 0) -> Float[Tensor, "B S D"]:
@@ -163,15 +163,15 @@ def image_size(image: Size) -> tuple[int, int]:
             f"image {tuple(image)} must be one number or (rows, columns); channels are said apart"
         )
     rows, columns = (image, image) if isinstance(image, int) else image
-    whole("image rows", rows)
-    whole("image columns", columns)
+    check_integer("image rows", rows)
+    check_integer("image columns", columns)
     return rows, columns
 
 
 def grid(image: Size, patch: int) -> tuple[int, int]:
     """How many rows and columns of patches an image has."""
     rows, columns = image_size(image)
-    whole("patch", patch)
+    check_integer("patch", patch)
     if rows % patch or columns % patch:
         fits = tuple(max(patch, round(side / patch) * patch) for side in (rows, columns))
         raise ValueError(

@@ -12,9 +12,10 @@ from typing import TypeAlias
 
 from torch import Tensor
 
-from regard.attention.host import integers, on_host, shown
+from regard.attention.checks import integer_tensor, shown
 from regard.attention.mask import Mask, Packed, causal, packed, padding
 from regard.attention.position import Positions
+from regard.attention.sync import on_host
 
 Lengths: TypeAlias = Packed | Tensor | Sequence[int] | None
 
@@ -79,7 +80,7 @@ def _check(lengths: Packed | Tensor | Sequence[int], B: int, L: int) -> None:
                 f"lay the sequences end to end in one row of {lengths.total}"
             )
         return
-    counts = integers(lengths, "lengths")
+    counts = integer_tensor(lengths, "lengths")
     if len(counts) != B:
         raise ValueError(f"{len(counts)} lengths for a batch of {B}; pass one for each sentence")
     if on_host(counts) and B and int(counts.max()) > L:

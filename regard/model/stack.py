@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from regard.attention.cache import CrossCache, SelfCache
-from regard.attention.host import shown
+from regard.attention.checks import shown
 from regard.attention.mask import Mask
 from regard.attention.position import Positions
 from regard.model.block import Block, BlockCache

@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from regard.attention.host import whole
+from regard.attention.checks import check_integer
 from regard.attention.position import Grid, LearnedGrid
 from regard.model import build, init
 from regard.model.block import Activation, Norm
@@ -115,7 +115,7 @@ class VisionTransformer(nn.Module):
         super().__init__()
         build.check(config, VisionConfig, attention=attention, feed_forward=feed_forward)
         self.config = config
-        whole("classes", config.classes)
+        check_integer("classes", config.classes)
         rows, columns = grid(config.image, config.patch)
         self.patches = Patches(
             config.image,
@@ -194,7 +194,7 @@ class VisionTransformer(nn.Module):
 
     def with_classes(self, classes: int) -> "VisionTransformer":
         """A copy with a new head of one linear layer, for other labels."""
-        whole("classes", classes)
+        check_integer("classes", classes)
         model = copy.deepcopy(self)
         model.config = replace(self.config, classes=classes, head_width=None)
         old = self.head.output.weight
@@ -229,7 +229,7 @@ class Head(nn.Module):
     def __init__(self, width: int, classes: int, hidden: int | None):
         super().__init__()
         if hidden is not None:
-            whole("head_width", hidden)
+            check_integer("head_width", hidden)
         self.hidden = None if hidden is None else nn.Linear(width, hidden)
         self.output = nn.Linear(hidden or width, classes)
 

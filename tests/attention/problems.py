@@ -27,7 +27,7 @@ def _lengths(B: int, S: int, draw: Callable[[int], int]) -> list[int]:
 
 
 def _ids(B: int, S: int, draw: Callable[[int], int]) -> Tensor:
-    """Documents as runs of neighbouring keys."""
+    """Documents as ranges of neighbouring keys."""
     return torch.tensor([sorted(draw(5) for _ in range(S)) for _ in range(B)]).view(B, S)
 
 
@@ -148,7 +148,7 @@ def close(have: Tensor, want: Tensor, dtype: torch.dtype) -> None:
 
 def expresses(backend: str, mask: Mask | None) -> bool:
     """Whether the backend has a form for the mask; "auto", "formula" and "sdpa" always have."""
-    return backend != "packed" or (mask is not None and bool(mask.runs))
+    return backend != "packed" or (mask is not None and bool(mask.ranges))
 
 
 def problem(

@@ -185,9 +185,9 @@ BACKENDS: dict[str, Case] = {
         lambda: attend(Q, K, V, backend="packed"),
         *("'packed'", r"packed\(lengths\)", "'auto'"),
     ),
-    "packed, not one run": (
+    "packed, not one range": (
         lambda: attend(Q, K, V, ~causal(), backend="packed"),
-        *("'packed'", r"~causal\(\)", "one run", "'auto'"),
+        *("'packed'", r"~causal\(\)", "one range", "'auto'"),
     ),
     "packed with a bias": (
         lambda: attend(Q, K, V, causal(), bias=zeros(3, 4), backend="packed"),

@@ -274,8 +274,8 @@ def test_a_mask_can_stand_elsewhere(make: Callable[[], Mask], tensor: bool) -> N
     assert torch.equal(
         part.block(rows, columns, 3, 7).expand(-1, -1, 2, 3), whole[:, :, 2 + rows][..., columns]
     )
-    if part.runs:
-        same_runs(part, 3, 7)
+    if part.ranges:
+        same_ranges(part, 3, 7)
     assert part.fixed == (not tensor or str(part) == str(make()))
 
 
@@ -286,10 +286,10 @@ def test_what_says_where_it_stands_stays_there() -> None:
         assert mask.at(5) is mask
 
 
-# --- Runs of keys
+# --- Ranges of keys
 
 
-def same_runs(mask: Mask, L: int, S: int) -> None:
+def same_ranges(mask: Mask, L: int, S: int) -> None:
     """`intervals` says row by row what `tensor` says pair by pair."""
     edges = mask.intervals(L, S)
     assert edges is not None
@@ -316,9 +316,9 @@ def test_runs_are_the_tensor(name: str, B: int, L: int, S: int, seed: int) -> No
     mask = case.mask
     assert mask is not None
     L, S = case.query.shape[2], case.key.shape[2]
-    if mask.runs:
-        same_runs(mask, L, S)
-        if mask.runs == "start" and "packed" not in name:
+    if mask.ranges:
+        same_ranges(mask, L, S)
+        if mask.ranges == "start" and "packed" not in name:
             edges = mask.intervals(L, S)
             assert edges is not None
             assert not edges[0][edges[0] < edges[1]].any()
@@ -326,15 +326,15 @@ def test_runs_are_the_tensor(name: str, B: int, L: int, S: int, seed: int) -> No
         assert mask.intervals(L, S) is None
 
 
-def test_which_masks_have_runs() -> None:
-    assert (causal() & padding([2, 0])).runs == "start"
-    assert (causal() | prefix(2)).runs == "start"
-    assert (causal() & window(2)).runs == "any"
-    assert (packed([2, 1]) & (causal() | prefix(2))).runs == "any"
-    assert documents([0, 0, 1]).runs == "any"
-    assert documents([0, 1, 0]).runs == ""  # a document in pieces
-    assert (window(2) | causal()).runs == ""
-    assert (~causal()).runs == ""
+def test_which_masks_have_ranges() -> None:
+    assert (causal() & padding([2, 0])).ranges == "start"
+    assert (causal() | prefix(2)).ranges == "start"
+    assert (causal() & window(2)).ranges == "any"
+    assert (packed([2, 1]) & (causal() | prefix(2))).ranges == "any"
+    assert documents([0, 0, 1]).ranges == "any"
+    assert documents([0, 1, 0]).ranges == ""  # a document in pieces
+    assert (window(2) | causal()).ranges == ""
+    assert (~causal()).ranges == ""
 
 
 # --- Text
@@ -417,7 +417,7 @@ def test_a_mask_moves_as_a_whole(name: str) -> None:
     L, S = case.query.shape[2], case.key.shape[2]
     assert mask.to("cpu") is mask
     there = mask.to("meta")
-    assert (there.batch, there.heads, there.runs) == (mask.batch, mask.heads, mask.runs)
+    assert (there.batch, there.heads, there.ranges) == (mask.batch, mask.heads, mask.ranges)
     assert all(tensor.device.type == "meta" for tensor in there.tensors)
     assert len(there.tensors) == len(mask.tensors)
     on_meta, here = mask.tensor(L, S, "meta"), mask.tensor(L, S)

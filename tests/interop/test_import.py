@@ -179,7 +179,7 @@ def test_other_configs(config: str, word: str, tmp_path: Path, capsys: Capture) 
     [
         ({"model_type": "marian"}, "marian"),
         ({"model_type": "vit"}, "vit"),
-        ({"architecture": "vit_base_patch16_224"}, "vit"),
+        ({"architecture": "vit_base_patch16_224"}, "timm"),
     ],
 )
 def test_what_a_config_says_it_is(config: dict[str, Any], kind: str, tmp_path: Path) -> None:

@@ -88,7 +88,7 @@ def edges(mask: Mask) -> tuple[int, int]:
 
 
 def sequences(mask: Mask, B: int, device: torch.device) -> tuple[Packed, Packed]:
-    """The sequences of a packed mask, or the documents of one whose documents are runs."""
+    """The sequences of a packed mask, or the documents of one whose documents are ranges."""
     packing = mask.packing
     if packing is not None:
         moved = packing.query.to(device), packing.source.to(device)

@@ -13,9 +13,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from regard.attention.host import integers, on_host
+from regard.attention.checks import integer_tensor
 from regard.attention.mask import Packed
 from regard.attention.multihead import Core, MultiHeadAttention
+from regard.attention.sync import on_host
 from regard.attention.weights import weights
 from regard.decode.engine.parts import Model, target
 from regard.decode.engine.session import Session
@@ -64,7 +65,7 @@ def encoded(
         return unpacked(memory, lengths), lengths.lengths.to(memory.device)
     if lengths is None:
         return memory, None
-    return memory, integers(lengths, "source_lengths").to(memory.device)
+    return memory, integer_tensor(lengths, "source_lengths").to(memory.device)
 
 
 class EagerSession(Session):

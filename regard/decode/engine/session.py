@@ -19,7 +19,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from regard.attention.host import integers, on_host, shown
+from regard.attention.checks import integer_tensor, shown
+from regard.attention.sync import on_host
 from regard.decode.search.constraints import Constraints
 from regard.decode.search.topk import Best, best
 
@@ -137,7 +138,7 @@ class Session:
 
     def _chosen(self, rows: Int[Tensor, "R"]) -> Int[Tensor, "R"]:
         """Rows as integers; those that the host knows must be there."""
-        rows = integers(rows, "rows")
+        rows = integer_tensor(rows, "rows")
         if on_host(rows) and rows.numel():
             low, high = int(rows.min()), int(rows.max())
             if low < 0 or high >= self.rows:

@@ -25,7 +25,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from regard.attention.host import whole
+from regard.attention.checks import check_integer
 from regard.decode.engine.session import Attentive, Session
 from regard.decode.search.constraints import Constraints, Length
 from regard.decode.search.hypothesis import Hypothesis
@@ -68,8 +68,8 @@ def beam(
     A hypothesis that reaches its greatest length counts as it is, without an end. With a width of
     1 the first end is the result: greedy search. `coverage` is β, and needs an Attentive session.
     """
-    whole("width", width)
-    whole("n_best", n_best)
+    check_integer("width", width)
+    check_integer("n_best", n_best)
     if n_best > width:
         raise ValueError(f"n_best ({n_best}) must not exceed width ({width}); widen the beam")
     if not 0 <= coverage < math.inf:

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from regard.attention.host import shown, whole
+from regard.attention.checks import check_integer, shown
 
 Length = int | Sequence[int]
 """One for all sentences, or one for each."""
@@ -37,7 +37,7 @@ class Constraints:
         self.banned = sorted(set(banned))
         for name, tokens in (("end", [end]), ("banned", self.banned)):
             for token in tokens:
-                whole(name, token, least=0)
+                check_integer(name, token, least=0)
                 if token >= vocabulary:
                     raise ValueError(
                         f"{name} ({token}) must be a token, from 0 to {vocabulary - 1}"
@@ -86,5 +86,5 @@ def _lengths(name: str, given: Length, sentences: int, least: int) -> list[int]:
             f"{name} ({shown(given)}) must be one number, or one for each of {sentences}"
         )
     for length in lengths:
-        whole(name, length, least)
+        check_integer(name, length, least)
     return lengths

@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from regard.attention.host import whole
+from regard.attention.checks import check_integer
 from regard.decode.engine.session import Session
 from regard.decode.search.constraints import Constraints, Length
 from regard.decode.search.greedy import Paths
@@ -49,7 +49,7 @@ def sample(
             f"temperature ({temperature}) must be above 0; for the likeliest tokens use greedy()"
         )
     if top_k is not None:
-        whole("top_k", top_k)
+        check_integer("top_k", top_k)
     if top_p is not None and not 0 < top_p <= 1:
         raise ValueError(f"top_p ({top_p}) must be above 0 and at most 1; try 0.9")
     indices = range(len(prompts)) if indices is None else indices
@@ -114,7 +114,7 @@ def log_probabilities(
 def uniforms(seed: int, indices: Sequence[int], length: int) -> np.ndarray:
     """(B, length) numbers from 0 to 1, row b from (seed, indices[b]) alone."""
     for name, number in (("seed", seed), *(("index", index) for index in indices)):
-        whole(name, number, least=0)
+        check_integer(name, number, least=0)
     rows = [
         np.random.Generator(np.random.Philox(key=np.array([seed, index], np.uint64))).random(length)
         for index in indices

@@ -1,20 +1,20 @@
-"""Layers that mix the positions of a sequence: what each costs, by formula and by count.
+"""Layers that mix the positions of a sequence: their cost by formula, and counted.
 
-n positions of width d; k taps of a convolution; h heads; a window of w positions to each side.
+n positions of width d; a convolution's kernel size k; h heads; a window of w positions each side.
 
-    attention        4nd² + 2n²d    projections, and two products of every pair
-    convolution      knd²           depthwise knd
-    recurrence       8nd², 6nd², 2nd²   LSTM, GRU and the plain one, step after step
-    dense            n²d²           one weight for each pair of numbers
+    attention        4nd² + 2n²d        projections, and two products over all pairs
+    convolution      knd²               depthwise knd
+    recurrence       8nd², 6nd², 2nd²   LSTM, GRU and Elman, one step after another
+    dense            n²d²               one weight for each pair of numbers
 
-Vaswani et al. (2017), table 1, with nothing left out.
+Vaswani et al. (2017), table 1, with constant factors and projections.
 """
 
 import math
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -23,25 +23,25 @@ from regard.attention.attend import attend
 from regard.attention.checks import check_integer
 from regard.attention.mask import window
 from regard.attention.multihead import MultiHeadAttention
-from regard.lab.cost.count import Counter, Counts, counted, without_memory
+from regard.lab.cost.count import Counts, counted, saved_tensors, without_memory
 from regard.lab.cost.path import longest_path
 from regard.model.baseline import Convolution, Dense, Recurrent
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """Of one layer and its input."""
+    """The sizes of one layer and its input."""
 
     length: int = 512
-    """n, positions."""
+    """n, the number of positions."""
     width: int = 512
-    """d, numbers for each position."""
+    """d, the width of each position."""
     kernel: int = 3
-    """k, taps of a convolution."""
+    """k, the kernel size of a convolution."""
     heads: int = 8
-    """h, of attention."""
+    """h, the number of attention heads."""
     window: int = 64
-    """w, positions to each side that windowed attention sees."""
+    """w, positions that windowed attention sees on each side."""
     batch: int = 1
 
     def __post_init__(self) -> None:
@@ -57,23 +57,23 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Cost:
-    """A layer's cost; `None` where there is none to name."""
+    """A layer's cost by formula."""
 
     parameters: int
     multiply_adds: int
     additions: int | None
     steps: int
-    """Products of which each waits for the one before."""
+    """Sequential steps: products of which each needs the result of the one before."""
     path: int | None
-    """Products between the first position and the last, at least; steps where it is recurrent.
-    None where no number of layers leads there."""
+    """The fewest products between the first position and the last; steps, where it is recurrent.
+    None where no number of layers connects them."""
     cache: int
-    """Numbers to keep for the next position, when positions come one by one."""
+    """Numbers in the cache (KV cache, recurrent state) when positions come one by one."""
 
 
 @dataclass(frozen=True)
 class Measured:
-    """What came out when the layer was run."""
+    """What was counted while the layer ran."""
 
     parameters: int
     multiply_adds: int
@@ -81,27 +81,27 @@ class Measured:
     others: int
     steps: int
     path: int | None
-    """None where no number of layers leads there, and where it is too far to follow."""
+    """None where no number of layers connects the ends, or the sequence is too long to follow."""
     activations: int
-    """Numbers kept for the backward pass."""
+    """Numbers saved for the backward pass."""
 
 
 class Layer(NamedTuple):
     name: str
     parameters: str
-    """Their number, as one writes it."""
+    """The formula, as are the following."""
     multiply_adds: str
     steps: str
     path: str
     cost: Callable[[Sizes], Cost]
     make: Callable[[Sizes], nn.Module]
     real: bool = False
-    """Whether it has to be run for real. A window's rectangles are made from numbers, and without
-    memory recurrence would take more time than it takes."""
+    """Whether it runs on real tensors. A window's blocks depend on values, and recurrence on fake
+    tensors is slower than on real ones."""
 
 
 class Attention(nn.Module):
-    """Attention itself, without projections: every row is query, key and value."""
+    """Attention without projections: every row is query, key and value."""
 
     def __init__(self, heads: int):
         super().__init__()
@@ -113,7 +113,7 @@ class Attention(nn.Module):
 
 
 class Windowed(Attention):
-    """The same, where each position sees those nearby; what lies outside is not computed."""
+    """The same in a window: pairs outside it are not computed."""
 
     def __init__(self, heads: int, around: int):
         super().__init__(heads)
@@ -140,7 +140,7 @@ class Plain(nn.Module):
 
 
 def _products(pairs: int, s: Sizes) -> Counts:
-    """Two products and a softmax over so many pairs of positions, of all heads."""
+    """Two products and a softmax over this many pairs of positions, in all heads."""
     n, d, h = s.batch * s.length, s.width, s.heads
     scores = pairs * (d - h)
     softmax = h * (pairs - n)
@@ -169,7 +169,7 @@ def _attention(s: Sizes) -> Cost:
 
 
 def pairs_in_window(length: int, around: int) -> int:
-    """Pairs of positions at most so far apart."""
+    """Pairs of positions that are at most `around` apart."""
     w = min(around, length - 1)
     return length * (2 * w + 1) - w * (w + 1)
 
@@ -191,7 +191,7 @@ def _convolution(s: Sizes, groups: int) -> Cost:
 
 
 def _recurrent(s: Sizes, gates: int, elementwise: int, states: int) -> Cost:
-    """`elementwise` additions of each state's numbers, beside those of the products."""
+    """`elementwise` additions for each number of the state, beside those of the products."""
     n, d = s.batch * s.length, s.width
     weights = 2 * gates * d * d
     return Cost(
@@ -301,7 +301,7 @@ LAYERS: tuple[Layer, ...] = (
 
 
 def layer(name: str) -> Layer:
-    """By name."""
+    """The layer of this name."""
     found = [each for each in LAYERS if each.name == name]
     if not found:
         known = ", ".join(each.name for each in LAYERS)
@@ -312,27 +312,29 @@ def layer(name: str) -> Layer:
 # The counts
 
 LITTLE, MUCH = 10**7, 3 * 10**9
-"""Multiply-adds up to which a layer is run for real, and recurrence and windows, which have to be.
-The others are run without memory, where nothing takes time but to start."""
+"""Multiply-adds up to which a layer runs on real tensors, and up to which those do that must.
+All others run on fake tensors, which take no time but to start."""
 
 FARTHEST = 2048
-"""Positions up to which a path is followed, layer by layer."""
+"""Positions up to which the longest path is measured."""
 
 
 def measure(layer: Layer, sizes: Sizes) -> Measured | None:
-    """Runs the layer forwards and counts; None where that would take long."""
+    """Runs the layer forward and counts; None where that would take long."""
     work = layer.cost(sizes).multiply_adds
     real = layer.real or work <= LITTLE
     if real and work > MUCH:
         return None
-    # In float64 recurrence is as many operators as it has steps, where float32 has one for all.
+    # In float64 recurrence runs step by step; in float32 one fused operator hides the steps.
     with nullcontext() if real else without_memory():
         module = layer.make(sizes)
         if real:
             module = module.double()
         dtype = torch.float64 if real else torch.float32
         shape = sizes.batch, sizes.length, sizes.width
-        counter, kept = _run(module, torch.zeros(shape, dtype=dtype, requires_grad=True))
+        x = torch.zeros(shape, dtype=dtype, requires_grad=True)
+        with saved_tensors(module) as saved:
+            counter = counted(lambda: module(x))
     far = sizes.length > FARTHEST
     return Measured(
         sum(parameter.numel() for parameter in module.parameters()),
@@ -341,29 +343,11 @@ def measure(layer: Layer, sizes: Sizes) -> Measured | None:
         counter.total.others,
         counter.chain,
         None if far else measured_path(layer, sizes),
-        kept,
+        saved.numbers,
     )
 
 
 def measured_path(layer: Layer, sizes: Sizes) -> int | None:
-    """Products between the first position and the last; the width has nothing to do with it."""
+    """Products between the first position and the last; the width makes no difference."""
     narrow = Sizes(sizes.length, 2, sizes.kernel, 1, sizes.window)
     return longest_path(layer.make(narrow), sizes.length, 2)
-
-
-def _run(module: nn.Module, x: Tensor) -> tuple[Counter, int]:
-    """What is computed forwards, and how many numbers are kept for the way back."""
-    kept: dict[int, int] = {}
-    storages: list[Any] = []
-    own = {parameter.untyped_storage()._cdata for parameter in module.parameters()}
-
-    def keep(tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        if storage._cdata not in own:
-            kept[storage._cdata] = storage.nbytes() // tensor.element_size()
-            storages.append(storage)  # so that no address comes twice
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        counter = counted(lambda: module(x))
-    return counter, sum(kept.values())

@@ -23,7 +23,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from regard.attention.cache import CrossCache
-from regard.attention.host import integers
+from regard.attention.checks import integer_tensor
 from regard.attention.mask import Packed
 from regard.attention.multihead import MultiHeadAttention
 from regard.attention.position import Learned, Sinusoidal
@@ -585,4 +585,4 @@ def _padded(source: Tensor, lengths: Lengths) -> tuple[Tensor, Tensor | None]:
     """A source in each row, and how long each is where that is not all of the row."""
     if isinstance(lengths, Packed):
         return unpacked(source, lengths), lengths.lengths.to(source.device)
-    return source, None if lengths is None else integers(lengths, "source_lengths")
+    return source, None if lengths is None else integer_tensor(lengths, "source_lengths")

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from regard.attention.host import integers
+from regard.attention.checks import integer_tensor
 from regard.attention.mask import Packed
 from regard.decode.engine.int8 import library as native
 from regard.decode.engine.int8.cache import Buffers, Cache, Integers
@@ -197,7 +197,7 @@ def _end_to_end(x: Tensor, lengths: Lengths) -> tuple[Integers, Tensor]:
     elif isinstance(lengths, Packed):
         counts, rows = lengths.lengths.long().cpu(), x[0]
     else:
-        counts = integers(lengths, "source_lengths").long().cpu()
+        counts = integer_tensor(lengths, "source_lengths").long().cpu()
         rows = x[torch.arange(S) < counts[:, None]]
     return counts.numpy(), rows
 

@@ -1,4 +1,4 @@
-"""Attention where every query sees one run of neighbouring keys, computing little else.
+"""Attention where every query sees one range of neighbouring keys, computing little else.
 
 Causal masks, windows, padding, documents, packed sequences and whatever `&` makes of them give
 each row a first and a last key. So the L x S problem falls apart into rectangles: a sequence with
@@ -82,7 +82,7 @@ class _Moved(torch.autograd.Function):
         return ctx.back(grads[0]), None
 
 
-class Runs(NamedTuple):
+class Ranges(NamedTuple):
     groups: list[Group]
     rows: Move | None
     """Queries into the rectangles, group after group; and for keys and values `columns`. None where
@@ -103,33 +103,33 @@ def grouped(call: Call) -> Tensor:
         assert edges is not None
         compiled: Tensor = _opaque(query, key, value, *edges, beta)
         return compiled
-    runs = divide(mask, query, key)
-    return _compute(query, key, value, runs, beta, dropout)
+    ranges = divide(mask, query, key)
+    return _compute(query, key, value, ranges, beta, dropout)
 
 
-def divide(mask: Mask, query: Tensor, key: Tensor) -> Runs:
-    """The rectangles of a mask that has runs, made once for each mask and shape."""
+def divide(mask: Mask, query: Tensor, key: Tensor) -> Ranges:
+    """The rectangles of a mask that has ranges, made once for each mask and shape."""
     B, L, S, device = query.shape[0], query.shape[2], key.shape[2], query.device
 
-    def build() -> Runs:
+    def build() -> Ranges:
         edges = mask.intervals(L, S, "cpu")
         assert edges is not None
         return _divide(*edges, B, S, device)
 
-    return mask.remember("runs", (B, L, S, device), build)
+    return mask.remember("ranges", (B, L, S, device), build)
 
 
 def _compute(
-    query: Tensor, key: Tensor, value: Tensor, runs: Runs, beta: float, dropout: float
+    query: Tensor, key: Tensor, value: Tensor, ranges: Ranges, beta: float, dropout: float
 ) -> Tensor:
     B, H, L, _ = query.shape
     V = value.shape[-1]
-    if not runs.groups:  # nobody sees anything: zeros that still know where they come from
+    if not ranges.groups:  # nobody sees anything: zeros that still know where they come from
         nothing = query.new_zeros(1, 1, 1, 1, dtype=torch.bool)
         return F.scaled_dot_product_attention(query, key[:, :1, :1], value[:, :1, :1], nothing)
     q, k, v = (t.transpose(1, 2).flatten(0, 1) for t in fit(query, key, value))
     results = []
-    for group, rows, keys, values in _rectangles_of(runs, q, k, v):
+    for group, rows, keys, values in _rectangles_of(ranges, q, k, v):
         out = F.scaled_dot_product_attention(
             rows,
             keys,
@@ -141,24 +141,24 @@ def _compute(
             enable_gqa=rows.shape[1] != keys.shape[1],
         )
         results.append(out.transpose(1, 2).flatten(0, 1))
-    together = runs.results(torch.cat(results))
+    together = ranges.results(torch.cat(results))
     return together.view(B, L, H, -1).transpose(1, 2)[..., :V]
 
 
 def _rectangles_of(
-    runs: Runs, q: Tensor, k: Tensor, v: Tensor
+    ranges: Ranges, q: Tensor, k: Tensor, v: Tensor
 ) -> Iterator[tuple[Group, Tensor, Tensor, Tensor]]:
     """Queries, keys and values of each group, (n, H, R, K)."""
-    if runs.rows is None or runs.columns is None:
-        for group in runs.groups:
+    if ranges.rows is None or ranges.columns is None:
+        for group in ranges.groups:
             columns = group.columns
             yield group, _take(q, group.rows), _take(k, columns), _take(v, columns)
         return
-    heights, widths = zip(*((_size(group.rows), _size(group.columns)) for group in runs.groups))
-    parts = (runs.rows(q), heights), (runs.columns(k), widths), (runs.columns(v), widths)
+    heights, widths = zip(*((_size(group.rows), _size(group.columns)) for group in ranges.groups))
+    parts = (ranges.rows(q), heights), (ranges.columns(k), widths), (ranges.columns(v), widths)
     split = ([size[0] * size[1] for size in sizes] for _, sizes in parts)
     pieces = (tokens.split(n) for (tokens, _), n in zip(parts, split))
-    for group, height, width, rows, keys, values in zip(runs.groups, heights, widths, *pieces):
+    for group, height, width, rows, keys, values in zip(ranges.groups, heights, widths, *pieces):
         yield (
             group,
             rows.unflatten(0, height).transpose(1, 2),
@@ -181,7 +181,7 @@ def _take(tokens: Tensor, which: slice | Tensor) -> Tensor:
     return taken.view(*which.shape, *tokens.shape[1:]).transpose(1, 2)
 
 
-def _divide(first: Tensor, last: Tensor, B: int, S: int, device: torch.device) -> Runs:
+def _divide(first: Tensor, last: Tensor, B: int, S: int, device: torch.device) -> Ranges:
     """Cut rows into rectangles, and sort those of like size into groups."""
     L = first.shape[1]
     first, last = first.expand(B, L), last.expand(B, L)
@@ -205,7 +205,7 @@ def _divide(first: Tensor, last: Tensor, B: int, S: int, device: torch.device) -
     all_queries, all_keys = _Side(rows, B * L), _Side(columns, B * S)
     several = bool(all_keys.tokens[all_keys.real].bincount().gt(1).any())
     move = not several and any(isinstance(group.rows, Tensor) for group in groups)
-    return Runs(
+    return Ranges(
         groups,
         all_queries.inwards().to(device) if move else None,
         all_keys.inwards().to(device) if move else None,
@@ -309,12 +309,12 @@ def _group(
     return group, (rows, real), (columns, inside)
 
 
-@torch.library.custom_op("regard::runs", mutates_args=())
+@torch.library.custom_op("regard::ranges", mutates_args=())
 def _opaque(
     query: Tensor, key: Tensor, value: Tensor, first: Tensor, last: Tensor, beta: float
 ) -> Tensor:
-    runs = _divide(first.cpu(), last.cpu(), query.shape[0], key.shape[2], query.device)
-    return _compute(query, key, value, runs, beta, 0.0).contiguous()
+    ranges = _divide(first.cpu(), last.cpu(), query.shape[0], key.shape[2], query.device)
+    return _compute(query, key, value, ranges, beta, 0.0).contiguous()
 
 
 @_opaque.register_fake
@@ -324,7 +324,7 @@ def _(
     return query.new_empty(*query.shape[:3], value.shape[-1])
 
 
-@torch.library.custom_op("regard::runs_backward", mutates_args=())
+@torch.library.custom_op("regard::ranges_backward", mutates_args=())
 def _opaque_backward(
     grad: Tensor,
     query: Tensor,
@@ -335,13 +335,13 @@ def _opaque_backward(
     beta: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     # Autograd does not look inside an operator: these are the softmax's derivatives, by hand.
-    runs = _divide(first.cpu(), last.cpu(), query.shape[0], key.shape[2], query.device)
+    ranges = _divide(first.cpu(), last.cpu(), query.shape[0], key.shape[2], query.device)
     wide = torch.promote_types(query.dtype, torch.float32)
     q, k, v, g = (t.to(wide).transpose(1, 2).flatten(0, 1) for t in (query, key, value, grad))
     shared = q.shape[1] // k.shape[1]
     k, v = k.repeat_interleave(shared, 1), v.repeat_interleave(shared, 1)
     dq, dk, dv = torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
-    for group in runs.groups:
+    for group in ranges.groups:
         rows, above = _take(q, group.rows), _take(g, group.rows)
         keys, values = _take(k, group.columns), _take(v, group.columns)
         if group.real is not None:

@@ -1,8 +1,4 @@
-"""Values as the host sees them: what may be read without waiting for a device, and how they show.
-
-A check that asked a device for a value would make every call of attention wait for it. So values
-are looked at only where `on_host` says so; everything else is known from shapes and types.
-"""
+"""Checks of arguments, none of which waits for a device, and values as their messages show them."""
 
 from types import FunctionType
 from typing import Any
@@ -10,19 +6,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-
-def on_host(tensor: Tensor) -> bool:
-    """Whether values can be looked at without waiting for a device (or for a compiler)."""
-    return tensor.device.type == "cpu" and not torch.compiler.is_compiling()
-
-
-def capturing() -> bool:
-    """Whether a CUDA graph is being captured: what is made now has no values until its replay."""
-    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
+from regard.attention.sync import on_host
 
 
 def shown(value: Any, most: int = 6) -> str:
-    """A value for a text of one line: short, and without asking a device for it."""
+    """A value in one short line, without reading it from a device."""
     if not isinstance(value, Tensor):
         if isinstance(value, type | FunctionType):
             return f"{'class' if isinstance(value, type) else 'function'} {value.__name__}"
@@ -36,8 +24,8 @@ def shown(value: Any, most: int = 6) -> str:
     return f"[{head}]" if len(value) <= most else f"[{head}, ... {len(value)} in all]"
 
 
-def whole(name: str, value: Any, least: int = 1) -> None:
-    """Refuse what is not a whole number of at least `least`."""
+def check_integer(name: str, value: Any, least: int = 1) -> None:
+    """Raises ValueError for what is not an integer of at least `least`."""
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise ValueError(f"{name} ({shown(value)}) must be a whole number, {least} or more")
 
@@ -45,8 +33,8 @@ def whole(name: str, value: Any, least: int = 1) -> None:
 _FORMS = ("an integer", "a list such as [3, 5]", "rows such as [[0, 0], [0, 1]]")
 
 
-def integers(values: Any, name: str, axes: tuple[int, ...] = (1,)) -> Tensor:
-    """`values` as an integer tensor of an allowed number of axes, or a ValueError."""
+def integer_tensor(values: Any, name: str, axes: tuple[int, ...] = (1,)) -> Tensor:
+    """`values` as an integer tensor with an allowed number of axes; else a ValueError."""
     forms = " or ".join(_FORMS[n] for n in axes)
     try:
         tensor = values if isinstance(values, Tensor) else torch.tensor(values)

@@ -1,0 +1,43 @@
+"""What every format of another library gives and takes: `Imported`, and `Format` itself."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol, TypeAlias, runtime_checkable
+
+from torch import nn
+
+Task: TypeAlias = dict[str, Any]
+"""What the model is for, and what it takes to use it: a section of the folder's config.json."""
+
+
+@dataclass(frozen=True)
+class Imported:
+    """A model from elsewhere, as `checkpoint.save` wants it."""
+
+    model: nn.Module
+    files: Mapping[str, bytes | Path] = field(default_factory=dict)
+    """Tokenizer files and the like, kept as they are."""
+    task: Task | None = None
+    origin: str | None = None
+    """Where the weights came from, in words for the model card."""
+    notes: tuple[str, ...] = ()
+    """What the user should know, one line each: what is missing, say."""
+
+
+@runtime_checkable
+class Format(Protocol):
+    """One library's way of keeping a model."""
+
+    def read(self, source: Path) -> Imported:
+        """The model in a folder, or in a file whose config.json lies beside it."""
+
+    def write(
+        self,
+        model: nn.Module,
+        folder: Path,
+        *,
+        files: Mapping[str, bytes | Path],
+        task: Task | None,
+    ) -> None:
+        """Writes a new folder; a ValueError says why where that library has no such model."""
