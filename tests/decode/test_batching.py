@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from regard.decode.batching import batches, in_order
+from regard.decode.batching import batches, in_order, windows
 
 
 @given(
@@ -81,3 +81,10 @@ def test_errors() -> None:
         list(in_order(["a"], list, window=0))
     with pytest.raises(ValueError, match="decode gave 0 results for 1 items"):
         list(in_order(["a"], lambda batch: []))
+
+
+def test_windows_grow_and_end_where_nothing_more_is_there() -> None:
+    items: list[int | None] = list(range(1000))
+    assert list(map(len, windows(items, 128, 4096))) == [128, 256, 512, 104]
+    items[3:3] = [None]
+    assert list(map(len, windows(items, 128, 300))) == [3, 128, 256, 300, 300, 13]
