@@ -21,6 +21,7 @@ from jaxtyping import Int, Int64, Integer, UInt8
 from torch import Tensor
 
 from regard.attention.packed import Packed
+from regard.seeding import rng
 
 Indices: TypeAlias = Int64[np.ndarray, "_"]
 Over: TypeAlias = Literal["alone", "refuse"]
@@ -56,7 +57,7 @@ def plan(
             f"example {longest} has more tokens ({tokens[longest]}) than a batch may "
             f"(budget {budget}); raise the budget, or leave it out: Rules(longest=…)"
         )
-    chance = _chance(seed, epoch)
+    chance = rng(seed, epoch)
     order = chance.permutation(len(tokens))
     pool = max(1, int(bucket * budget / max(1.0, float(tokens.mean()))))
     for n, begin in enumerate(range(0, len(order), pool)):
@@ -77,12 +78,6 @@ def _cuts(tokens: Integer[np.ndarray, "n"], budget: int) -> list[int]:
         before = int(ends[begin - 1]) if begin else 0
         cuts.append(max(begin + 1, int(np.searchsorted(ends, before + budget, side="right"))))
     return cuts[1:-1]
-
-
-def _chance(*key: int) -> np.random.Generator:
-    if min(key) < 0:
-        raise ValueError(f"seed and epoch {key} must be 0 or more")
-    return np.random.Generator(np.random.PCG64(np.random.SeedSequence(key)))
 
 
 def share(indices: Indices, rank: int, world: int, accumulate: int = 1) -> list[Indices]:

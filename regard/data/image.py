@@ -26,14 +26,15 @@ from typing import Any, Literal, TypeAlias, cast, get_args
 import numpy as np
 import torch
 from jaxtyping import Float, Int, Int64, Integer, Shaped, UInt8
-from torch import Tensor, nn
+from torch import Tensor
 
 from regard.data.cache import Draft, PathLike, Progress, digest, header, keep
-from regard.data.pixels import Decoding, Fit, decode, decode_some
+from regard.data.pixels import Decoding, Fit, channels_first, decode, decode_some, fitted
 from regard.data.problems import Problems
 from regard.data.reading import Lines, Table, Text
 from regard.data.text import OnBad
 from regard.data.workers import processors, spread
+from regard.seeding import combined, seeded
 
 __all__ = [
     "Augmentation",
@@ -105,13 +106,8 @@ class Images:
 
     def resized(self, size: tuple[int, int], fit: Fit = "crop", background: int = 0) -> "Images":
         """The same at another size, in memory."""
-        parts = [
-            resize(self.batch(np.arange(i, min(i + 1024, len(self)))), size, fit, background)
-            for i in range(0, len(self), 1024)
-        ]
-        return Images(
-            torch.cat(parts).numpy(), self.labels, self.classes, self.texts, self.problems
-        )
+        pixels = resize(self.batch(np.arange(len(self))), size, fit, background).numpy()
+        return Images(pixels, self.labels, self.classes, self.texts, self.problems)
 
     def statistics(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
         """Mean and standard deviation of each channel, from 0 to 1, as `normalize` takes them."""
@@ -311,6 +307,24 @@ def _decoded(
     return np.asarray(pixels), np.fromfile(place / "kept", "<i8").astype(np.int64)
 
 
+def resize(
+    images: UInt8[Tensor, "B C Y X"],
+    size: tuple[int, int],
+    fit: Fit = "crop",
+    background: int = 0,
+) -> UInt8[Tensor, "B C rows columns"]:
+    """Images at another size, as files are decoded to it: cropped at the centre, or padded."""
+    from PIL import Image
+
+    if size == tuple(images.shape[2:]):
+        return images
+    resized = np.empty((*images.shape[:2], *size), np.uint8)
+    for i, pixels in enumerate(images.numpy()):
+        image = Image.fromarray(pixels[0] if len(pixels) == 1 else pixels.transpose(1, 2, 0))
+        resized[i] = channels_first(fitted(image, size, fit, background))
+    return torch.from_numpy(resized)
+
+
 # Archives
 
 
@@ -429,31 +443,6 @@ def _bytes(pixels: Shaped[np.ndarray, "..."], where: str) -> UInt8[np.ndarray, "
 # On the device
 
 
-def resize(
-    images: UInt8[Tensor, "B C Y X"],
-    size: tuple[int, int],
-    fit: Fit = "crop",
-    background: int = 0,
-) -> UInt8[Tensor, "B C rows columns"]:
-    """Images at another size, their shapes kept: the middle is cut out, or the rest is filled."""
-    rows, columns = size
-    Y, X = images.shape[-2:]
-    if size == (Y, X):
-        return images
-    scale = (max if fit == "crop" else min)(rows / Y, columns / X)
-    inner = max(1, round(Y * scale)), max(1, round(X * scale))
-    scaled = nn.functional.interpolate(
-        images.float(), inner, mode="bicubic", antialias=True, align_corners=False
-    )
-    scaled = scaled.round().clamp(0, 255).to(torch.uint8)
-    top, left = abs(inner[0] - rows) // 2, abs(inner[1] - columns) // 2
-    if fit == "crop":
-        return scaled[..., top : top + rows, left : left + columns]
-    whole = scaled.new_full((*scaled.shape[:2], rows, columns), background)
-    whole[..., top : top + inner[0], left : left + inner[1]] = scaled
-    return whole
-
-
 def normalize(
     images: UInt8[Tensor, "B C Y X"] | Float[Tensor, "B C Y X"],
     mean: Sequence[float | int],
@@ -532,7 +521,7 @@ def augment(
     parts = _parts(how, Y, X)
     if not parts or not len(x):
         return x
-    with _drawn(seed, step, rank, x.device):
+    with seeded(combined(seed, step, rank), x.device):
         for part, groups in parts:
             # A policy draws one recipe for all images that it is given: so it is given few.
             pieces = x.split(-(-len(x) // groups)) if groups > 1 else (x,)
@@ -555,7 +544,7 @@ def mix(
     ways = [name for name in ("mixup", "cutmix") if getattr(how, name)]
     if not ways or not len(images):
         return Mixed(images, labels, labels, torch.ones_like(labels, dtype=torch.float32))
-    with _drawn(seed, step, rank, images.device):
+    with seeded(combined(seed, step, rank), images.device):
         way = ways[int(torch.randint(len(ways), ()))]
         # Which image is mixed, rather than its label, which would go through floating point.
         numbers = torch.arange(len(images), device=images.device)
@@ -564,19 +553,6 @@ def mix(
     _, other, share = said.reshape(len(images), 3).unbind(1)
     weight = 1 - share if way == "mixup" else share
     return Mixed(mixed, labels, labels[other.long()], weight)
-
-
-@contextlib.contextmanager
-def _drawn(seed: int, step: int, rank: int, device: torch.device) -> Iterator[None]:
-    """Inside, chance is decided by these alone; outside, nothing has happened."""
-    (number,) = np.random.SeedSequence((seed, step, rank)).generate_state(1, np.uint64)
-    cuda = [device] if device.type == "cuda" else []
-    with torch.random.fork_rng(devices=cuda):
-        torch.default_generator.manual_seed(int(number) >> 1)
-        for one in cuda:
-            with torch.cuda.device(one):
-                torch.cuda.manual_seed(int(number) >> 1)
-        yield
 
 
 def _kornia() -> Any:

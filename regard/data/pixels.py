@@ -90,9 +90,12 @@ def _pixels(image: "Image.Image", how: Decoding) -> UInt8[np.ndarray, "C Y X"]:
     with contextlib.suppress(Exception):  # damaged notes about an image do not damage it
         image = ImageOps.exif_transpose(image)
     upright = _eight_bits(image, how)
-    fitted = _cropped(upright, how.size) if how.fit == "crop" else _padded(upright, how)
-    pixels = np.asarray(fitted)
-    return np.ascontiguousarray(pixels[None] if how.channels == 1 else pixels.transpose(2, 0, 1))
+    return channels_first(fitted(upright, how.size, how.fit, how.background))
+
+
+def channels_first(image: "Image.Image") -> UInt8[np.ndarray, "C Y X"]:
+    pixels = np.asarray(image)
+    return np.ascontiguousarray(pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1))
 
 
 def _eight_bits(image: "Image.Image", how: Decoding) -> "Image.Image":
@@ -110,25 +113,27 @@ def _eight_bits(image: "Image.Image", how: Decoding) -> "Image.Image":
     return image if image.mode == wanted else image.convert(wanted)
 
 
-def _cropped(image: "Image.Image", size: tuple[int, int]) -> "Image.Image":
+def fitted(
+    image: "Image.Image",
+    size: tuple[int, int],
+    fit: Fit,
+    background: int,
+    resampling: "Image.Resampling | None" = None,
+) -> "Image.Image":
+    """An image at another size, its aspect ratio kept: cropped at the centre, or padded."""
     from PIL import Image, ImageOps
 
     rows, columns = size
+    resampling = Image.Resampling.BICUBIC if resampling is None else resampling
     if image.size == (columns, rows):
         return image
-    return ImageOps.fit(image, (columns, rows), Image.Resampling.BICUBIC)
-
-
-def _padded(image: "Image.Image", how: Decoding) -> "Image.Image":
-    from PIL import Image
-
-    rows, columns = how.size
+    if fit == "crop":
+        return ImageOps.fit(image, (columns, rows), resampling)
     scale = min(columns / image.width, rows / image.height)
     inner = max(1, round(image.width * scale)), max(1, round(image.height * scale))
-    if inner != image.size:
-        image = image.resize(inner, Image.Resampling.BICUBIC)
-    whole = Image.new(image.mode, (columns, rows), (how.background,) * len(image.getbands()))
-    whole.paste(image, ((columns - inner[0]) // 2, (rows - inner[1]) // 2))
+    whole = Image.new(image.mode, (columns, rows), (background,) * len(image.getbands()))
+    corner = (columns - inner[0]) // 2, (rows - inner[1]) // 2
+    whole.paste(image.resize(inner, resampling), corner)
     return whole
 
 

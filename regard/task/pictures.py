@@ -15,7 +15,6 @@ import hashlib
 import io
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from os import PathLike
@@ -29,7 +28,7 @@ from torch import Tensor
 
 from regard.data import cache
 from regard.data.image import Images, normalize
-from regard.data.pixels import Decoding, Fit, decode
+from regard.data.pixels import Decoding, Fit, channels_first, decode, fitted
 from regard.task.text import Progress
 
 if TYPE_CHECKING:
@@ -141,7 +140,7 @@ class Preparation:
         return Decoding(size, channels, fit, self.background)
 
     def _fitted(self, image: "Image.Image") -> UInt8[np.ndarray, "C Y X"]:
-        from PIL import Image, ImageOps
+        from PIL import Image
 
         if self.interpolation.upper() not in Image.Resampling.__members__:
             known = ", ".join(name.lower() for name in Image.Resampling.__members__)
@@ -155,13 +154,12 @@ class Preparation:
                 case "squash":
                     image = image.resize((columns, rows), how)
                 case "shortest" if self._usual:
-                    image = ImageOps.fit(image, (columns, rows), how)
+                    image = fitted(image, self.size, "crop", self.background, how)
                 case "shortest":
                     image = _covering(image, rows, columns, self.crop, how)
                 case "pad":
-                    image = _within(image, rows, columns, how, self.background)
-        array = np.asarray(image)
-        return np.ascontiguousarray(array[None] if array.ndim == 2 else array.transpose(2, 0, 1))
+                    image = fitted(image, self.size, "pad", self.background, how)
+        return channels_first(image)
 
 
 def _covering(
@@ -174,18 +172,6 @@ def _covering(
     image = image.resize(size, how)
     left, top = (size[0] - columns) // 2, (size[1] - rows) // 2
     return image.crop((left, top, left + columns, top + rows))
-
-
-def _within(
-    image: "Image.Image", rows: int, columns: int, how: "Image.Resampling", background: int
-) -> "Image.Image":
-    from PIL import Image
-
-    scale = min(rows / image.height, columns / image.width)
-    size = max(1, round(image.width * scale)), max(1, round(image.height * scale))
-    whole = Image.new(image.mode, (columns, rows), (background,) * len(image.getbands()))
-    whole.paste(image.resize(size, how), ((columns - size[0]) // 2, (rows - size[1]) // 2))
-    return whole
 
 
 def _size(file: Path | bytes) -> tuple[int, int]:
@@ -263,11 +249,3 @@ def told(progress: Progress | None) -> cache.Progress | None:
     if progress is None:
         return None
     return lambda done, total, kept: progress("decoding images", done / total)
-
-
-@contextmanager
-def seeded(seed: int) -> Iterator[None]:
-    """Inside, first weights are drawn from the seed; outside, nothing has happened."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        yield

@@ -22,6 +22,8 @@ import torch.nn.functional as F
 from jaxtyping import Int
 from torch import Tensor, nn
 
+from regard.seeding import rng, seeded
+
 FIRST, SECOND = 0, 1
 """The tokens A and B."""
 
@@ -57,7 +59,7 @@ def order(
 ) -> Asked:
     """Among other tokens one A and one B: 1 where A comes first, else 0."""
     _check(length, vocabulary, least=2)
-    chance = _chance(seed, step)
+    chance = rng(seed, step)
     tokens = chance.integers(2, vocabulary, (batch, length))
     places = np.argsort(chance.random((batch, length)), 1)[:, :2]
     rows = np.arange(batch)
@@ -77,7 +79,7 @@ def bag(
 ) -> Asked:
     """1 where there are more A than B, else 0; never as many of both."""
     _check(length, vocabulary, least=1)
-    chance = _chance(seed, step)
+    chance = rng(seed, step)
     tokens = chance.integers(2, vocabulary, (batch, length))
     # How many of both, how many of them A, and where: ties are broken by one more.
     both = chance.integers(1, length + 1, batch)
@@ -97,7 +99,7 @@ def winner(seed: int, step: int, *, batch: int = 64, teams: int = 5) -> Asked:
     """
     if teams < 2:
         raise ValueError(f"teams ({teams}) must be 2 or more")
-    chance = _chance(seed, step)
+    chance = rng(seed, step)
     pairs = np.argsort(chance.random((batch, teams)), 1)[:, :2]
     turned = chance.random(batch) < 0.5
     said = [sentence(a, b, teams, turn) for (a, b), turn in zip(pairs.tolist(), turned.tolist())]
@@ -126,7 +128,7 @@ def distance(
         raise ValueError(
             f"classes ({classes}) must be 2 or more, and below vocabulary ({vocabulary})"
         )
-    chance = _chance(seed, step)
+    chance = rng(seed, step)
     labels = chance.integers(0, classes, batch)
     tokens = chance.integers(classes, vocabulary, (batch, 1 + gap + 1))
     tokens[:, 0] = labels
@@ -151,8 +153,7 @@ def ones(
 
 def fresh(make: Callable[[], Model], seed: int) -> Model:
     """What `make` makes, with first weights that depend on the seed alone."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with seeded(seed):
         return make()
 
 
@@ -190,8 +191,7 @@ def learn(
     optimizer = torch.optim.Adam(learned, lr=lr, betas=(0.9, 0.98))
     losses = []
     model.train()
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)  # dropout's
+    with seeded(seed, device):  # dropout
         for step in range(1, steps + 1):
             asked = task(seed, step)
             loss = F.cross_entropy(model(asked.tokens.to(device)), asked.labels.to(device))
@@ -217,17 +217,13 @@ def accuracy(model: nn.Module, task: Task, steps: range, seed: int = 0) -> float
     return right / max(1, count)
 
 
-def _chance(seed: int, step: int) -> np.random.Generator:
-    return np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed, step])))
-
-
 def _bits(
     seed: int, step: int, batch: int, length: int, places: Sequence[int]
 ) -> tuple[np.ndarray, np.ndarray]:
     """Random bits, and those of them that stand at the places."""
     if not all(0 <= place < length for place in places):
         raise ValueError(f"places {tuple(places)} must lie from 0 to {length - 1}")
-    bits = _chance(seed, step).integers(0, 2, (batch, length))
+    bits = rng(seed, step).integers(0, 2, (batch, length))
     return bits, bits[:, list(places)]
 
 

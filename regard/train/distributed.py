@@ -9,12 +9,11 @@ The loss is divided by what the whole batch counts, so that the number of proces
 nothing but the order of sums. A process alone goes through here too, and meets no collective.
 """
 
-import os
 import shutil
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -23,7 +22,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from regard.device import device
 from regard.model.block import Block
+from regard.processes import Processes, launched
 from regard.train.config import TrainingConfig
 
 if TYPE_CHECKING:
@@ -33,24 +34,17 @@ PATIENCE = timedelta(hours=6)
 """How long processes wait for the first one, which evaluates and saves alone."""
 
 
-@dataclass(frozen=True)
-class World:
+@dataclass(frozen=True, kw_only=True)
+class World(Processes):
     """The processes that train together, as one of them sees it."""
 
     device: torch.device
-    rank: int = 0
-    size: int = 1
     sharded: bool = False
 
     def __str__(self) -> str:
         if self.size == 1:
             return self.device.type
         return f"{self.size} × {self.device.type}, {'sharded' if self.sharded else 'data parallel'}"
-
-    @property
-    def first(self) -> bool:
-        """Whether this is the process that evaluates, writes and speaks."""
-        return self.rank == 0
 
     def sum(self, tensor: Tensor) -> Tensor:
         """The sum over all processes, in place."""
@@ -82,22 +76,13 @@ class World:
 @contextmanager
 def processes(config: TrainingConfig) -> Iterator[World]:
     """The world that torchrun has started, or one process alone."""
-    device = _device(config.device)
-    if not dist.is_available() or not (dist.is_initialized() or "RANK" in os.environ):
-        yield World(device)
-        return
-    ours = not dist.is_initialized()
-    if device.type == "cuda":
-        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
-        torch.cuda.set_device(device)
-    if ours:
-        dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=PATIENCE)
-    try:
-        rank, size = dist.get_rank(), dist.get_world_size()
-        yield World(device, rank, size, config.parallel == "sharded" and size > 1)
-    finally:
-        if ours:
-            dist.destroy_process_group()
+    where = device(config.device)
+    with launched("nccl" if where.type == "cuda" else "gloo", PATIENCE) as here:
+        if where.type == "cuda" and here.size > 1:
+            where = torch.device("cuda", here.local)
+            torch.cuda.set_device(where)
+        sharded = config.parallel == "sharded" and here.size > 1
+        yield World(**asdict(here), device=where, sharded=sharded)
 
 
 def spread(objective: nn.Module, world: World) -> nn.Module:
@@ -159,16 +144,3 @@ def read(folder: Path, tensors: Mapping[str, Tensor]) -> None:
         # Told that one process may read as well, which is what is wanted.
         warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
         load(dict(tensors), storage_reader=HuggingFaceStorageReader(str(folder)))
-
-
-def _device(name: str) -> torch.device:
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        known = str(error).splitlines()[0]
-        raise ValueError(f'device ("{name}") is not one that torch knows: {known}') from None
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise ValueError(f'device ("{name}") needs a GPU, and torch finds none; try "cpu"')
-    return device

@@ -12,7 +12,6 @@ with the same bits as if it had never been interrupted. The loop knows no task: 
 a batch is, what its loss is, and how good a model is.
 """
 
-import hashlib
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +21,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
+from regard.seeding import combined
 from regard.train import distributed, engine, optimizer, schedule
 from regard.train.config import TrainingConfig
 from regard.train.display import Display, display
@@ -134,7 +134,7 @@ class _Fit:
         now, world = self.state, self.world
         sums = torch.zeros(2, device=world.device)
         for n, part in enumerate(fed.parts):
-            torch.manual_seed(_seed(self.config.seed, now.step + 1, world.rank, n))
+            torch.manual_seed(combined(self.config.seed, now.step + 1, world.rank, n))
             distributed.synchronise(self.objective, world, n == len(fed.parts) - 1)
             with self._autocast():
                 loss, count = self.objective(part.batch.to(world.device))
@@ -227,9 +227,3 @@ def _last_step(task: Task, config: TrainingConfig) -> int | None:
     if config.epochs is not None:
         ends.append(config.epochs * len(task.plan(0)))
     return min(ends, default=None)
-
-
-def _seed(*numbers: int) -> int:
-    """One seed from several numbers; near numbers give unlike seeds."""
-    digest = hashlib.blake2b(" ".join(map(str, numbers)).encode(), digest_size=8)
-    return int.from_bytes(digest.digest(), "big") >> 1

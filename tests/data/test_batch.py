@@ -151,7 +151,7 @@ def test_errors() -> None:
         (r"bucket \(0\) must be 1", lambda: plan(lengths, 5, 0, 0, bucket=0)),
         (r"over \('x'\) must be alone or refuse", lambda: plan(lengths, 5, 0, 0, over="x")),
         ("no examples", lambda: plan(lengths[:0], 5, 0, 0)),
-        (r"seed and epoch \(-1, 0\)", lambda: plan(lengths, 5, -1, 0)),
+        (r"seed and counters \(-1, 0\)", lambda: plan(lengths, 5, -1, 0)),
         (r"rank \(2\) must be at least 0 and below world \(2\)", lambda: share(lengths, 2, 2)),
         (r"accumulate \(0\)", lambda: share(lengths, 0, 1, 0)),
         (r"most \(0\)", lambda: windows(lengths, 0)),
