@@ -34,6 +34,7 @@ from torch.overrides import TorchFunctionMode
 
 from regard import __version__, atomic
 from regard.config import Object, differences, dumps, from_json, loads, plain, to_json
+from regard.device import device as named_device
 
 FORMAT = 1
 """The layout that this version writes, and the newest that it reads."""
@@ -126,7 +127,7 @@ def load(
     files, which read every byte, but not their sizes. A folder that is saved anew meanwhile gives
     the old model or the new one.
     """
-    device = _device(device)
+    target = named_device(device)
     if dtype is not None and not dtype.is_floating_point:
         raise ValueError(f"dtype ({dtype}) must be a floating one, such as torch.bfloat16")
     for _ in range(_PATIENCE):
@@ -138,7 +139,7 @@ def load(
         # While this file is open, none that comes in its place is taken for it.
         with opened:
             try:
-                saved = _load(place, opened.read(), model, device, dtype, verify)
+                saved = _load(place, opened.read(), model, target, dtype, verify)
             except ValueError as error:
                 fault = error
             if _unchanged(opened, place):
@@ -439,21 +440,6 @@ def _check_fit(
         )
 
 
-def _device(device: str | torch.device) -> torch.device:
-    try:
-        place = torch.device(device)
-    except RuntimeError as error:
-        known = str(error).splitlines()[0]
-        raise ValueError(f'device ("{device}") is not one that torch knows: {known}') from None
-    if place.type == "cuda":
-        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-        if not count:
-            raise ValueError(f'device ("{device}") needs a GPU, and torch finds none; try "cpu"')
-        if (place.index or 0) >= count:
-            raise ValueError(f'device ("{device}") is not there; the last is "cuda:{count - 1}"')
-    return place
-
-
 # Files
 
 
@@ -597,8 +583,8 @@ def _card(name: str, model: nn.Module, about: Object, extras: list[str], origin:
         f"model = load({name!r}{own}).model",
         "```",
     ]
-    if command := _command(name, about["task"]):
-        lines += ["", "```sh", command, "```"]
+    if example := (about["task"] or {}).get("example"):
+        lines += ["", "```sh", str(example).replace("{run}", shlex.quote(name)), "```"]
     if origin:
         lines += ["", "## Where the weights come from", "", origin.strip()]
     return "\n".join(lines) + "\n"
@@ -607,14 +593,3 @@ def _card(name: str, model: nn.Module, about: Object, extras: list[str], origin:
 def _cell(value: object) -> str:
     text = json.dumps(value, ensure_ascii=False)
     return text.strip('"').replace("|", "\\|")
-
-
-def _command(name: str, task: Object | None) -> str | None:
-    """How the command line uses a model for its task."""
-    job = (task or {}).get("name")
-    match job:
-        case "translate" | "generate":
-            return f'echo "…" | regard {job} {shlex.quote(name)}'
-        case "classify" | "read":
-            return f"regard {job} {shlex.quote(name)} picture.png"
-    return None

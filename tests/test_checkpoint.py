@@ -978,14 +978,15 @@ def test_the_swap_works_here(tmp_path: Path) -> None:
 def test_the_card_is_true(folder: Path) -> None:
     model = plain()
     files = {"tokenizer.json": b"{}"}
-    save(folder, model, files=files, task={"name": "translate"}, origin="Trained on pears.\n")
+    task = {"name": "pears", "example": "regard ripen {run}"}
+    save(folder, model, files=files, task=task, origin="Trained on pears.\n")
     card = (folder / "README.md").read_text()
     assert card.startswith("# plain\n\nA Plain, saved by Regard")
     count = sum(parameter.numel() for parameter in model.parameters())
     assert f"| parameters | {count:,} |" in card
     assert "| width | 5 |" in card
     assert "tokenizer.json" in card
-    assert 'echo "…" | regard translate plain' in card
+    assert "regard ripen plain" in card
     assert card.endswith("## Where the weights come from\n\nTrained on pears.\n")
     save(folder, model)
     card = (folder / "README.md").read_text()

@@ -20,7 +20,7 @@ from packaging.utils import canonicalize_name
 from torch import Tensor
 
 import regard
-from regard import cli
+from regard.cli import main as cli
 from tests.processes import HANG
 
 ROOT = Path(__file__).parent.parent
@@ -55,7 +55,7 @@ def test_attend_wants_little_beside_torch() -> None:
 
 
 def test_help_needs_nothing_else() -> None:
-    main = "from regard.cli import main\ntry: main(['--help'])\nexcept SystemExit: pass"
+    main = "from regard.cli.main import main\ntry: main(['--help'])\nexcept SystemExit: pass"
     assert imported(main) == {"regard"}
 
 
@@ -140,7 +140,7 @@ def test_what_stops_a_command(
 
 def test_a_reader_that_leaves_is_no_error() -> None:
     endless = (
-        "import sys; from regard import cli; cli._demo = lambda options: "
+        "import sys; from regard.cli import main as cli; cli._demo = lambda options: "
         "[print('regard') for _ in iter(int, 1)]; sys.exit(cli.main(['demo']))"
     )
     writer = subprocess.Popen(

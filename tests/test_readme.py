@@ -67,7 +67,7 @@ def test_it_counts_the_experiments() -> None:
 
 def test_every_command_it_shows_exists() -> None:
     """Its flags too: what is in a shell block must be understood by the command line."""
-    from regard.cli import _parser
+    from regard.cli.main import _parser
 
     shown = [
         line.split("#")[0] for kind, block in BLOCKS if kind == "sh" for line in block.split("\n")
@@ -77,9 +77,11 @@ def test_every_command_it_shows_exists() -> None:
     for line in words:
         _parser().parse_args(line)
         if line[0] == "train" and line[1] != "--again":
-            from regard.task.command import module, parse
+            from regard.cli.arguments import parse
+            from regard.task.specs import spec
 
-            parse(module(line[1]).Config, module(line[1]).preset("tiny"), line[3:], "train")
+            task = spec(line[1])
+            parse(task.config, task.preset("tiny"), line[3:], "train")
 
 
 def test_every_module_of_attention_is_on_its_map() -> None:

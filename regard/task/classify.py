@@ -28,9 +28,11 @@ from regard.data.pixels import Decoding, Fit
 from regard.data.text import OnBad
 from regard.model.embedding import Size, image_size
 from regard.model.vit import VisionConfig, VisionShape, VisionTransformer
-from regard.task.load import model_folder
-from regard.task.pictures import Picture, Preparation, seeded, split, told
-from regard.task.settings import Preset, absolute, check_preset, kept, recorded
+from regard.seeding import seeded
+from regard.task.folder import model_folder
+from regard.task.pictures import Picture, Preparation, split, told
+from regard.task.settings import Preset, absolute, check_preset, recorded
+from regard.task.spec import Evaluation, TaskSpec
 from regard.task.text import Progress
 from regard.train.config import TrainingConfig
 
@@ -56,7 +58,7 @@ def _short() -> TrainingConfig:
 
 @dataclass(frozen=True)
 class Config:
-    """Train a Vision Transformer to tell the classes of images."""
+    """Image classification by a Vision Transformer."""
 
     images: str | None = None
     """A folder with one folder of images for each class, an idx file, or an npz archive; by default
@@ -64,40 +66,38 @@ class Config:
     labels: str | None = None
     """The idx file of labels, where images is one."""
     validation: str | None = None
-    """Images to measure accuracy on, in the same form; by default some of the images are held
-    out."""
+    """Validation set, in the same form; by default some of the images are held out."""
     validation_labels: str | None = None
     """The idx file of labels, where validation is one."""
     held_out: float = 0.2
-    """Share of each class's images that is held out, where there is no validation."""
+    """Fraction of each class that is held out, where there is no validation set."""
     pixels: Size | None = None
-    """Rows and columns that all images are given, one number for a square; by default an archive's
-    own, those of the model named by start, or 32."""
+    """Image size that all images are resized to: rows and columns, or one number for a square. By
+    default an archive's own, that of start, or 32."""
     channels: Literal[1, 3] | None = None
-    """3 for colour, 1 for grey; by default an archive's own, those of start, or 3."""
+    """Colour channels: 3, or 1 for greyscale; by default an archive's own, those of start, or 3."""
     patch: int | None = None
-    """Pixels along a patch's side; by default 4 for small images, and up to 16 for large
-    ones."""
+    """Patch size in pixels; by default 4 for small images, and up to 16 for large ones."""
     fit: Fit = "crop"
-    """Images of another shape: their middle is cut out (crop), or the rest is filled (pad)."""
+    """Images of another aspect ratio: centre crop (crop), or pad with background (pad)."""
     background: int = 255
-    """What fills the rest, and is behind transparent pixels: 0 black to 255 white."""
+    """Grey value of padding, and behind transparent pixels: 0 black to 255 white."""
     on_bad: OnBad = "skip"
-    """Images that cannot be used are counted and left out (skip), or nothing is done (refuse)."""
+    """Bad images: count, show and leave them out (skip), or stop (refuse)."""
     cache: str | None = None
-    """Where decoded images are kept for the next time; by default in the user's cache folder."""
+    """Cache folder for decoded images; by default in the user's own cache."""
     start: str | None = None
-    """A trained model's folder, or a run's, to go on from; its shape counts instead of model's."""
+    """Fine-tune: a trained model's folder, or a run's; its shape counts instead of model's."""
     freeze: bool = False
-    """Train the new head alone, and leave the rest of start's model as it is."""
+    """Linear probing: train the classification head alone, and freeze the rest of start's model."""
     augmentation: Augmentation = field(
         default_factory=lambda: Augmentation(crop=(0.75, 1.0), mixup=True)
     )
-    """How training images are varied."""
+    """Data augmentation."""
     model: VisionShape = field(default_factory=_tiny)
     """The Vision Transformer's shape."""
     training: TrainingConfig = field(default_factory=_short)
-    """How it is trained; a batch is counted in images."""
+    """Optimizer, learning-rate schedule, evaluation, checkpoints. A batch is counted in images."""
 
     def __post_init__(self) -> None:
         if not 0 < self.held_out < 1:
@@ -191,12 +191,8 @@ class Classify:
         return {}
 
     def about(self) -> dict[str, Any]:
-        return {
-            "name": "classify",
-            "config": kept(self.config),
-            "labels": list(self.train.classes),
-            **self.preparation.section(),
-        }
+        labels = {"labels": list(self.train.classes)}
+        return TASK.about(self.config, {**labels, **self.preparation.section()})
 
 
 def build(config: Config, run: Path | None = None, progress: Progress | None = None) -> Classify:
@@ -250,7 +246,7 @@ def evaluate(
     labels: str | None = None,
     device: str = "cpu",
     progress: Progress | None = None,
-) -> dict[str, float]:
+) -> Evaluation:
     """How well a model, or a run's, classifies these images; by default those it held out."""
     saved = checkpoint.load(model_folder(folder), device=device)
     classifier = Classifier(saved)
@@ -268,7 +264,7 @@ def evaluate(
         form = Images(np.empty((0, C, *size), np.uint8), classes=tuple(classifier.labels))
         how = Decoding(size, C, config.fit, config.background)
         held = _read(config, how, images, labels, form, progress)
-    return measure(classifier.model, held, preparation)
+    return Evaluation(measure(classifier.model, held, preparation))
 
 
 def _batch(images: Images, indices: np.ndarray) -> LabelBatch:
@@ -424,7 +420,7 @@ class Classifier:
         if known is None:
             raise ValueError(
                 f"{saved.folder} has no labels, because its model has no head; train one: "
-                f"regard train classify --start {saved.folder}"
+                f"regard train classify RUN --start {saved.folder} --images FOLDER"
             )
         if len(known) != self.model.config.classes:
             raise ValueError(
@@ -453,3 +449,15 @@ class Classifier:
         if not found:
             return torch.empty(0, len(self.labels))
         return torch.cat(found).float().softmax(-1).cpu()
+
+
+TASK = TaskSpec(
+    name="classify",
+    summary="images, one folder for each class; by default handwritten digits",
+    config=Config,
+    preset=preset,
+    build=build,
+    predictor=Classifier,
+    evaluate=evaluate,
+    example="regard classify {run} picture.png",
+)

@@ -18,11 +18,12 @@ import numpy as np
 from regard import checkpoint
 from regard.data.tokenizer import Tokenizer
 from regard.model.transformer import TransformerShape
-from regard.task.load import model_folder
+from regard.task.folder import model_folder
 from regard.task.search import Search
-from regard.task.settings import Preset, check_preset, kept, recorded
-from regard.task.text import Listed, Pair, Progress, Transduction, build_transformer, exact
-from regard.task.translator import Translator
+from regard.task.settings import Preset, check_preset, recorded
+from regard.task.spec import Evaluation, TaskSpec
+from regard.task.text import Listed, Progress, Transduction, build_transformer, exact
+from regard.task.translator import Pair, Translator
 from regard.train.config import TrainingConfig
 
 Form: TypeAlias = Literal["full", "long", "medium", "yMMMEd"]
@@ -57,9 +58,9 @@ class Config:
     last: int = 2099
     """The last year."""
     examples: int = 50_000
-    """Dates that are written for training."""
+    """Training examples."""
     judged: int = 1000
-    """Held-out dates that are translated at each evaluation."""
+    """Validation examples that are translated at each evaluation."""
     model: TransformerShape = field(
         default_factory=lambda: TransformerShape(
             width=128,
@@ -72,7 +73,7 @@ class Config:
             dropout=0.0,
         )
     )
-    """The model."""
+    """The model's shape."""
     training: TrainingConfig = field(
         default_factory=lambda: TrainingConfig(
             steps=700,
@@ -84,7 +85,7 @@ class Config:
             save_every=100,
         )
     )
-    """The training."""
+    """Optimizer, learning-rate schedule, batches, evaluation, checkpoints."""
 
     def __post_init__(self) -> None:
         if not self.languages:
@@ -230,7 +231,7 @@ class Dates(Transduction):
             judge=exact,
             how=Search.of(tokenizer, beams=1, length=LONGEST),
             training=config.training,
-            about={"name": "dates", "config": kept(config)},
+            about=TASK.about(config),
         )
 
 
@@ -244,7 +245,7 @@ def evaluate(
     count: int | None = None,
     device: str = "cpu",
     progress: Progress | None = None,
-) -> dict[str, float]:
+) -> Evaluation:
     """How many held-out dates a model, or a run's, translates rightly."""
     saved = checkpoint.load(model_folder(folder), device=device)
     translator = Translator.of(saved)
@@ -256,4 +257,16 @@ def evaluate(
         written.append(text)
         if progress:
             progress("dates", len(written) / len(dates))
-    return exact(written, [date.iso for date in dates])
+    return Evaluation(exact(written, [date.iso for date in dates]))
+
+
+TASK = TaskSpec(
+    name="dates",
+    summary="dates in many languages to ISO 8601; nothing to download",
+    config=Config,
+    preset=preset,
+    build=build,
+    predictor=Translator.of,
+    evaluate=evaluate,
+    example='echo "3. Oktober 1990" | regard translate {run}',
+)

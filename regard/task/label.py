@@ -26,8 +26,10 @@ from regard.data.text import OnBad, Table
 from regard.data.tokenizer import AnyTokenizer, Tokenizer, files, read_pair
 from regard.model.classifier import ClassifierConfig, EncoderShape, TextClassifier
 from regard.model.transformer import Transformer
-from regard.task.load import model_folder
-from regard.task.settings import Preset, absolute, check_preset, check_start, kept, recorded
+from regard.seeding import seeded
+from regard.task.folder import model_folder
+from regard.task.settings import Preset, absolute, check_preset, check_start, recorded
+from regard.task.spec import Evaluation, TaskSpec
 from regard.task.text import About, Progress
 from regard.train.config import TrainingConfig
 
@@ -58,36 +60,36 @@ def _short() -> TrainingConfig:
 
 @dataclass(frozen=True)
 class Config:
-    """Texts in one class each."""
+    """Text classification."""
 
     texts: tuple[str, ...] = ()
-    """Files with tabs: a label and a text in each line; or one folder with a folder of text files
-    for each class."""
+    """Tab-separated files with a label and a text in each line; or one folder with a folder of text
+    files for each class."""
     columns: tuple[int, int] = (0, 1)
     """Which columns, counted from 0, are the label and the text."""
     valid: tuple[str, ...] = ()
-    """The same to validate on; without any, some of the texts are held out."""
+    """Validation set, in the same form. Without any, some of the texts are held out."""
     held_out: float = 0.1
-    """Share of the texts that is held out, by a hash of the text."""
+    """Fraction of the texts that is held out, by a hash of the text."""
     start: str | None = None
-    """A trained Transformer's folder, or a run's, whose encoder to begin with, and its tokenizer;
-    or a text classifier's."""
+    """Fine-tune: the folder, or the run, of a Transformer, of which encoder and tokenizer are used,
+    or of a text classifier."""
     freeze: bool = False
-    """Train the head alone, and leave start's encoder as it is."""
+    """Linear probing: train the classification head alone, and freeze start's encoder."""
     words: Words = "pairs"
-    """How text is cut: byte pairs learned from it, or characters."""
+    """Tokenization: subwords (BPE) learned from the texts, or characters."""
     vocabulary: int = 8000
-    """Tokens of byte-pair encoding; fewer where the texts have no more to learn."""
+    """Vocabulary size of BPE; fewer where the texts have no more to learn."""
     tokenizer: str | None = None
     """A tokenizer.json to use instead of learning one."""
     longest: int = 500
-    """Tokens of a text that are read; the rest is cut off."""
+    """Maximum sequence length in tokens; longer texts are truncated."""
     on_bad: OnBad = "skip"
-    """Bad lines are counted, shown and left out (skip), or nothing is done (refuse)."""
+    """Bad lines: count, show and leave them out (skip), or stop (refuse)."""
     model: EncoderShape = field(default_factory=_tiny)
     """The encoder's shape; start has one of its own."""
     training: TrainingConfig = field(default_factory=_short)
-    """The training."""
+    """Optimizer, learning-rate schedule, batches, evaluation, checkpoints."""
 
     def __post_init__(self) -> None:
         if not 0 < self.held_out < 1:
@@ -280,12 +282,7 @@ class Labels:
         return dict(files(self.tokenizer, self.tokenizer))
 
     def about(self) -> About:
-        return {
-            "name": "label",
-            "config": kept(self.config),
-            "labels": self.labels,
-            "length": self.config.longest,
-        }
+        return TASK.about(self.config, {"labels": self.labels, "length": self.config.longest})
 
 
 def _model(
@@ -295,8 +292,7 @@ def _model(
     labels: Sequence[str],
 ) -> TextClassifier:
     shape = config.model
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(config.training.seed)
+    with seeded(config.training.seed):
         if saved is None:
             if shape.position == "learned" and shape.length <= config.longest:
                 raise ValueError(
@@ -338,7 +334,7 @@ def evaluate(
     columns: tuple[int, int] | None = None,
     device: str = "cpu",
     progress: Progress | None = None,
-) -> dict[str, float]:
+) -> Evaluation:
     """How many of these texts a model, or a run's, labels rightly; by default all held out."""
     saved = checkpoint.load(model_folder(folder), device=device)
     labeler = Labeler(saved)
@@ -349,7 +345,7 @@ def evaluate(
     read_as = Texts(held, labeler.labels, labeler.tokenizer, labeler.longest)
     if progress:
         progress("tokens", 1.0)
-    return measure(labeler.model, read_as, config.training.batch)
+    return Evaluation(measure(labeler.model, read_as, config.training.batch))
 
 
 # Use
@@ -395,3 +391,15 @@ class Labeler:
             logits = self.model(some.inputs, lengths=some.lengths)
             found[torch.from_numpy(indices)] = logits.float().softmax(-1).cpu()
         return found
+
+
+TASK = TaskSpec(
+    name="label",
+    summary="texts, each in one class, on a trained encoder or from scratch",
+    config=Config,
+    preset=preset,
+    build=build,
+    predictor=Labeler,
+    evaluate=evaluate,
+    example='echo "…" | regard label {run}',
+)

@@ -30,9 +30,11 @@ from regard.decode.engine.pick import open_session
 from regard.decode.search.greedy import greedy
 from regard.decode.search.sample import sample
 from regard.model.language import LanguageConfig, LanguageModel, LanguageShape
-from regard.task.load import model_folder
+from regard.seeding import seeded
+from regard.task.folder import model_folder
 from regard.task.search import Search
-from regard.task.settings import Preset, absolute, check_preset, check_start, kept, recorded
+from regard.task.settings import Preset, absolute, check_preset, check_start, recorded
+from regard.task.spec import Evaluation, TaskSpec
 from regard.task.text import About, Progress
 from regard.train.config import TrainingConfig
 from regard.train.loss import cross_entropy
@@ -68,33 +70,32 @@ class Config:
     text: tuple[str, ...] = ()
     """Files of text; plain, or compressed: gz, xz, bz2, zst."""
     valid: tuple[str, ...] = ()
-    """Files to validate on; without any, some of the text is held out."""
+    """Validation set: files of text. Without any, some of the text is held out."""
     held_out: float = 0.05
-    """Share of the text that is held out."""
+    """Fraction of the text that is held out."""
     judged: int = 50_000
-    """Tokens to validate on that are read at each evaluation; at the end, all are."""
+    """Validation tokens that are read at each evaluation; at the end, all are."""
     examples: Examples = "joined"
-    """What a model may look back on: whatever came before, in windows that run on over the ends of
-    documents (joined); its own document alone, which blank lines part (documents); or its own
-    line (lines)."""
+    """What a token may attend to: all text before it, in windows that cross document boundaries
+    (joined); its own document, which blank lines separate (documents); or its own line (lines)."""
     context: int = 256
-    """Tokens that it looks back on at most, and the length of a window."""
+    """Context length in tokens, which is the sequence length of training."""
     start: str | None = None
-    """A trained language model's folder, or a run's, to go on from."""
+    """Fine-tune: a trained language model's folder, or a run's."""
     words: Words = "pairs"
-    """How text is cut: byte pairs learned from it, characters, or bytes."""
+    """Tokenization: subwords (BPE) learned from the text, characters, or bytes."""
     vocabulary: int = 4000
-    """Tokens of byte-pair encoding; fewer where the text has no more to learn."""
+    """Vocabulary size of BPE; fewer where the text has no more to learn."""
     tokenizer: str | None = None
     """A tokenizer.json to use instead of learning one."""
     on_bad: OnBad = "skip"
-    """Bad lines are counted, shown and left out (skip), or nothing is done (refuse)."""
+    """Bad lines: count, show and leave them out (skip), or stop (refuse)."""
     cache: str | None = None
-    """Where tokens are kept for the next time; by default in the user's own cache folder."""
+    """Cache folder for tokenized text; by default in the user's own cache."""
     model: LanguageShape = field(default_factory=_tiny)
     """The model's shape."""
     training: TrainingConfig = field(default_factory=_short)
-    """The training."""
+    """Optimizer, learning-rate schedule, batches, evaluation, checkpoints."""
 
     def __post_init__(self) -> None:
         for name in ("judged", "context"):
@@ -348,7 +349,7 @@ class LanguageTask:
 
     def about(self) -> About:
         counts = {"tokens": int(self.train.places[:, 2].sum())}
-        return {"name": "language", "config": kept(self.config), **counts, **to_json(self.how)}
+        return TASK.about(self.config, {**counts, **to_json(self.how)})
 
 
 def _model(
@@ -366,8 +367,7 @@ def _model(
             f"learned positions ({config.model.length}) must be at least context "
             f"({config.context}); raise the model's length"
         )
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(config.training.seed)
+    with seeded(config.training.seed):
         return LanguageModel(LanguageConfig(tokenizer.size, **asdict(config.model)))
 
 
@@ -399,7 +399,7 @@ def evaluate(
     texts: Sequence[str] = (),
     device: str = "cpu",
     progress: Progress | None = None,
-) -> dict[str, float]:
+) -> Evaluation:
     """How well a model, or a run's, predicts these files; by default all that it held out."""
     saved = checkpoint.load(model_folder(folder), device=device)
     generator = Generator(saved)
@@ -414,7 +414,8 @@ def evaluate(
     else:
         _, held = _split(config, read, tokenizer.end)
     size = held.bytes(tokenizer)
-    return measure(generator.model, held, generator.how, size, config.training.batch)
+    scores = measure(generator.model, held, generator.how, size, config.training.batch)
+    return Evaluation(scores)
 
 
 # Use
@@ -481,3 +482,15 @@ class Generator:
 
         items = list(enumerate(before))
         return list(in_order(items, go_on, length=lambda item: len(item[1]) + 1, sentences=batch))
+
+
+TASK = TaskSpec(
+    name="language",
+    summary="a language model of any text",
+    config=Config,
+    preset=preset,
+    build=build,
+    predictor=Generator,
+    evaluate=evaluate,
+    example='echo "…" | regard generate {run}',
+)

@@ -32,11 +32,13 @@ from regard.look.record import record
 from regard.model.build import GridPosition
 from regard.model.embedding import Patches, Size, image_size
 from regard.model.transformer import ImageSource, Transformer, TransformerConfig, TransformerShape
+from regard.seeding import seeded
 from regard.task.digits import Strip, Strips
-from regard.task.load import model_folder
-from regard.task.pictures import Picture, Preparation, seeded, split, told
+from regard.task.folder import model_folder
+from regard.task.pictures import Picture, Preparation, split, told
 from regard.task.search import Search, search
-from regard.task.settings import Preset, absolute, check_preset, check_start, kept, recorded
+from regard.task.settings import Preset, absolute, check_preset, check_start, recorded
+from regard.task.spec import Evaluation, TaskSpec
 from regard.task.text import Progress, exact, transduction_loss
 from regard.train.config import TrainingConfig
 
@@ -72,7 +74,7 @@ def _short() -> TrainingConfig:
 
 @dataclass(frozen=True)
 class Config:
-    """Train a Transformer to read images as text."""
+    """Image to text (OCR, captions) by an encoder-decoder Transformer."""
 
     images: str | None = None
     """A folder of images; by default strips of scikit-learn's handwritten digits are composed."""
@@ -80,49 +82,48 @@ class Config:
     """What is to be read from the images: a table (name of an image, tab, text), or a text file
     with a line for each image, in the order of their names."""
     validation: str | None = None
-    """A folder of images to measure the score on; by default some of the images are held out."""
+    """Validation set: a folder of images; by default some of the images are held out."""
     validation_captions: str | None = None
-    """What is to be read from them."""
+    """Validation set: the texts of its images."""
     held_out: float = 0.2
-    """Share of the images, or of the digits, that is held out."""
+    """Fraction of the images, or of the digits, that is held out."""
     judged: int = 500
-    """Held-out images that are read at each evaluation."""
+    """Validation images that are read at each evaluation."""
     pixels: Size | None = None
-    """Rows and columns that all images are given, one number for a square; by default 32 × 256, or
-    those of the model named by start."""
+    """Image size that all images are resized to: rows and columns, or one number for a square. By
+    default 32 × 256, or that of start."""
     channels: Literal[1, 3] | None = None
-    """1 for grey, which is the default, 3 for colour."""
+    """Colour channels: 1 for greyscale, which is the default, or 3."""
     patch: int | None = None
-    """Pixels along a patch's side; by default 4 for strips of digits, and 8 for images."""
+    """Patch size in pixels; by default 4 for strips of digits, and 8 for images."""
     place: GridPosition = "sinusoidal"
-    """How patches are told where they are: sines of their row and column, or trained vectors."""
+    """Position embedding of patches: sinusoidal over rows and columns, or learned."""
     fit: Fit = "pad"
-    """Images of another shape: the rest is filled (pad), or their middle is cut out (crop)."""
+    """Images of another aspect ratio: pad with background (pad), or centre crop (crop)."""
     background: int = 255
-    """What fills the rest, and is behind transparent pixels: 0 black to 255 white."""
+    """Grey value of padding, and behind transparent pixels: 0 black to 255 white."""
     on_bad: OnBad = "skip"
-    """Images and captions that cannot be used are counted and left out (skip), or nothing is done
-    (refuse)."""
+    """Bad images and captions: count, show and leave them out (skip), or stop (refuse)."""
     words: Literal["characters", "bpe"] = "characters"
-    """How texts are cut: into characters, or into byte pairs that are learned from them."""
+    """Tokenization: characters, or subwords (BPE) learned from the texts."""
     vocabulary: int = 8000
-    """Tokens of byte-pair encoding; fewer where the texts have no more to learn."""
+    """Vocabulary size of BPE; fewer where the texts have no more to learn."""
     tokenizer: str | None = None
     """A tokenizer.json to use instead."""
     cache: str | None = None
-    """Where decoded images are kept for the next time; by default in the user's cache folder."""
+    """Cache folder for decoded images; by default in the user's own cache."""
     beams: int = 4
-    """Hypotheses that stay open when the trained model is used; in training it is 1."""
+    """Beam size when the trained model is used; evaluations in training are greedy."""
     start: str | None = None
-    """A trained reader's folder, or a run's, to go on from, with its tokenizer and its shape."""
+    """Fine-tune: a trained reader's folder, or a run's. Its tokenizer and its shape are kept."""
     strip: Strip = field(default_factory=Strip)
     """What the strips of digits look like, where there are no images."""
     augmentation: Augmentation = field(default_factory=Augmentation)
-    """How training images are varied; text survives neither flips nor mixing."""
+    """Data augmentation; text survives neither flips nor mixing."""
     model: TransformerShape = field(default_factory=_tiny)
     """The Transformer's shape."""
     training: TrainingConfig = field(default_factory=_short)
-    """How it is trained; a batch is counted in images."""
+    """Optimizer, learning-rate schedule, evaluation, checkpoints. A batch is counted in images."""
 
     def __post_init__(self) -> None:
         if not 0 < self.held_out < 1:
@@ -260,12 +261,7 @@ class Read:
         return dict(files(self.tokenizer, self.tokenizer))
 
     def about(self) -> dict[str, Any]:
-        return {
-            "name": "read",
-            "config": kept(self.config),
-            **self.preparation.section(),
-            **to_json(self.how),
-        }
+        return TASK.about(self.config, {**self.preparation.section(), **to_json(self.how)})
 
 
 def _batch(examples: Examples, numbers: np.ndarray, tokenizer: AnyTokenizer, how: Search) -> Batch:
@@ -308,7 +304,7 @@ def evaluate(
     beams: int | None = None,
     device: str = "cpu",
     progress: Progress | None = None,
-) -> dict[str, float]:
+) -> Evaluation:
     """How well a model, or a run's, reads these images; by default those it held out."""
     saved = checkpoint.load(model_folder(folder), device=device)
     reader = Reader(saved)
@@ -326,7 +322,8 @@ def evaluate(
         how = _decoding(replace(config, pixels=None), reader)
         held = Captioned(_captioned(images, captions, how, config, progress))
     search_by = reader.how if beams is None else replace(reader.how, beams=beams)
-    return measure(reader.model, reader.tokenizer, held, reader.preparation, search_by)
+    scores = measure(reader.model, reader.tokenizer, held, reader.preparation, search_by)
+    return Evaluation(scores)
 
 
 def characters_right(written: Sequence[str], wanted: Sequence[str]) -> float:
@@ -540,3 +537,15 @@ class Reader:
     def _input(self, pixels: Tensor) -> Tensor:
         weight = self.model.target.table.weight
         return self.preparation.normalized(pixels.to(weight.device)).to(weight.dtype)
+
+
+TASK = TaskSpec(
+    name="read",
+    summary="images to text; by default strips of handwritten digits",
+    config=Config,
+    preset=preset,
+    build=build,
+    predictor=Reader,
+    evaluate=evaluate,
+    example="regard read {run} picture.png",
+)

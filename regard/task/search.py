@@ -23,24 +23,24 @@ from regard.model.transformer import Transformer
 
 @dataclass(frozen=True)
 class Search:
-    """How a model is searched for what it has to say, as its folder keeps it."""
+    """The settings of a search, as a model's folder keeps them."""
 
     start: int
     """The token that every target begins with."""
     end: int
     """The token that closes sources and targets."""
     pad: int
-    """The token that means nothing."""
+    """The padding token."""
     banned: tuple[int, ...] = ()
-    """Tokens that are never said."""
+    """Tokens that are never generated."""
     beams: int = 4
-    """Hypotheses that stay open; 1 is greedy."""
+    """Beam size; 1 is greedy search."""
     length: int = 250
-    """The most tokens of a target, and of a source that is not cut into parts."""
+    """Maximum length in tokens of a target, and of a source that is not cut into parts."""
     length_penalty: float = 1.0
-    """log p is divided by the number of tokens to this power."""
+    """Length penalty: log p is divided by the number of tokens to this power."""
     renormalize: bool = False
-    """Whether probabilities are those among the tokens that are not banned."""
+    """Renormalize probabilities over the tokens that are not banned."""
 
     def __post_init__(self) -> None:
         for name in ("beams", "length"):

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Literal, TypeAlias, TypeVar, get_args
 
-from regard.config import Object, from_json, to_json
+from regard.config import from_json
 
 Preset: TypeAlias = Literal["tiny", "base", "big"]
 """How large a preset is: tiny is for two cores, the others for a GPU."""
@@ -25,13 +25,6 @@ def check_start(start: str | None, tokenizer: str | None) -> None:
         raise ValueError(
             f"start ({start}) brings a tokenizer of its own; leave out tokenizer ({tokenizer})"
         )
-
-
-def kept(config: Any) -> Object:
-    """A config as the model's folder keeps it; the training's settings are the run's."""
-    settings = to_json(config)
-    del settings["training"]
-    return settings
 
 
 def recorded(kind: type[Kind], task: Mapping[str, Any] | None, where: object) -> Kind | None:

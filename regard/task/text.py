@@ -22,8 +22,9 @@ from regard.config import to_json
 from regard.data.batch import Batch, Ids, plan, text_batch
 from regard.data.tokenizer import AnyTokenizer, files
 from regard.model.transformer import TextSource, Transformer, TransformerConfig, TransformerShape
+from regard.seeding import seeded
 from regard.task.search import Search
-from regard.task.translator import Translator
+from regard.task.translator import Pair, Translator
 from regard.train.config import TrainingConfig
 from regard.train.loss import cross_entropy
 
@@ -32,9 +33,6 @@ About: TypeAlias = dict[str, Any]
 
 Progress: TypeAlias = Callable[[str, float], None]
 """Told now and then: what is being done, and which share of it, from 0 to 1."""
-
-Pair: TypeAlias = tuple[str, str]
-"""A source and its target, as text."""
 
 Judge: TypeAlias = Callable[[Sequence[str], Sequence[str]], dict[str, float]]
 """Scores of what was written beside what should have been."""
@@ -176,8 +174,7 @@ def build_transformer(
     config = TransformerConfig(
         target.size, source=TextSource(vocabulary=None if joint else source.size), **asdict(shape)
     )
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with seeded(seed):
         return Transformer(config)
 
 

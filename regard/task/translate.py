@@ -9,7 +9,6 @@ is on both sides. `start` names a trained model, of ours or imported, to go on f
 import hashlib
 import heapq
 import json
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -17,16 +16,17 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-from regard import checkpoint
+from regard import atomic, checkpoint
 from regard.data.files import Reading
 from regard.data.text import OnBad, Pairs, Rules, Store, Table, Text, store
 from regard.data.tokenizer import AnyTokenizer, Tokenizer, read_pair
 from regard.model.transformer import TextSource, Transformer, TransformerShape
-from regard.task.load import model_folder, run_config
+from regard.task.folder import model_folder, run_config
 from regard.task.search import Search
-from regard.task.settings import Preset, absolute, check_preset, check_start, kept, recorded
-from regard.task.text import Chosen, Pair, Progress, Transduction, build_transformer
-from regard.task.translator import Translator
+from regard.task.settings import Preset, absolute, check_preset, check_start, recorded
+from regard.task.spec import Evaluation, TaskSpec
+from regard.task.text import Chosen, Progress, Transduction, build_transformer
+from regard.task.translator import Pair, Translator
 from regard.train.config import TrainingConfig
 
 Words: TypeAlias = Literal["joint", "separate", "characters"]
@@ -66,50 +66,51 @@ class Config:
     """Translation of any parallel text."""
 
     source: tuple[str, ...] = ()
-    """Files to translate from, a sentence in each line; plain, or compressed: gz, xz, bz2, zst."""
+    """Source files, a sentence in each line; plain, or compressed: gz, xz, bz2, zst."""
     target: tuple[str, ...] = ()
-    """Files to translate into, as many; line n belongs to line n."""
+    """Target files, as many; line n is the translation of line n."""
     pairs: tuple[str, ...] = ()
-    """Instead: files with tabs that hold both."""
+    """Instead: tab-separated files that hold both."""
     columns: tuple[int, int] = (0, 1)
     """Which columns of those files, counted from 0, are source and target."""
     valid_source: tuple[str, ...] = ()
-    """Files to validate on; without any, sentences are split off."""
+    """Validation set: source files. Without any, sentences are held out of the training data."""
     valid_target: tuple[str, ...] = ()
-    """Their translations."""
+    """Validation set: target files."""
     valid_pairs: tuple[str, ...] = ()
-    """Instead: files with tabs that hold both."""
+    """Validation set: instead, tab-separated files that hold both."""
     held_out: int = 1000
-    """Sentences that are split off, a tenth of all at most."""
+    """Sentences that are held out for validation, a tenth of all at most."""
     judged: int = 500
-    """Sentences to validate on that are translated at each evaluation; at the end, all are."""
+    """Validation sentences that are translated at each evaluation; at the end, all are."""
     start: str | None = None
-    """A trained model's folder, or a run's, to go on from, with its tokenizer and its shape."""
+    """Fine-tune: a trained model's folder, or a run's. Its tokenizer and its shape are kept."""
     words: Words = "joint"
-    """How text is cut: byte pairs learned from both languages, or from each; or characters."""
+    """Tokenization: subwords (BPE) learned jointly from both languages, separately from each, or
+    characters."""
     vocabulary: int = 8000
-    """Tokens of byte-pair encoding, of each language where they are separate; fewer where the text
-    has no more to learn."""
+    """Vocabulary size of BPE, of each language where they are separate; fewer where the text has no
+    more to learn."""
     tokenizer: str | None = None
     """A tokenizer.json to use for both languages instead of learning one."""
     longest: int = 250
-    """Tokens that a side may have; longer ones are bad lines."""
+    """Maximum sequence length in tokens, of each side; longer ones are bad lines."""
     ratio: float | None = 9.0
-    """How many times longer than the other one side may be, in tokens."""
+    """Maximum length ratio of the two sides, in tokens."""
     on_bad: OnBad = "skip"
-    """Bad lines are counted, shown and left out (skip), or nothing is done (refuse)."""
+    """Bad lines: count, show and leave them out (skip), or stop (refuse)."""
     cache: str | None = None
-    """Where tokens are kept for the next time; by default in the user's own cache folder."""
+    """Cache folder for tokenized text; by default in the user's own cache."""
     beams: int = 4
-    """Hypotheses that stay open when the trained model translates; 1 is greedy."""
+    """Beam size when the trained model translates; 1 is greedy search."""
     length_penalty: float = 1.0
-    """A translation's log p is divided by its tokens' number to this power."""
+    """Length penalty: log p is divided by the number of tokens to this power."""
     bleu: Cut = "13a"
-    """How sacrebleu cuts words: zh for Chinese, char for languages without spaces."""
+    """sacreBLEU's tokenizer: zh for Chinese, char for languages without spaces."""
     model: TransformerShape = field(default_factory=_tiny)
     """The model's shape."""
     training: TrainingConfig = field(default_factory=_short)
-    """The training."""
+    """Optimizer, learning-rate schedule, batches, evaluation, checkpoints."""
 
     def __post_init__(self) -> None:
         for name in ("held_out", "judged", "longest"):
@@ -229,12 +230,7 @@ class Translation(Transduction):
     ):
         model = _model(config, saved, tokenizers)
         how = _search(config, saved, tokenizers)
-        about: dict[str, Any] = {
-            "name": "translate",
-            "config": kept(config),
-            "examples": len(examples),
-            "held_out": len(held),
-        }
+        counts = {"examples": len(examples), "held_out": len(held)}
         quality = Quality(config.bleu)
         self.signatures = quality.signatures
         super().__init__(
@@ -246,7 +242,7 @@ class Translation(Transduction):
             judge=quality,
             how=how,
             training=config.training,
-            about=about,
+            about=TASK.about(config, counts),
             notes=notes,
         )
 
@@ -393,10 +389,8 @@ def _others(examples: Store, held: Sequence[Pair], tokenizer: AnyTokenizer) -> n
 
 def _write_pairs(path: Path, pairs: Sequence[Pair]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
     lines = (json.dumps(pair, ensure_ascii=False) + "\n" for pair in pairs)
-    draft.write_text("".join(lines), encoding="utf-8")
-    draft.replace(path)
+    atomic.write(path, "".join(lines))
 
 
 def _read_pairs(path: Path) -> list[Pair]:
@@ -430,13 +424,10 @@ class Quality:
 
 
 @dataclass(frozen=True)
-class Evaluation:
-    """How good translations are, and how that was measured."""
+class Translations(Evaluation):
+    """How good translations are, and these."""
 
-    scores: dict[str, float]
-    signatures: dict[str, str]
-    sentences: int
-    translations: list[str]
+    translations: list[str] = field(default_factory=list)
 
 
 def evaluate(
@@ -450,7 +441,7 @@ def evaluate(
     bleu: Cut | None = None,
     device: str = "cpu",
     progress: Progress | None = None,
-) -> Evaluation:
+) -> Translations:
     """Scores of a model's, or a run's, translations of these files, by beam search.
 
     Without files a run is evaluated on what it was validated on, all of it.
@@ -469,7 +460,7 @@ def evaluate(
             progress("translations", len(written) / len(text))
     quality = Quality(bleu or (config.bleu if config is not None else "13a"))
     scores = quality(written, [target for _, target in text])
-    return Evaluation(scores, quality.signatures, len(text), written)
+    return Translations(scores, quality.signatures, written)
 
 
 def validated(folder: Path, about: Mapping[str, Any], where: str) -> list[Pair]:
@@ -484,3 +475,22 @@ def validated(folder: Path, about: Mapping[str, Any], where: str) -> list[Pair]:
             f"{folder} does not say what to translate; name a source and a target file"
         )
     return _read_pairs(kept)
+
+
+def _translator(saved: checkpoint.Saved) -> Translator:
+    def pairs() -> list[Pair]:
+        return validated(saved.folder.parent, saved.task or {}, str(saved.folder))
+
+    return Translator.of(saved, pairs)
+
+
+TASK = TaskSpec(
+    name="translate",
+    summary="any parallel text: two files, or a table with two columns",
+    config=Config,
+    preset=preset,
+    build=build,
+    predictor=_translator,
+    evaluate=evaluate,
+    example='echo "…" | regard translate {run}',
+)

@@ -5,16 +5,15 @@ text → ids, in parts where it is long → search → text, scores, attention, 
 
 import math
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from regard.attention.host import whole
+from regard.attention.checks import check_integer
 from regard.checkpoint import CONFIG, Saved
 from regard.data.batch import text_batch
 from regard.data.tokenizer import AnyTokenizer, read_pair
@@ -24,6 +23,9 @@ from regard.decode.search.hypothesis import Hypothesis
 from regard.look.align import Example, Found, Head, Links, cross, find, links, words
 from regard.model.transformer import Transformer
 from regard.task.search import Search, search
+
+Pair: TypeAlias = tuple[str, str]
+"""A source and its target."""
 
 
 @dataclass(frozen=True)
@@ -78,21 +80,22 @@ class Translator:
         tokenizers: tuple[AnyTokenizer, AnyTokenizer] | str,
         how: Search,
         about: Mapping[str, Any] | None = None,
-        folder: Path | None = None,
+        validated: Callable[[], Sequence[Pair]] = tuple,
     ):
         """Where there are no tokenizers, a sentence that says so."""
         self.model = model
         self._tokenizers = tokenizers
         self.how = how
         self.about = dict(about or {})
-        self.folder = folder
+        self.validated = validated
+        """Reads the pairs that its run was validated on, if there is a run."""
         self.head: Head | None = None
         """The head that word alignments are taken from; found when they are first asked for."""
         self.found: Found | None = None
         """How it was found."""
 
     @classmethod
-    def of(cls, saved: Saved) -> "Translator":
+    def of(cls, saved: Saved, validated: Callable[[], Sequence[Pair]] = tuple) -> "Translator":
         """What a model's folder holds, ready for use."""
         if not isinstance(saved.model, Transformer):
             raise ValueError(f"{saved.folder} holds a {type(saved.model).__name__}, no Transformer")
@@ -103,7 +106,7 @@ class Translator:
             tokenizers = read_pair(saved.folder)
         except ValueError as error:  # the model is of use without one
             tokenizers = str(error)
-        return cls(saved.model, tokenizers, how, about, saved.folder)
+        return cls(saved.model, tokenizers, how, about, validated)
 
     @property
     def source_tokenizer(self) -> AnyTokenizer:
@@ -150,18 +153,20 @@ class Translator:
         batch: int = 64,
         attention: bool = False,
         align: bool = False,
+        soon: bool = True,
     ) -> Iterator[list[Written]]:
         """For each text the best few, best first, with their scores and what else is asked for.
 
         They come as soon as they and all before them are ready; None among the texts says that no
         more are there for now. There is one for every text at least, which for an empty text is
-        empty.
+        empty. With `soon` the first few texts are decoded first, so that somebody who waits sees
+        them; without, all of them are sorted by length, which is faster.
 
         A text that is longer than the model is used to is cut into parts, at spaces where there
         are any. What is found for the parts is joined, the best with the best, and so on.
         """
         for name, number in (("n_best", n_best), ("batch", batch)):
-            whole(name, number)
+            check_integer(name, number)
         how = self.how if beams is None else replace(self.how, beams=beams)
         counts: deque[int] = deque()
 
@@ -179,7 +184,7 @@ class Translator:
 
         ready: list[list[Written]] = []
         for written in in_order(
-            parts(), decode, length=lambda part: len(part.ids), sentences=batch
+            parts(), decode, length=lambda part: len(part.ids), sentences=batch, soon=soon
         ):
             ready.append(written)
             if len(ready) == counts[0]:
@@ -329,7 +334,7 @@ class Translator:
 
         examples = [
             example(self._parts(self._encode(source), align=True)[0], self.tokenizer.encode(target))
-            for source, target in self._validated()[:SAMPLE]
+            for source, target in self._pairs()[:SAMPLE]
         ]
         if not examples:
             examples = [example(part, one.tokens) for part, one in pairs[:SAMPLE]]
@@ -337,16 +342,11 @@ class Translator:
         self.head = None if self.found is None else self.found.best
         return self.found
 
-    def _validated(self) -> list[tuple[str, str]]:
-        """What the run that this model is of was validated on; nothing where there is no run."""
-        if self.folder is None or self.about.get("name") != "translate":
-            return []
-        from regard.task.translate import validated
-
+    def _pairs(self) -> Sequence[Pair]:
         try:
-            return validated(self.folder.parent, self.about, str(self.folder))
+            return self.validated()
         except (ValueError, OSError):
-            return []  # a model by itself, or a run whose files are gone
+            return ()  # a model by itself, or a run whose files are gone
 
 
 SAMPLE = 64

@@ -349,12 +349,12 @@ def test_scores_on_other_images(tmp_path: Path) -> None:
     config = classify.preset("tiny")
     config = replace(config, training=replace(config.training, steps=1, tensorboard=False))
     fit(classify.build(config, tmp_path / "run"), config.training, tmp_path / "run")
-    held = classify.evaluate(tmp_path / "run")
+    held = classify.evaluate(tmp_path / "run").scores
     digits = all_digits()
     archive = tmp_path / "other.npz"
     labels = digits.labels[:37]
     np.savez(archive, images=digits.pixels[:37, 0], labels=labels)
-    other = classify.evaluate(tmp_path / "run", images=str(archive))
+    other = classify.evaluate(tmp_path / "run", images=str(archive)).scores
     assert held.keys() == other.keys()
     assert held != other
     classifier = load(tmp_path / "run")

@@ -113,7 +113,7 @@ def test_a_run_trains_saves_and_translates(tmp_path: Path) -> None:
     assert empty == ""
     scores = task.evaluate(translator.model)
     assert set(scores) == {"exact_match", "perplexity"}
-    again = dates.evaluate(tmp_path / "run")
+    again = dates.evaluate(tmp_path / "run").scores
     assert again["exact_match"] == scores["exact_match"]
     # The run can be repeated from what it says of itself.
     said = translator.about["config"]

@@ -97,10 +97,10 @@ def test_a_run_labels_texts(tmp_path: Path, config: Config) -> None:
     said = checkpoint.load(run / "best").task
     assert said is not None
     assert from_json(Config, {**said["config"], "training": to_json(TRAINING)}) == config
-    scores = label.evaluate(run)
+    scores = label.evaluate(run).scores
     assert scores == pytest.approx(build(config, run).evaluate(labeler.model))
     other = lines(tmp_path / "test.tsv", ["short\tab"])
-    assert label.evaluate(run, texts=(other,))["accuracy"] in (0.0, 1.0)
+    assert label.evaluate(run, texts=(other,)).scores["accuracy"] in (0.0, 1.0)
     # Going on from a classifier keeps its head where the labels are the same.
     again = build(replace(config, start=str(run)))
     assert torch.equal(again.model.head.weight, labeler.model.head.weight)

@@ -125,9 +125,9 @@ def test_a_run_goes_on_and_writes(tmp_path: Path, config: Config) -> None:
     assert greedy == generator.generate(prompts, length=5, temperature=0, seed=9)
     config_said = generator.about["config"]
     assert from_json(Config, {**config_said, "training": to_json(TRAINING)}) == config
-    assert set(language.evaluate(run)) == {"compression", "bits_per_byte", "perplexity"}
+    assert set(language.evaluate(run).scores) == {"compression", "bits_per_byte", "perplexity"}
     other = lines(tmp_path / "other", ["tu tu"])
-    assert language.evaluate(run, texts=(other,))["bits_per_byte"] > 0
+    assert language.evaluate(run, texts=(other,)).scores["bits_per_byte"] > 0
     # Another training may begin with it.
     begun = build(replace(config, start=str(run)))
     for mine, its in zip(begun.model.parameters(), generator.model.parameters()):

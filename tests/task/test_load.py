@@ -14,7 +14,8 @@ from regard import checkpoint
 from regard.data.tokenizer import Tokenizer
 from regard.model.language import LanguageConfig, LanguageModel
 from regard.model.transformer import Transformer, TransformerConfig
-from regard.task.load import load, model_folder, run_config
+from regard.task.folder import model_folder, run_config
+from regard.task.load import load
 from regard.task.search import Search
 from regard.task.text import build_transformer
 from regard.task.translate import Config, build

@@ -159,11 +159,11 @@ def test_a_run_goes_on_repeats_itself_and_translates(tmp_path: Path, config: Con
     assert from_json(Config, {**said, "training": to_json(TRAINING)}) == config
     # By itself the run is scored on what it held out.
     found = translate.evaluate(run)
-    assert found.sentences == 17
+    assert len(found.translations) == 17
     assert set(found.scores) == {"bleu", "chrf"}
     assert "tok:13a" in found.signatures["bleu"]
     pairs = lines(tmp_path / "test.tsv", ["ab\tab", "cd ef\tef cd"])
-    assert translate.evaluate(run, pairs=(pairs,), beams=1).sentences == 2
+    assert len(translate.evaluate(run, pairs=(pairs,), beams=1).translations) == 2
 
 
 def test_going_on_from_another_model(tmp_path: Path, config: Config) -> None:

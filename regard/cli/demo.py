@@ -14,10 +14,10 @@ from jaxtyping import Float, UInt8
 from torch import Tensor
 
 from regard.checkpoint import CONFIG
+from regard.cli.train import carry_out
 from regard.config import from_json, loads
 from regard.look.plot import grid
-from regard.task.command import carry_out
-from regard.task.load import model_folder, run_config
+from regard.task.folder import model_folder, run_config
 from regard.train.config import TrainingConfig
 from regard.train.state import NUMBERS, State
 
@@ -37,10 +37,10 @@ def demo(name: str, run: Path) -> None:
 
 def finished(run: Path) -> bool:
     """Whether a run has made all its steps."""
-    said, last = run_config(run), run / "last" / NUMBERS
-    if said is None or not last.is_file():
+    config, last = run_config(run), run / "last" / NUMBERS
+    if config is None or not last.is_file():
         return False
-    steps = from_json(TrainingConfig, said["training"], str(run / CONFIG), "training").steps
+    steps = from_json(TrainingConfig, config["training"], str(run / CONFIG), "training").steps
     done = from_json(State, loads(last.read_bytes(), str(last)), str(last)).step
     return steps is not None and done >= steps
 
@@ -60,7 +60,7 @@ def dates(run: Path) -> None:
         "seen in any language.\n"
     )
     if not finished(run):
-        carry_out("dates", config, run)
+        carry_out(task.TASK, config, run)
     translator = load(run)
     assert isinstance(translator, Translator)
     _, held = task.days(config.first, config.last)
@@ -117,7 +117,7 @@ def digits(run: Path) -> None:
     config = task.preset("tiny")
     print("A Vision Transformer learns to tell handwritten digits apart, 8 × 8 pixels each.\n")
     if not finished(run):
-        carry_out("classify", config, run)
+        carry_out(task.TASK, config, run)
     classifier = load(run)
     assert isinstance(classifier, Classifier)
     held = task.build(config, run).validation
@@ -154,7 +154,7 @@ def read(run: Path) -> None:
         "strips of handwritten digits. The digits of the strips below were never trained on.\n"
     )
     if not finished(run):
-        carry_out("read", config, run)
+        carry_out(task.TASK, config, run)
     reader = load(run)
     assert isinstance(reader, Reader)
     held = task.build(config, run).validation

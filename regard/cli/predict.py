@@ -11,17 +11,18 @@ import io
 import json
 import sys
 import warnings
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
-from regard.task.command import with_folder
-from regard.task.pipe import Bar, Line, Lines, World, answers, windows, world
+from regard.cli.arguments import with_folder
+from regard.cli.stream import WINDOW, Bar, Line, Lines, answers
+from regard.decode.batching import windows
+from regard.processes import Processes, launched
 
 if TYPE_CHECKING:
-    from regard.task.load import Loaded
+    from regard.task.load import Predictor
     from regard.task.translator import Translator, Written
 
 Settings = TypeVar("Settings")
@@ -35,9 +36,9 @@ class Where:
     device: str = "cpu"
     """Where to compute: cpu or cuda."""
     precision: Literal["fp32", "bf16", "fp16", "int8"] = "fp32"
-    """The numbers of weights and activations; int8, on the cpu, is the fastest there."""
+    """Precision of weights and activations. int8 quantizes the weights: the fastest on a cpu."""
     verbose: bool = False
-    """Say on standard error which engine decodes, and why that one."""
+    """Print on standard error which engine decodes, and why that one."""
 
 
 @dataclass(frozen=True)
@@ -47,21 +48,22 @@ class Translate(Where):
     files: tuple[str, ...] = ()
     """Files to translate, one after the other, instead of standard input; plain or compressed."""
     beams: int | None = None
-    """Hypotheses that stay open; 1 is greedy; by default as the model was trained to be used."""
+    """Beam size; 1 is greedy search. By default as the model was trained to be used."""
     batch: int = 64
-    """Sentences at a time."""
+    """Batch size in sentences."""
     n_best: int | None = None
-    """So many translations of each line, a line each: the line's number, counted from 0 |||
-    translation ||| score. The score is log p by the number of tokens to the power of the model's
-    length penalty."""
+    """n-best list: so many translations of each line, a line each, as number of the line, counted
+    from 0 ||| translation ||| score. The score is log p divided by the number of tokens to the
+    power of the model's length penalty."""
     scores: bool = False
     """Add ||| log p of the translation ||| log p of each of its tokens, the end sign's last."""
     align: bool = False
     """Add ||| word alignments: 0-1 is the first word of the source and the second of the
     translation. Words are what white space separates."""
     head: tuple[int, int, int] | None = None
-    """The head to align by: layer, head, and 1 for weights after a word is written, else 0. By
-    default it is found: on what the run was validated on, or else on the first lines."""
+    """Attention head for word alignments: layer, head, and 1 for the weights after a word is
+    written, else 0. By default it is chosen on the run's validation set, or else on the first
+    lines."""
     json: bool = False
     """One JSON object for each line, for programs, with all of this in it."""
 
@@ -73,37 +75,31 @@ def translate(words: Sequence[str]) -> None:
     for name in ("batch", "n_best"):
         if (number := getattr(options, name)) is not None and number < 1:
             raise ValueError(f"{name} ({number}) must be 1 or more")
-    with world() as here:
+    with launched() as here:
         lines, model = here.agreed(
             lambda: (Lines(options.files), _translator(folder, options, Translator, here))
         )
 
-        def work(items: Iterable[Line | None]) -> Iterator[str]:
-            open_: deque[Line] = deque()
-
-            def texts() -> Iterator[str | None]:
-                for item in items:
-                    if item is not None:
-                        open_.append(item)
-                    yield None if item is None else item[1]
-
-            for best in model.translations(
-                texts(),
+        def answer(lines: list[Line]) -> Iterator[str]:
+            translations = model.translations(
+                [text for _, text in lines],
                 n_best=options.n_best or 1,
                 beams=options.beams,
                 batch=options.batch,
                 align=options.align,
-            ):
-                yield _shown(*open_.popleft(), best, model, options)
+                soon=False,
+            )
+            for (number, source), best in zip(lines, translations):
+                yield _shown(number, source, best, model, options)
 
         def prepare(sample: list[str]) -> None:
             if options.align and model.head is None:
                 model.find_head(sample)
 
-        _write(lines, answers(lines, work, here, prepare), here, lambda: _chosen(model))
+        _write(lines, answers(lines, answer, here, prepare), here, lambda: _chosen(model))
 
 
-def _translator(folder: Path, options: Translate, kind: type[Ready], here: World) -> Ready:
+def _translator(folder: Path, options: Translate, kind: type[Ready], here: Processes) -> Ready:
     model: Any = _loaded(folder, options, kind, here)
     if options.head is not None:
         from regard.look.align import Head
@@ -169,10 +165,10 @@ def _chosen(model: "Translator") -> str | None:
 
 @dataclass(frozen=True)
 class Classify(Where):
-    """Says what is in pictures."""
+    """Classifies images."""
 
     top: int = 1
-    """How many labels of each, the likeliest first."""
+    """How many labels of each image, the most probable first (top-k)."""
     json: bool = False
     """One JSON object for each picture, for programs."""
 
@@ -197,10 +193,10 @@ def classify(words: Sequence[str]) -> None:
 
 @dataclass(frozen=True)
 class Read(Where):
-    """Reads the text in pictures."""
+    """Reads the text in images."""
 
     beams: int | None = None
-    """Hypotheses that stay open; 1 is greedy; by default as the model was trained to be used."""
+    """Beam size; 1 is greedy search. By default as the model was trained to be used."""
     json: bool = False
     """One JSON object for each picture, for programs."""
 
@@ -220,20 +216,21 @@ def read(words: Sequence[str]) -> None:
 
 @dataclass(frozen=True)
 class Generate(Where):
-    """Goes on with each line of standard input, or of files."""
+    """Continues each line of standard input, or of files, with a language model."""
 
     files: tuple[str, ...] = ()
     """Files with a prompt in each line, instead of standard input."""
     length: int = 200
-    """Most tokens to add."""
+    """Maximum number of new tokens."""
     temperature: float = 0.8
-    """Below 1 the likelier tokens are taken more often; 0 takes the likeliest each time."""
+    """Sampling temperature; 0 is greedy search."""
     top_k: int | None = None
-    """Draw from so many of the likeliest tokens."""
+    """Top-k sampling: sample from the k most probable tokens."""
     top_p: float | None = 0.95
-    """Draw from the likeliest tokens that have this probability together."""
+    """Nucleus (top-p) sampling: sample from the most probable tokens that together have this
+    probability."""
     seed: int = 0
-    """Prompt n draws from (seed, n)."""
+    """Random seed; prompt n is sampled from (seed, n)."""
 
 
 def generate(words: Sequence[str]) -> None:
@@ -242,7 +239,7 @@ def generate(words: Sequence[str]) -> None:
     folder, options = with_folder("generate", Generate, Generate(), words)
     model = _loaded(folder, options, Generator)
     first = 0
-    for prompts in windows(Lines(options.files)):
+    for prompts in windows(Lines(options.files), *WINDOW):
         texts = model.generate(
             prompts,
             length=options.length,
@@ -259,7 +256,7 @@ def generate(words: Sequence[str]) -> None:
 
 @dataclass(frozen=True)
 class Label(Where):
-    """Says which class each line of standard input, or of files, is in."""
+    """Classifies each line of standard input, or of files."""
 
     files: tuple[str, ...] = ()
     """Files with a text in each line, instead of standard input."""
@@ -270,7 +267,7 @@ def label(words: Sequence[str]) -> None:
 
     folder, options = with_folder("label", Label, Label(), words)
     model = _loaded(folder, options, Labeler)
-    for texts in windows(Lines(options.files)):
+    for texts in windows(Lines(options.files), *WINDOW):
         for row in model.probabilities(texts):
             best = int(row.argmax())
             _say(f"{model.labels[best]}\t{float(row[best]):.1%}")
@@ -296,7 +293,9 @@ def _pictures(
     return folder, pictures, options
 
 
-def _loaded(folder: Path, options: Where, kind: type[Ready], here: World | None = None) -> Ready:
+def _loaded(
+    folder: Path, options: Where, kind: type[Ready], here: Processes | None = None
+) -> Ready:
     import torch
 
     from regard.task.load import load
@@ -309,7 +308,7 @@ def _loaded(folder: Path, options: Where, kind: type[Ready], here: World | None 
     if whole and device != "cpu":
         raise ValueError(f"precision (int8) is for device cpu, not {device}; try bf16")
     dtype = torch.float32 if whole else dtypes[options.precision]
-    ready: Loaded = load(folder, device=device, dtype=dtype)
+    ready: Predictor = load(folder, device=device, dtype=dtype)
     if not isinstance(ready, kind):
         name = type(ready).__name__
         raise ValueError(f"{folder} holds a {name}, not a {kind.__name__}; see its config.json")
@@ -346,7 +345,9 @@ def _batches(pictures: list[str], size: int = 64) -> Iterator[list[str]]:
     return (pictures[n : n + size] for n in range(0, len(pictures), size))
 
 
-def _write(lines: Lines, texts: Iterable[str], here: World, note: Callable[[], str | None]) -> None:
+def _write(
+    lines: Lines, texts: Iterable[str], here: Processes, note: Callable[[], str | None]
+) -> None:
     """Each answer as it comes, and the note on standard error once there is one."""
     bar, told = Bar(lines), False
     for text in texts:

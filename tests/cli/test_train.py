@@ -9,8 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from regard.cli import main
-from regard.task import classify, command, dates, demo
+from regard.cli import demo
+from regard.cli.main import main
+from regard.cli.train import carry_out, repeated
+from regard.task import classify, dates
+from regard.task.specs import NAMES, spec
 
 QUICK = [
     *("--languages", "en", "de", "--examples", "60", "--judged", "20"),
@@ -37,10 +40,43 @@ def said(capsys: pytest.CaptureFixture[str], *words: object, status: int = 0) ->
 
 
 def test_the_overview_names_every_task(capsys: pytest.CaptureFixture[str]) -> None:
-    assert said(capsys, "train") == said(capsys, "train", "--help") == command.OVERVIEW
-    for name in command.TASKS:
-        assert hasattr(command.module(name), "build")
-        assert f"\n  {name} " in command.OVERVIEW
+    overview = said(capsys, "train")
+    assert overview == said(capsys, "train", "--help")
+    for name in NAMES:
+        assert spec(name).name == name
+        assert f"  {name} " in overview
+        assert spec(name).summary in overview
+
+
+def test_the_help_has_the_words_that_users_of_other_tools_look_for(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["train", "translate", "--help"])
+    text = " ".join(capsys.readouterr().out.lower().replace("│", " ").split())
+    missing = [term for term in TERMS if term not in text]
+    assert not missing
+
+
+TERMS = [
+    *("learning rate", "warm-up", "schedule", "weight decay", "gradient clipping", "norm"),
+    *("label smoothing", "dropout", "activation function", "attention heads", "feed-forward"),
+    *("layers", "embedding", "vocabulary", "beam size", "length penalty", "bleu", "sacrebleu"),
+    *("gradient accumulation", "batch", "tokens", "epoch", "checkpoint", "early stopping", "seed"),
+    *("mixed precision", "bf16", "fine-tune", "validation", "tensorboard", "optimizer", "adam"),
+    *("gradient checkpointing", "compile", "subword", "bpe", "sequence length", "position"),
+]
+
+
+def test_debug_shows_the_traceback(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "nowhere" in said(capsys, "evaluate", tmp_path / "nowhere", status=2)
+    with pytest.raises(ValueError, match="nowhere"):
+        main(["--debug", "evaluate", str(tmp_path / "nowhere")])
+
+
+def test_cards_show_the_task_s_command(run: Path) -> None:
+    card = (run / "best" / "README.md").read_text()
+    assert 'echo "3. Oktober 1990" | regard translate best' in card
 
 
 @pytest.mark.parametrize(
@@ -83,8 +119,8 @@ def test_help_explains_every_setting(capsys: pytest.CaptureFixture[str]) -> None
 def test_a_run_is_repeated_from_its_own_config(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    name, config = command.repeated(run)
-    assert (name, config.languages, config.model.width) == ("dates", ("en", "de"), 16)
+    task, config = repeated(run)
+    assert (task.name, config.languages, config.model.width) == ("dates", ("en", "de"), 16)
     said(capsys, "train", "--again", run, tmp_path / "again")
     first, second = (folder / "last" / "model.safetensors" for folder in (run, tmp_path / "again"))
     assert first.read_bytes() == second.read_bytes()
@@ -123,7 +159,7 @@ def test_an_interrupted_demonstration_goes_on(
     small = replace(small, training=replace(config.training, steps=3, tensorboard=False))
     monkeypatch.setattr(dates, "preset", lambda size: small)
     run = tmp_path / "run"
-    command.carry_out("dates", small, run)
+    carry_out(dates.TASK, small, run)
     assert demo.finished(run)
     numbers = run / "last" / "training.json"
     numbers.write_text(numbers.read_text().replace('"step": 3', '"step": 2'))

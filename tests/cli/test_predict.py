@@ -16,11 +16,12 @@ import pytest
 import torch
 
 from regard import checkpoint
-from regard.cli import main
+from regard.cli.main import main
+from regard.cli.stream import Lines, answers
 from regard.data.tokenizer import Tokenizer
 from regard.decode.engine.int8 import library as native
+from regard.processes import Processes
 from regard.task.load import load
-from regard.task.pipe import Lines, World, answers, windows
 from regard.task.search import Search
 from regard.task.text import build_transformer
 from regard.task.translator import Translator
@@ -173,8 +174,8 @@ def test_what_is_wrong_in_processes_is_said_once(folder: Path, tmp_path: Path) -
     assert "nowhere does not exist" in said[0]
 
 
-class Mailbox(World):
-    """A world in which messages wait until they are fetched, and processes are threads."""
+class Mailbox(Processes):
+    """Messages wait until they are fetched, and processes are threads."""
 
     def send(self, rank: int, message: Any) -> None:
         self.__dict__["post"][self.rank, rank].put(json.dumps(message))
@@ -183,21 +184,21 @@ class Mailbox(World):
         return json.loads(self.__dict__["post"][rank, self.rank].get(timeout=HANG))
 
 
-def shared(count: int, lines: list[str | None], work: Any) -> list[str]:
+def shared(count: int, lines: list[str | None], answer: Any) -> list[str]:
     from queue import Queue
 
     post = {(a, b): Queue() for a in range(count) for b in range(count)}  # type: ignore[var-annotated]
-    worlds = [Mailbox(rank, count) for rank in range(count)]
-    for one in worlds:
+    ranks = [Mailbox(rank, count) for rank in range(count)]
+    for one in ranks:
         one.__dict__["post"] = post
     helpers = [
-        threading.Thread(target=lambda one=one: list(answers([], work, one)), daemon=True)
-        for one in worlds[1:]
+        threading.Thread(target=lambda one=one: list(answers([], answer, one)), daemon=True)
+        for one in ranks[1:]
     ]
     for helper in helpers:
         helper.start()
     try:
-        return list(answers(lines, work, worlds[0]))
+        return list(answers(lines, answer, ranks[0]))
     finally:
         for helper in helpers:
             helper.join(HANG)
@@ -205,12 +206,10 @@ def shared(count: int, lines: list[str | None], work: Any) -> list[str]:
 
 
 def echo(items: Any) -> Iterator[str]:
-    for item in items:
-        if item is not None:
-            number, text = item
-            if text == "bad":
-                raise ValueError(f"line {number}\nis bad")
-            yield f"{number} {text}"
+    for number, text in items:
+        if text == "bad":
+            raise ValueError(f"line {number}\nis bad")
+        yield f"{number} {text}"
 
 
 @pytest.mark.parametrize("processes", [1, 2, 3])
@@ -228,13 +227,6 @@ def test_one_that_fails_ends_all(place: int) -> None:
     lines[place] = "bad"
     with pytest.raises(ValueError, match=rf"line {place}\s+is bad"):
         shared(3, lines, echo)
-
-
-def test_windows_grow_and_end_where_nothing_more_is_there() -> None:
-    lines: list[tuple[int, str] | None] = [(n, "") for n in range(1000)]
-    assert list(map(len, windows(lines, 2))) == [128, 256, 512, 104]
-    lines[3:3] = [None]
-    assert list(map(len, windows(lines, 2))) == [3, 128, 256, 512, 101]
 
 
 # Options, in this process

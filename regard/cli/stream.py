@@ -1,8 +1,8 @@
 """Lines in, answers out, in the order of the lines, however many and whoever waits for them.
 
-    Lines(files)          standard input, or files, as text; None where no more is there for now
-    answers(lines, work)  work's answers, one for each line, made by all processes that there are
-    Bar(lines)            how far it is, on a terminal
+    Lines(files)            standard input, or files, as text; None where no more is there for now
+    answers(lines, answer)  an answer for each line, by all processes that there are
+    Bar(lines)              how far it is, on a terminal
 
 A pipe is read as it fills: what is there is worked on together, and a line that comes alone is
 answered alone. Memory is that of a window of lines.
@@ -12,7 +12,6 @@ line n goes to process n modulo their number. Whatever goes wrong in any of them
 and is said once.
 """
 
-import json
 import lzma
 import os
 import select
@@ -22,23 +21,17 @@ import time
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
-from datetime import timedelta
-from itertools import chain
+from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias
 
 from regard.data.files import LineFile, Reading
+from regard.decode.batching import windows
+from regard.processes import Processes, one_line
 from regard.train.display import duration
 
 Line: TypeAlias = tuple[int, str]
 """A line and its number, counted from 0."""
-
-Work: TypeAlias = Callable[[Iterable[Line | None]], Iterator[str]]
-"""An answer for each line, in order; None is no line, and says that no more are there for now."""
-
-Made = TypeVar("Made")
 
 SOON = 0.01
 """Seconds for which a busy writer is waited for, so that its lines are worked on together."""
@@ -166,120 +159,61 @@ class Bar:
             print(file=sys.stderr)
 
 
-# Processes
-
-
-@dataclass(frozen=True)
-class World:
-    """The processes that torchrun has started, as one of them sees it."""
-
-    rank: int = 0
-    size: int = 1
-    local: int = 0
-    """Which of its machine's it is."""
-
-    @property
-    def first(self) -> bool:
-        return self.rank == 0
-
-    def agreed(self, make: Callable[[], Made]) -> Made:
-        """What `make` makes in every process, if it does in all."""
-        made, fault = None, None
-        try:
-            made = make()
-        except (ValueError, OSError) as error:
-            if self.size == 1:
-                raise
-            fault = _one_line(error)
-        if self.size > 1:
-            if self.first:
-                faults = [fault, *(self.receive(rank) for rank in range(1, self.size))]
-                fault = next((one for one in faults if one is not None), None)
-                for rank in range(1, self.size):
-                    self.send(rank, fault)
-                if fault is not None:
-                    raise ValueError(fault)
-            else:
-                self.send(0, fault)
-                if self.receive(0) is not None:
-                    raise SystemExit(2)  # the first says why
-        assert made is not None
-        return made
-
-    # Words between processes are JSON: nothing is unpickled.
-
-    def send(self, rank: int, message: Any) -> None:
-        import torch
-        import torch.distributed as dist
-
-        data = torch.frombuffer(bytearray(json.dumps(message).encode()), dtype=torch.uint8)
-        with self._lost(rank):
-            dist.send(torch.tensor([len(data)]), rank)
-            dist.send(data, rank)
-
-    def receive(self, rank: int) -> Any:
-        import torch
-        import torch.distributed as dist
-
-        with self._lost(rank):
-            size = torch.zeros(1, dtype=torch.int64)
-            dist.recv(size, rank)
-            data = torch.zeros(int(size), dtype=torch.uint8)
-            dist.recv(data, rank)
-        return json.loads(bytes(data.tolist()))
-
-    @contextmanager
-    def _lost(self, rank: int) -> Iterator[None]:
-        try:
-            yield
-        except RuntimeError:
-            if not self.first:
-                raise SystemExit(1) from None  # the first has said why, or cannot any more
-            raise ValueError(f"process {rank} ended before its work did; see its output") from None
-
-
-@contextmanager
-def world() -> Iterator[World]:
-    """The world that torchrun has started, or one process alone."""
-    size = int(os.environ.get("WORLD_SIZE", "1"))
-    if size == 1:
-        yield World()
-        return
-    import torch.distributed as dist
-
-    # Whoever types may take a long time over a line.
-    dist.init_process_group("gloo", timeout=timedelta(days=30))
-    try:
-        yield World(dist.get_rank(), size, int(os.environ.get("LOCAL_RANK", "0")))
-    finally:
-        with suppress(RuntimeError):
-            dist.destroy_process_group()
+# Answering
 
 
 def answers(
     lines: Iterable[str | None],
-    work: Work,
-    here: World,
+    answer: Callable[[list[Line]], Iterable[str]],
+    here: Processes,
     prepare: Callable[[list[str]], None] = lambda sample: None,
 ) -> Iterator[str]:
-    """An answer for each line, in order; those of other processes have none to give.
+    """An answer for each line, in order. Processes other than the first yield none.
 
-    `prepare` is shown the first lines, and those of every other window that is shared out, the same
-    in every process, for whatever all of them must agree on.
+    `prepare` is shown some lines of every window before it is answered, the same in every process,
+    for whatever all of them must agree on.
     """
-    if here.size == 1:
-        waiting = iter(lines)
-        begun: list[str | None] = []
-        for line in waiting:
-            begun.append(line)
-            if line is None or len(begun) == WINDOW[0]:
-                break
-        prepare([line for line in begun if line is not None])
-        yield from work(_numbered(chain(begun, waiting)))
-    elif here.first:
-        yield from _shared(lines, work, here, prepare)
-    else:
-        _help(work, here, prepare)
+    if not here.first:
+        _help(answer, here, prepare)
+        return
+    others = range(1, here.size)
+    try:
+        for window in windows(_numbered(lines), *(count * here.size for count in WINDOW)):
+            sample = [text for _, text in window[: WINDOW[0]]]
+            for rank in others:
+                here.send(rank, {"lines": window[rank :: here.size], "sample": sample})
+            prepare(sample)
+            if here.size == 1:
+                yield from answer(window)
+                continue
+            shares = [list(answer(window[:: here.size]))]
+            for rank in others:
+                reply = here.receive(rank)
+                if "error" in reply:
+                    raise ValueError(reply["error"])
+                shares.append(reply["answers"])
+            for n in range(len(window)):
+                yield shares[n % here.size][n // here.size]
+    finally:
+        for rank in others:
+            with suppress(ValueError):  # one that has ended needs no telling
+                here.send(rank, None)
+
+
+def _help(
+    answer: Callable[[list[Line]], Iterable[str]],
+    here: Processes,
+    prepare: Callable[[list[str]], None],
+) -> None:
+    """Answers what the first process sends, until it sends nothing."""
+    while (message := here.receive(0)) is not None:
+        try:
+            prepare(message["sample"])
+            lines = [(number, text) for number, text in message["lines"]]
+            reply: dict[str, Any] = {"answers": list(answer(lines))}
+        except Exception as error:  # whatever it is, the first process has to know
+            reply = {"error": one_line(error) or type(error).__name__}
+        here.send(0, reply)
 
 
 def _numbered(lines: Iterable[str | None]) -> Iterator[Line | None]:
@@ -290,59 +224,3 @@ def _numbered(lines: Iterable[str | None]) -> Iterator[Line | None]:
         else:
             yield number, line
             number += 1
-
-
-def _shared(
-    lines: Iterable[str | None], work: Work, here: World, prepare: Callable[[list[str]], None]
-) -> Iterator[str]:
-    others = range(1, here.size)
-    try:
-        for window in windows(_numbered(lines), here.size):
-            sample = [text for _, text in window[: WINDOW[0]]]
-            for rank in others:
-                here.send(rank, {"lines": window[rank :: here.size], "sample": sample})
-            prepare(sample)
-            found = [list(work(window[:: here.size]))]
-            for rank in others:
-                said = here.receive(rank)
-                if "error" in said:
-                    raise ValueError(said["error"])
-                found.append(said["answers"])
-            for n in range(len(window)):
-                yield found[n % here.size][n // here.size]
-    finally:
-        for rank in others:
-            with suppress(ValueError):  # one that has ended needs no telling
-                here.send(rank, None)
-
-
-def _help(work: Work, here: World, prepare: Callable[[list[str]], None]) -> None:
-    while (said := here.receive(0)) is not None:
-        try:
-            prepare(said["sample"])
-            reply: dict[str, Any] = {
-                "answers": list(work((number, text) for number, text in said["lines"]))
-            }
-        except Exception as error:  # whatever it is, the first process has to know
-            reply = {"error": _one_line(error) or type(error).__name__}
-        here.send(0, reply)
-
-
-def windows(lines: Iterable[Made | None], processes: int = 1) -> Iterator[list[Made]]:
-    """Few lines at first, so that answers come soon, and what is there where there is no more."""
-    least, most = (count * processes for count in WINDOW)
-    held: list[Made] = []
-    size = least
-    for line in lines:
-        if line is not None:
-            held.append(line)
-        if len(held) == size or (line is None and held):
-            size = min(2 * size, most) if line is not None else least
-            yield held
-            held = []
-    if held:
-        yield held
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())

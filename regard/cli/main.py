@@ -1,0 +1,167 @@
+"""The command line: words in, words out.
+
+A command imports what it needs when it is chosen, so that `regard --help` answers at once.
+Whatever a user can set right is said in one line that begins with `regard:`; `regard --debug` shows
+the traceback instead.
+"""
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Sequence
+
+from regard import __version__
+from regard.cli.arguments import Parser
+
+
+def _demo(options: argparse.Namespace) -> None:
+    if options.name == "byhand":
+        from regard.lab.byhand import demo as by_hand
+
+        by_hand()
+        return
+    from pathlib import Path
+
+    from regard.cli.demo import demo
+
+    demo(options.name, Path(options.run_folder or f"runs/demo-{options.name}"))
+
+
+def _command(name: str) -> Callable[[Sequence[str]], int | None]:
+    """A command that reads its flags itself."""
+    match name:
+        case "train":
+            from regard.cli.train import train
+
+            return train
+        case "evaluate":
+            from regard.cli.evaluate import evaluate
+
+            return evaluate
+        case "attend":
+            from regard.lab.commands.attend import attend
+
+            return attend
+        case "cost":
+            from regard.lab.commands.cost import cost
+
+            return cost
+        case "lab":
+            from regard.lab.commands.lab import lab
+
+            return lab
+    from regard.cli import predict
+
+    predictors = {
+        "translate": predict.translate,
+        "classify": predict.classify,
+        "read": predict.read,
+        "generate": predict.generate,
+        "label": predict.label,
+    }
+    return predictors[name]
+
+
+def _import(options: argparse.Namespace) -> None:
+    from regard.cli.convert import import_
+
+    import_(options.source, options.folder)
+
+
+def _export(options: argparse.Namespace) -> None:
+    from regard.cli.convert import export
+
+    export(options.folder, options.out, options.to)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = Parser(
+        prog="regard",
+        description="The Transformer, complete, fast and see-through.",
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "--debug", action="store_true", help="show the traceback of an error, not one line"
+    )
+    parser.add_argument("--version", action="version", version=f"regard {__version__}")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    demo = commands.add_parser(
+        "demo",
+        help="watch a small model learn, and see what it has learned",
+        description="Trains a small model in a minute or two, and shows what it has learned: "
+        "dates in many languages, handwritten digits, or strips of digits to read. byhand steps "
+        "through attention itself, table by table, and draws the masks.",
+    )
+    demo.add_argument(
+        "name", nargs="?", default="dates", choices=["dates", "digits", "read", "byhand"]
+    )
+    demo.add_argument("--run", dest="run_folder", help="where to keep it: runs/demo-NAME")
+    demo.set_defaults(run=_demo)
+
+    # These read their flags themselves: what begins with a dash is theirs.
+    for name, about in (
+        ("train", "train a model on data of one's own"),
+        ("evaluate", "score a trained model"),
+        ("translate", "translate lines of text"),
+        ("classify", "classify images"),
+        ("read", "read the text in images"),
+        ("generate", "continue a text with a language model"),
+        ("label", "classify texts"),
+        ("attend", "work out attention by hand, step by step"),
+        ("cost", "count what a layer or a model costs, beside the formula"),
+        ("lab", "test what is taught about attention, with a verdict"),
+    ):
+        command = commands.add_parser(name, help=about, add_help=False, prefix_chars="\0")
+        command.add_argument("words", nargs=argparse.REMAINDER)
+        command.set_defaults(run=lambda options: _command(options.command)(options.words))
+        command.set_defaults(command=name)
+
+    import_ = commands.add_parser(
+        "import",
+        help="turn another library's model into a Regard folder",
+        description="Turns a Marian translator or a ViT, of Hugging Face's or timm's, into a "
+        "Regard folder: the same weights, config and tokenizer.",
+    )
+    import_.add_argument("source", help="a folder, a file in it, or a name on the hub")
+    import_.add_argument("folder", help="the Regard folder to write")
+    import_.set_defaults(run=_import)
+
+    export = commands.add_parser(
+        "export",
+        help="turn a Regard folder into another library's model",
+        description="Turns a Regard folder into one that another library opens, with the same "
+        "results, or says why that library has no such model.",
+    )
+    export.add_argument("folder", help="the Regard folder to read, a model's or a run's")
+    export.add_argument("out", help="the folder to write, which must be new")
+    export.add_argument("--to", required=True, choices=["marian", "vit"], help="the format")
+    export.set_defaults(run=_export)
+    return parser
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Runs one command and returns its exit status.
+
+    1 means that something it tried failed, 2 that the words or the data were wrong; 130 and 141
+    are what a shell reports for a command that was interrupted or whose reader went away.
+    """
+    debug = False
+    try:
+        options = _parser().parse_args(words)
+        debug = options.debug
+        status: int | None = options.run(options)
+        sys.stdout.flush()
+    except KeyboardInterrupt:
+        if debug:
+            raise
+        return 130
+    except BrokenPipeError:
+        # Python flushes once more at exit, and would complain about the closed pipe then.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+    except (ValueError, OSError) as error:
+        if debug:
+            raise
+        print("regard:", " ".join(str(error).split()), file=sys.stderr)
+        return 2
+    return status or 0

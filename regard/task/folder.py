@@ -1,0 +1,31 @@
+"""Where a model is: in a folder of its own, or in a run's, of which the best model counts."""
+
+import os
+from pathlib import Path
+from typing import cast
+
+from regard.checkpoint import CONFIG
+from regard.config import Object, loads
+
+
+def model_folder(folder: str | os.PathLike[str]) -> Path:
+    """In a run's folder its best model, or before there is one the last."""
+    place = Path(folder)
+    if run_config(place) is None:
+        return place
+    for name in ("best", "last"):
+        if (place / name).is_dir():
+            return place / name
+    raise ValueError(f"{place} is a run that has saved no model yet; train it first")
+
+
+def run_config(folder: Path) -> Object | None:
+    """A run's config.json; None where the folder is not a run's."""
+    path = folder / CONFIG
+    try:
+        text = path.read_bytes()
+    except OSError:
+        return None  # what is wrong is said when the model is loaded
+    config = loads(text, str(path))
+    is_run = isinstance(config, dict) and config.get("kind") == "run"
+    return cast(Object, config) if is_run else None

@@ -1,0 +1,57 @@
+"""What a task is: one spec for each, from which commands, `load`, model cards and help derive."""
+
+import shlex
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from inspect import signature
+from typing import Any
+
+from regard.checkpoint import Saved
+from regard.config import Object, to_json
+from regard.task.settings import Preset
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """A model's scores, and how they were measured."""
+
+    scores: dict[str, float]
+    signatures: dict[str, str] = field(default_factory=dict)
+    """What a scorer says of itself, such as sacreBLEU, by the name of its score."""
+
+
+@dataclass(frozen=True)
+class TaskSpec:
+    """All that is known of a task from outside."""
+
+    name: str
+    summary: str
+    """What it is trained on, in a few words."""
+    config: type[Any]
+    """Its settings, of which each becomes a flag."""
+    preset: Callable[[Preset], Any]
+    """The settings of a size."""
+    build: Callable[..., Any]
+    """From settings, a run's folder and progress to a `train.task.Task`."""
+    predictor: Callable[[Saved], Any]
+    """From a model's folder to the object that its users get."""
+    evaluate: Callable[..., Evaluation]
+    """Scores a folder's model; all but `folder`, `device` and `progress` are options."""
+    example: str
+    """A command that uses a trained model, with {run} for its folder."""
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """What can be chosen of an evaluation."""
+        others = ("folder", "device", "progress")
+        return tuple(name for name in signature(self.evaluate).parameters if name not in others)
+
+    def use(self, run: object) -> str:
+        """The example for a model of one's own, ready to be run."""
+        return self.example.replace("{run}", shlex.quote(str(run)))
+
+    def about(self, config: Any, more: Mapping[str, Any] | None = None) -> Object:
+        """What a model's folder keeps of its task. The training's settings are the run's."""
+        settings = to_json(config)
+        del settings["training"]
+        return {"name": self.name, "example": self.example, "config": settings, **(more or {})}
