@@ -1,5 +1,6 @@
 """Other processes, as tests see them."""
 
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -30,3 +31,8 @@ def lives(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z"
     except OSError:
         return False
+
+
+def die(state: object, task: object) -> None:
+    """The work of a worker process that ends before it is done."""
+    os._exit(7)

@@ -3,15 +3,12 @@
     plan(lengths, budget, seed, epoch)      the epoch's global batches, by (seed, epoch) alone
     share(batch, rank, world, accumulate)   what one process takes of one of them
     text_batch(pairs, start, end)           its tensors: source, start + y, y + end
-    prefetch(make, items)                   made ahead, in a thread
 
 A batch holds about as many tokens as the budget says. Examples of similar length come together:
 attention over short sequences costs little, and none waits for a long one.
 """
 
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, TypeAlias, TypeVar, cast, get_args
 
@@ -111,18 +108,18 @@ def windows(lengths: Integer[np.ndarray, "n"], most: int) -> Int64[np.ndarray, "
 
 # Tensors
 
-T = TypeVar("T", bound="_Tensors")
+T = TypeVar("T", bound="Tensors")
 
 
-class _Tensors:
+class Tensors:
     """Tensors that go to a device together."""
 
     def to(self: T, device: torch.device | str) -> T:
-        """The same on a device; from pinned memory without waiting."""
+        """The same on a device; copied from pinned memory without waiting."""
         return self._each(lambda tensor: tensor.to(device, non_blocking=True), device)
 
     def pin(self: T) -> T:
-        """The same in memory from which a CUDA device copies by itself; elsewhere as it is."""
+        """The same in pinned memory where there is a CUDA device."""
         if not torch.cuda.is_available():
             return self
         return self._each(lambda tensor: tensor.pin_memory(), "cpu")
@@ -139,7 +136,7 @@ class _Tensors:
 
 
 @dataclass(frozen=True)
-class Batch(_Tensors):
+class Batch(Tensors):
     """Sources and targets for a Transformer: `model(source, target, source_lengths=…, …)`."""
 
     source: Int[Tensor, "1 S"] | UInt8[Tensor, "B C Y X"]
@@ -159,7 +156,7 @@ class Batch(_Tensors):
 
 
 @dataclass(frozen=True)
-class LanguageBatch(_Tensors):
+class LanguageBatch(Tensors):
     """Text for a language model: `model(inputs, lengths=lengths)`."""
 
     inputs: Int[Tensor, "1 L"]
@@ -173,7 +170,7 @@ class LanguageBatch(_Tensors):
 
 
 @dataclass(frozen=True)
-class LabelBatch(_Tensors):
+class LabelBatch(Tensors):
     """Images, or texts end to end, and the number of each one's class."""
 
     inputs: UInt8[Tensor, "B C Y X"] | Int[Tensor, "1 S"]
@@ -275,41 +272,3 @@ def _packed(
         ids[begin + (before is not None) : stop - (after is not None)] = text
         begin = stop
     return torch.from_numpy(ids)[None], Packed(torch.from_numpy(lengths))
-
-
-# Ahead of time
-
-Item = TypeVar("Item")
-Made = TypeVar("Made")
-
-
-def prefetch(
-    make: Callable[[Item], Made], items: Iterable[Item], *, ahead: int = 2
-) -> Iterator[Made]:
-    """`make(item)` for every item, in order, up to `ahead` of them made in a thread beforehand.
-
-    Batches are pinned on the way where there is a CUDA device. What `make` raises comes out where
-    its batch would have.
-    """
-    if ahead < 0:
-        raise ValueError(f"ahead ({ahead}) must be 0 or more; 0 makes each when it is wanted")
-
-    def made(item: Item) -> Made:
-        batch = make(item)
-        return batch.pin() if isinstance(batch, _Tensors) else batch
-
-    if not ahead:
-        yield from map(made, items)
-        return
-    waiting: deque[Future[Made]] = deque()
-    pool = ThreadPoolExecutor(1, thread_name_prefix="prefetch")
-    try:
-        for item in items:
-            waiting.append(pool.submit(made, item))
-            if len(waiting) > ahead:
-                yield waiting.popleft().result()
-        while waiting:
-            yield waiting.popleft().result()
-    finally:
-        # A step that failed, or one that has had enough: nothing is made for it any more.
-        pool.shutdown(cancel_futures=True)

@@ -1,8 +1,12 @@
-"""Work in other processes, its results in the order of the tasks.
+"""Work elsewhere: in worker processes, or ahead of time in a thread.
 
-A worker is a fresh interpreter that talks through its pipes. It knows nothing of the program that
-started it, which needs no `if __name__ == "__main__"` therefore; and when that program ends, be it
-killed, the pipe ends too, and the worker with it.
+    spread(work, state, tasks, workers)       processes; results in the order of the tasks
+    completed(work, state, tasks, workers)    processes; results as they come, errors among them
+    prefetch(make, items)                     a thread; results in order
+
+A worker process is a fresh interpreter that talks through its pipes. It does not import the main
+program, which therefore needs no `if __name__ == "__main__"`. When that program ends, even killed,
+the pipe closes, and the worker ends with it.
 """
 
 import contextlib
@@ -10,8 +14,11 @@ import os
 import pickle
 import subprocess
 import sys
+import threading
 from collections import deque
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from queue import SimpleQueue
 from typing import IO, Any, TypeVar, cast
 
 State = TypeVar("State")
@@ -22,10 +29,10 @@ Result = TypeVar("Result")
 def spread(
     work: Callable[[State, Task], Result], state: State, tasks: Iterable[Task], workers: int
 ) -> Generator[Result, None, None]:
-    """`work(state, task)` for every task, in order; each worker is given the state once.
+    """`work(state, task)` for every task, in order; each worker receives the state once.
 
-    Each worker has one task at a time, and the next is fetched meanwhile, so that memory holds
-    about two tasks for each. Without workers everything is done here.
+    A worker has one task at a time, and the next is read meanwhile, so that memory holds about two
+    tasks for each. With 0 workers everything is done in this process.
     """
     if workers < 0:
         raise ValueError(f"workers ({workers}) must be 0 or more; 0 works in this process")
@@ -44,12 +51,89 @@ def spread(
             crew.rotate(-1)
             crew[-1].give(task)
             yield cast(Result, result)
-        # Those that were given a task and have not answered, from the earliest on.
+        # The tasks still being worked on, oldest first.
         for worker in tuple(crew):
             yield cast(Result, worker.take())
     finally:
         for worker in crew:
             worker.end()
+
+
+def completed(
+    work: Callable[[State, Task], Result], state: State, tasks: Iterable[Task], workers: int
+) -> Generator[tuple[Task, Result | Exception], None, None]:
+    """Each task with `work(state, task)`, or with the error it raised, as soon as it is done.
+
+    A worker that dies is an error of its task alone; the other tasks go on in another worker.
+    """
+    waiting, done = deque(tasks), SimpleQueue[tuple[Task, Result | Exception]]()
+    crew: set[_Worker] = set()
+    changing = threading.Lock()
+
+    def drive() -> None:
+        """One worker's tasks, and a new worker where it dies."""
+        worker: _Worker | None = None
+        while True:
+            with changing:
+                if not waiting:
+                    return
+                task = waiting.popleft()
+                try:
+                    if worker is None:
+                        crew.add(worker := _Worker(work, state))
+                except ValueError as error:
+                    done.put((task, error))
+                    continue
+            try:
+                worker.give(task)
+                done.put((task, cast(Result, worker.take())))
+            except Exception as error:
+                done.put((task, error))
+                if worker.process.poll() is not None:
+                    worker = None
+
+    left = len(waiting)
+    threads = [threading.Thread(target=drive) for _ in range(min(workers, left))]
+    try:
+        for thread in threads:
+            thread.start()
+        for _ in range(left):
+            yield done.get()
+    finally:
+        with changing:
+            waiting.clear()
+            for worker in crew:
+                worker.process.kill()
+        for thread in threads:
+            thread.join()
+        for worker in crew:
+            worker.end()
+
+
+def prefetch(
+    make: Callable[[Task], Result], items: Iterable[Task], *, ahead: int = 2
+) -> Iterator[Result]:
+    """`make(item)` for every item, in order, up to `ahead` of them made in a thread beforehand.
+
+    An exception in `make` is raised where its result would have come.
+    """
+    if ahead < 0:
+        raise ValueError(f"ahead ({ahead}) must be 0 or more; 0 makes each when it is wanted")
+    if not ahead:
+        yield from map(make, items)
+        return
+    waiting: deque[Future[Result]] = deque()
+    pool = ThreadPoolExecutor(1, thread_name_prefix="prefetch")
+    try:
+        for item in items:
+            waiting.append(pool.submit(make, item))
+            if len(waiting) > ahead:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+    finally:
+        # The consumer has failed, or wants no more.
+        pool.shutdown(cancel_futures=True)
 
 
 def processors() -> int:

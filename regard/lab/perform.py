@@ -1,21 +1,19 @@
-"""Experiments performed: one here and now, or many in processes of their own.
+"""Performs experiments: one in this process, or many in worker processes.
 
-A process has one thread and one experiment at a time. Whatever goes wrong in an experiment, be it
-an exception or the end of its process, is a `Failure` of that experiment, and the others go on.
+A worker has one thread and one experiment at a time. An exception, or the death of the worker, is
+a `Failure` of that experiment alone; the others continue.
 """
 
-import multiprocessing
-import signal
 import time
 import traceback
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
-from multiprocessing.connection import Connection, wait
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import TypeAlias
 
-from regard.lab.claims import Family, lines
+from regard.data.workers import completed
+from regard.lab.claims import Family, find, lines
 from regard.lab.experiment import Experiment, Finding
 
 
@@ -30,7 +28,7 @@ class Result:
 
 @dataclass(frozen=True)
 class Failure:
-    """An experiment that came to no end."""
+    """An experiment that did not finish, and the reason."""
 
     experiment: Experiment
     reason: str
@@ -39,22 +37,22 @@ class Failure:
         return f"{self.experiment.name} failed: {self.reason}"
 
 
-Found: TypeAlias = tuple[Finding, float] | str
+Outcome: TypeAlias = tuple[Finding, float] | str
 """What a process sends back: the finding and its seconds, or the reason why there is none."""
 
 
 def perform(experiment: Experiment) -> Result:
-    """Runs one experiment here."""
+    """Runs one experiment in this process."""
     start = time.perf_counter()
     finding = experiment.run()
     return Result(experiment, finding, time.perf_counter() - start)
 
 
 def by_family(results: Sequence[Result]) -> list[tuple[Family, list[Result]]]:
-    """Results beside the family that they belong to; families without any are left out."""
-    found = {result.experiment.name: result for result in results}
+    """Results grouped by family; families without any are left out."""
+    by_name = {result.experiment.name: result for result in results}
     grouped = [
-        (family, [found[line.name] for line in some if line.name in found])
+        (family, [by_name[line.name] for line in some if line.name in by_name])
         for family, some in lines().items()
     ]
     return [(family, some) for family, some in grouped if some]
@@ -66,80 +64,29 @@ def perform_all(experiments: Sequence[Experiment], processes: int) -> Iterator[R
     What trains begins first, because it ends last. Processes end with the iterator, also where
     it is left early.
     """
-    waiting = sorted(experiments, key=lambda experiment: not experiment.trained)
-    # Spawned, not forked: torch's threads do not survive a fork.
-    context = multiprocessing.get_context("spawn")
-    working: dict[Connection, tuple[BaseProcess, Experiment]] = {}
+    by_name = {experiment.name: experiment for experiment in experiments}
+    names = sorted(by_name, key=lambda name: not by_name[name].trained)
+    with closing(completed(_work, None, names, processes)) as outcomes:
+        for name, outcome in outcomes:
+            if isinstance(outcome, tuple):
+                yield Result(by_name[name], *outcome)
+            else:
+                yield Failure(by_name[name], str(outcome))
 
-    def start(experiment: Experiment) -> None:
-        here, there = context.Pipe()
-        process = context.Process(target=_work, args=(there,), daemon=True)
-        process.start()
-        # Only the process may hold the other end: it is closed by its end.
-        there.close()
-        give(here, process, experiment)
 
-    def give(pipe: Connection, process: BaseProcess, experiment: Experiment) -> None:
-        working[pipe] = process, experiment
-        pipe.send(experiment.name)
-
+def _work(_: None, name: str) -> Outcome:
+    """What a worker process does for each experiment."""
     try:
-        while waiting or working:
-            while waiting and len(working) < processes:
-                start(waiting.pop(0))
-            for pipe in wait(list(working)):
-                assert isinstance(pipe, Connection)
-                process, experiment = working[pipe]
-                try:
-                    found: Found = pipe.recv()
-                except (EOFError, OSError):
-                    process.join()
-                    del working[pipe]
-                    found = f"its process ended with status {process.exitcode}"
-                else:
-                    if waiting:
-                        give(pipe, process, waiting.pop(0))
-                    else:
-                        del working[pipe]
-                        pipe.close()
-                if isinstance(found, str):
-                    yield Failure(experiment, found)
-                else:
-                    yield Result(experiment, *found)
-    finally:
-        for process, _ in working.values():
-            process.terminate()
-        for process, _ in working.values():
-            process.join()
-
-
-def _work(pipe: Connection) -> None:
-    """A process: experiments' names come in, what was found goes out, until nobody asks."""
-    # Ctrl-C reaches every process of a terminal; the one that started this one ends it.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    import torch
-
-    from regard.lab.claims import find
-
-    torch.set_num_threads(1)
-    while True:
-        try:
-            name = pipe.recv()
-        except EOFError:
-            return
-        found: Found
-        try:
-            result = perform(*find(name))
-            found = result.finding, result.seconds
-        except Exception as error:
-            found = reason(error)
-        pipe.send(found)
+        result = perform(*find(name))
+        return result.finding, result.seconds
+    except Exception as error:
+        return reason(error)
 
 
 def reason(error: Exception) -> str:
-    """An exception in one line, with the place it came from."""
+    """An exception in one line, with file and line number."""
     frames = traceback.extract_tb(error.__traceback__)
     inside = [frame for frame in frames if "/claims/" in Path(frame.filename).as_posix()]
     place = (inside or frames)[-1]
-    said = " ".join(str(error).split())
-    return f"{type(error).__name__}: {said} ({Path(place.filename).name}, line {place.lineno})"
+    message = " ".join(str(error).split())
+    return f"{type(error).__name__}: {message} ({Path(place.filename).name}, line {place.lineno})"

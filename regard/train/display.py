@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Moment:
-    """Where a training is."""
+class Progress:
+    """How far a training is."""
 
     step: int
     total: int | None
@@ -24,7 +24,7 @@ class Moment:
     loss: float
     lr: float
     speed: float
-    """Units per second since the last moment."""
+    """Units per second since the last report."""
     unit: str
     left: float | None
     """Seconds until the end, as it looks now."""
@@ -42,8 +42,8 @@ class Display:
     def __exit__(self, *_: object) -> None:
         pass
 
-    def moment(self, now: Moment) -> None:
-        """How it goes."""
+    def progress(self, now: Progress) -> None:
+        """How far it is."""
 
     def scores(self, step: int, scores: Mapping[str, float], best: bool) -> None:
         """An evaluation."""
@@ -68,7 +68,7 @@ class Log(Display):
         self.stream = stream
         self._last = -self.PAUSE
 
-    def moment(self, now: Moment) -> None:
+    def progress(self, now: Progress) -> None:
         if time.monotonic() - self._last >= self.PAUSE:
             self._last = time.monotonic()
             self.say(described(now))
@@ -84,28 +84,28 @@ class Terminal(Display):
     """A bar with the latest figures, under the scores so far."""
 
     def __init__(self, stream: TextIO):
+        from rich import progress
         from rich.console import Console
-        from rich.progress import BarColumn, Progress, TextColumn
 
         self.console = Console(file=stream, highlight=False, soft_wrap=True)
-        self._progress = Progress(
-            BarColumn(bar_width=24),
-            TextColumn("{task.description}", markup=False),
+        self._bar = progress.Progress(
+            progress.BarColumn(bar_width=24),
+            progress.TextColumn("{task.description}", markup=False),
             console=self.console,
             refresh_per_second=4,
             transient=True,
         )
-        self._task: TaskID = self._progress.add_task("the first steps …", total=None)
+        self._task: TaskID = self._bar.add_task("the first steps …", total=None)
 
     def __enter__(self) -> "Terminal":
-        self._progress.start()
+        self._bar.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._progress.stop()
+        self._bar.stop()
 
-    def moment(self, now: Moment) -> None:
-        self._progress.update(
+    def progress(self, now: Progress) -> None:
+        self._bar.update(
             self._task, completed=now.step, total=now.total, description=described(now)
         )
 
@@ -116,7 +116,7 @@ class Terminal(Display):
         self.console.print(words, markup=False)
 
 
-def described(now: Moment) -> str:
+def described(now: Progress) -> str:
     """`step 1,200 of 5,000 · loss 2.31 · 12,300 tokens/s · lr 0.00082 · epoch 3 · 4 min left`."""
     parts = [
         f"step {now.step:,}" + (f" of {now.total:,}" if now.total else ""),

@@ -23,12 +23,12 @@ from torch import Tensor, nn
 
 from regard.seeding import combined
 from regard.train import distributed, engine, optimizer, schedule
+from regard.train.checkpointer import Checkpointer
 from regard.train.config import TrainingConfig
 from regard.train.display import Display, display
 from regard.train.distributed import World
-from regard.train.feed import Fed, feed
 from regard.train.interrupt import Interrupts
-from regard.train.keep import Keeper
+from regard.train.loader import StepBatch, batches
 from regard.train.meter import Meter
 from regard.train.run import Run
 from regard.train.task import Task
@@ -86,13 +86,13 @@ class _Fit:
         run.describe(task.about(), task.model, config)
         self.state, saved = run.resume(task.model)
         model = task.model.to(world.device).train()
-        self.keeper = Keeper(task, config, run, world)
+        self.checkpointer = Checkpointer(task, config, run, world)
         compiled = engine.compiled(model, config, world.device)
         self.objective = distributed.spread(_Objective(task), world)
         self.parameters = {n: p for n, p in model.named_parameters() if p.requires_grad}
         self.optimizer = optimizer.make(model, config)
         self.scaler = engine.scaler(self.dtype, world, self.state)
-        self.keeper.begin(self.state, saved, self.parameters, self.optimizer)
+        self.checkpointer.begin(self.state, saved, self.parameters, self.optimizer)
         run.rewind(self.state.step, config.tensorboard)
         self.meter = Meter(self.state, config, self.total, task.unit)
         self.interrupts = Interrupts()
@@ -104,14 +104,14 @@ class _Fit:
         )
 
     def train(self) -> Result:
-        config, now, keeper = self.config, self.state, self.keeper
-        batches = feed(self.task, config, self.world, now)
-        with self.interrupts, self.shown, closing(batches):
+        config, now, checkpointer = self.config, self.state, self.checkpointer
+        steps = batches(self.task, config, self.world, now)
+        with self.interrupts, self.shown, closing(steps):
             self.shown.say(self.opening)
-            if keeper.saved is None:
+            if checkpointer.saved is None:
                 self._save()  # What cannot be written should be known before the work is done.
             while True:
-                upcoming = next(batches, None)
+                upcoming = next(steps, None)
                 if upcoming is None:
                     self.stop = self.stop or ("steps" if now.step == config.steps else "epochs")
                 due = self.stop is not None or now.step % config.evaluate_every == 0
@@ -120,7 +120,7 @@ class _Fit:
                 if config.patience is not None and now.waited >= config.patience:
                     self.stop = self.stop or "patience"
                 due = self.stop is not None or now.step % config.save_every == 0
-                if due and keeper.saved != (now.step, now.evaluated):
+                if due and checkpointer.saved != (now.step, now.evaluated):
                     self._save()
                 if self.stop is not None or upcoming is None:
                     break
@@ -130,12 +130,12 @@ class _Fit:
         reason = self.stop or "interrupted"
         return Result(now.step, reason, now.best, now.best_step, now.seconds, self.run.folder)
 
-    def _step(self, fed: Fed) -> None:
+    def _step(self, batch: StepBatch) -> None:
         now, world = self.state, self.world
         sums = torch.zeros(2, device=world.device)
-        for n, part in enumerate(fed.parts):
+        for n, part in enumerate(batch.parts):
             torch.manual_seed(combined(self.config.seed, now.step + 1, world.rank, n))
-            distributed.synchronise(self.objective, world, n == len(fed.parts) - 1)
+            distributed.synchronise(self.objective, world, n == len(batch.parts) - 1)
             with self._autocast():
                 loss, count = self.objective(part.batch.to(world.device))
             if not part.counts:
@@ -145,8 +145,8 @@ class _Fit:
         signs = self.meter.signs(self.interrupts.caught).to(world.device, non_blocking=True)
         sums = world.sum(torch.cat([sums, signs]))
         norm = self._update(sums[1])
-        now.step, now.epoch, now.position = now.step + 1, fed.epoch, fed.position + 1
-        self.keeper.stepped()
+        now.step, now.epoch, now.position = now.step + 1, batch.epoch, batch.position + 1
+        self.checkpointer.stepped()
         self.meter.add(torch.cat([sums, norm[None]]))
         # Reading these waits for the device, which should rather be kept busy.
         if world.device.type == "cpu" or now.step % self.config.log_every == 0:
@@ -177,21 +177,21 @@ class _Fit:
         """Reads what the steps since the last time have come to, and tells of it."""
         try:
             lr: float = self.optimizer.param_groups[0]["lr"]
-            moment = self.meter.read(lr, self.scaler.is_enabled())
+            progress = self.meter.read(lr, self.scaler.is_enabled())
         except ValueError as error:
             raise ValueError(
                 f"{error}; {self.run.intact()}; try a lower lr, a longer warmup or a smaller clip"
             ) from None
         if self.meter.caught or self.meter.late:
             self.stop = "interrupted" if self.meter.caught else "minutes"
-        if moment is not None:
-            self.shown.moment(moment)
-            if moment.step % self.config.log_every == 0:
-                self.run.record(self.meter.line(moment))
+        if progress is not None:
+            self.shown.progress(progress)
+            if progress.step % self.config.log_every == 0:
+                self.run.record(self.meter.line(progress))
 
     def _evaluate(self) -> None:
         self._tell()
-        judged = self.keeper.evaluate(self.interrupts, self._autocast())
+        judged = self.checkpointer.evaluate(self.interrupts, self._autocast())
         if judged is None:  # The evaluation is made up for when the run goes on.
             self.stop = "interrupted"
             return
@@ -204,7 +204,7 @@ class _Fit:
     def _save(self) -> None:
         self._tell()
         engine.remember(self.scaler, self.state)
-        self.keeper.save()
+        self.checkpointer.save()
         self.meter.tick()
 
     def _lr(self, step: int) -> float:

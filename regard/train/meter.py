@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from regard.train.config import TrainingConfig
-from regard.train.display import Moment
+from regard.train.display import Progress
 from regard.train.state import State, Window
 
 
@@ -33,7 +33,7 @@ class Meter:
         """A step's loss, count, signal, lateness and gradient's length, still on the device."""
         self._rows.append(row)
 
-    def read(self, lr: float, scaled: bool) -> Moment | None:
+    def read(self, lr: float, scaled: bool) -> Progress | None:
         """Reads the steps since the last time, and refuses what is not a finite number.
 
         `scaled` is fp16's: a gradient that is too large for it was left out.
@@ -55,7 +55,7 @@ class Meter:
             window.count += count
             now.count += count
             self.caught, self.late = self.caught or caught > 0, self.late or late > 0
-        return Moment(
+        return Progress(
             step=now.step,
             total=self.total,
             epoch=now.epoch,
@@ -66,16 +66,16 @@ class Meter:
             left=self._left(),
         )
 
-    def line(self, moment: Moment) -> dict[str, float | int | None]:
+    def line(self, progress: Progress) -> dict[str, float | int | None]:
         """A line of metrics, of the steps since the last one."""
         self.state.window = Window()
         return {
-            "step": moment.step,
-            "epoch": moment.epoch,
-            "loss": moment.loss,
-            "lr": moment.lr,
+            "step": progress.step,
+            "epoch": progress.epoch,
+            "loss": progress.loss,
+            "lr": progress.lr,
             "norm": self.norm if math.isfinite(self.norm) else None,
-            "speed": moment.speed,
+            "speed": progress.speed,
             "seconds": self.state.seconds,
         }
 

@@ -1,8 +1,6 @@
 """Batches: every example once, in an order that seed and epoch decide, without padding."""
 
 import sys
-import threading
-import time
 
 import numpy as np
 import pytest
@@ -18,13 +16,11 @@ from regard.data.batch import (
     label_batch,
     language_batch,
     plan,
-    prefetch,
     share,
     text_batch,
     windows,
 )
 from regard.model.transformer import Transformer, TransformerConfig
-from tests.processes import wait_until
 
 # Plans
 
@@ -158,7 +154,6 @@ def test_errors() -> None:
         (r"images \(2\) and texts \(1\)", lambda: image_text_batch(none, [[3]], 1, 2)),
         (r"images \(2\) and labels \(1\)", lambda: image_batch(none, [3])),
         (r"texts \(1\) and labels \(2\)", lambda: label_batch([[3]], [1, 2])),
-        (r"ahead \(-1\)", lambda: list(prefetch(abs, [1], ahead=-1))),
     ):
         with pytest.raises(ValueError, match=match) as error:
             make()
@@ -243,30 +238,3 @@ def test_to_a_device_from_pinned_memory() -> None:
     assert torch.equal(moved.labels.cpu(), batch.labels)
     assert isinstance(moved.source_lengths, Packed)
     assert moved.source_lengths.offsets.device.type == "cuda"
-
-
-# Ahead of time
-
-
-@pytest.mark.parametrize("ahead", [0, 1, 2, 19])
-def test_prefetch_keeps_the_order(ahead: int) -> None:
-    assert list(prefetch(lambda n: n * n, range(7), ahead=ahead)) == [n * n for n in range(7)]
-
-
-def test_prefetch_works_ahead_but_not_far() -> None:
-    made: list[int] = []
-    batches = prefetch(lambda n: made.append(n) or n, range(100), ahead=3)
-    assert next(batches) == 0
-    wait_until(lambda: len(made) >= 4)
-    time.sleep(0.05)
-    assert made == [0, 1, 2, 3]
-    batches.close()  # type: ignore[attr-defined]
-    assert not [one for one in threading.enumerate() if one.name.startswith("prefetch")]
-
-
-def test_prefetch_passes_errors_on() -> None:
-    batches = prefetch(lambda n: 1 // (n - 2), range(5))
-    assert [next(batches), next(batches)] == [-1, -1]
-    with pytest.raises(ZeroDivisionError):
-        next(batches)
-    assert not [one for one in threading.enumerate() if one.name.startswith("prefetch")]

@@ -3,12 +3,14 @@
 import os
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
 
-from regard.data.workers import processors, spread
-from tests.processes import HANG
+from regard.data.workers import completed, prefetch, processors, spread
+from tests.processes import HANG, lives, wait_until
 
 # What workers do must be found in a module that they can import.
 SCRIPT = """
@@ -86,3 +88,55 @@ def test_a_plain_script(tmp_path: Path) -> None:
 
 def test_processors() -> None:
     assert 1 <= processors() <= (os.cpu_count() or 1)
+
+
+@pytest.mark.usefixtures("importable")
+@pytest.mark.parametrize("state", ["die", "fail"])
+def test_what_goes_wrong_with_one_task_is_no_other_ones_matter(state: str) -> None:
+    outcomes = dict(completed(_do, state, range(7), 2))
+    error = outcomes.pop(3)
+    assert isinstance(error, ValueError)
+    assert ("exit status 7" if state == "die" else "three") in str(error)
+    assert {task: result[1] for task, result in outcomes.items()} == {  # type: ignore[index]
+        task: task for task in (0, 1, 2, 4, 5, 6)
+    }
+
+
+@pytest.mark.usefixtures("importable")
+def test_workers_end_with_who_wants_no_more() -> None:
+    results = completed(_do, "x", range(100), 2)
+    _, (_, _, pid) = next(results)  # type: ignore[misc]
+    results.close()
+    assert not lives(pid)
+
+
+# Ahead of time
+
+
+@pytest.mark.parametrize("ahead", [0, 1, 2, 19])
+def test_prefetch_keeps_the_order(ahead: int) -> None:
+    assert list(prefetch(lambda n: n * n, range(7), ahead=ahead)) == [n * n for n in range(7)]
+
+
+def test_prefetch_works_ahead_but_not_far() -> None:
+    made: list[int] = []
+    batches = prefetch(lambda n: made.append(n) or n, range(100), ahead=3)
+    assert next(batches) == 0
+    wait_until(lambda: len(made) >= 4)
+    time.sleep(0.05)
+    assert made == [0, 1, 2, 3]
+    batches.close()  # type: ignore[attr-defined]
+    assert not [one for one in threading.enumerate() if one.name.startswith("prefetch")]
+
+
+def test_prefetch_passes_errors_on() -> None:
+    batches = prefetch(lambda n: 1 // (n - 2), range(5))
+    assert [next(batches), next(batches)] == [-1, -1]
+    with pytest.raises(ZeroDivisionError):
+        next(batches)
+    assert not [one for one in threading.enumerate() if one.name.startswith("prefetch")]
+
+
+def test_prefetch_wants_a_count() -> None:
+    with pytest.raises(ValueError, match=r"ahead \(-1\)"):
+        list(prefetch(abs, [1], ahead=-1))

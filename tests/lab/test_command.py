@@ -20,7 +20,7 @@ from regard.lab.claims.stated import ITEMS, STATED
 from regard.lab.commands import lab as command
 from regard.lab.experiment import Experiment, Finding
 from regard.lab.perform import Result
-from tests.processes import HANG, children, wait_until
+from tests.processes import HANG, children, die, wait_until
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -143,7 +143,7 @@ def test_an_item_that_is_only_stated(capsys: pytest.CaptureFixture[str]) -> None
     ("words", "said"),
     [
         (["equivarianc"], r"no experiment 'equivarianc': did you mean equivariance"),
-        (["zzz"], r"no experiment 'zzz': no name is like it; `regard lab` lists"),
+        (["zzz"], r"no experiment 'zzz': no name is similar; `regard lab` lists"),
         (["104"], r"no experiment '104'"),
         (["--all", "equivariance"], r"--all and 'equivariance'"),
         (["--plot", "x.svg"], r"--plot draws named experiments"),
@@ -255,13 +255,12 @@ def test_processes_report_and_fail_alone() -> None:
 
 
 def test_a_process_that_ends_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(perform, "_work", id)
+    monkeypatch.setattr(perform, "_work", die)
     (sound,) = claims.find("exercise-1")
     found = list(perform.perform_all([sound, replace(sound, name="other")], 1))
-    assert [str(failure) for failure in found] == [
-        "exercise-1 failed: its process ended with status 0",
-        "other failed: its process ended with status 0",
-    ]
+    ended = "failed: a worker process ended (exit status 7)"
+    for name, failure in zip(("exercise-1", "other"), found, strict=True):
+        assert str(failure).startswith(f"{name} {ended}")
 
 
 @pytest.mark.slow

@@ -19,7 +19,7 @@ from regard.config import from_json
 from regard.model.block import Block
 from regard.train import engine, report, state
 from regard.train.config import TrainingConfig
-from regard.train.display import Display, Moment
+from regard.train.display import Display, Progress
 from regard.train.fit import Result, fit
 from regard.train.optimizer import split
 from tests.processes import HANG
@@ -78,10 +78,10 @@ class Told(Display):
 
     def __init__(self) -> None:
         self.words: list[str] = []
-        self.moments: list[Moment] = []
+        self.moments: list[Progress] = []
         self.evaluations: list[tuple[int, Mapping[str, float], bool]] = []
 
-    def moment(self, now: Moment) -> None:
+    def progress(self, now: Progress) -> None:
         self.moments.append(now)
 
     def scores(self, step: int, scores: Mapping[str, float], best: bool) -> None:

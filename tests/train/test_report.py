@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from regard.train.display import Log, Moment, Terminal, described, display, duration
+from regard.train.display import Log, Progress, Terminal, described, display, duration
 from regard.train.report import Events, Metrics, draw, write
 
 pytestmark = pytest.mark.usefixtures("unchecked")  # StringIO is no TextIO to beartype
 
-NOW = Moment(
+NOW = Progress(
     step=1200,
     total=5000,
     epoch=2,
@@ -77,7 +77,7 @@ def test_plain_lines_without_a_terminal() -> None:
     with shown:
         shown.say("It begins.")
         for _ in range(5):  # Only the first: the others come too soon after it.
-            shown.moment(NOW)
+            shown.progress(NOW)
         shown.scores(1200, {"BLEU": 31.234, "chrF": 55.0}, True)
         shown.scores(1300, {"BLEU": 30.0}, False)
     assert stream.getvalue().splitlines() == [
@@ -96,12 +96,12 @@ def test_a_live_display_on_a_terminal() -> None:
     screen = Screen()
     shown = display(screen)
     assert isinstance(shown, Terminal)
-    shown.console = shown._progress.live.console = Console(
+    shown.console = shown._bar.live.console = Console(
         file=screen, force_terminal=True, width=120, highlight=False
     )
     with shown:
         shown.say("[it] begins")
-        shown.moment(NOW)
+        shown.progress(NOW)
         shown.scores(1200, {"BLEU": 31.234}, True)
     seen = screen.getvalue()
     assert "[it] begins" in seen

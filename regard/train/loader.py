@@ -1,7 +1,7 @@
-"""Batches in their order, from wherever a run is, made ahead of time.
+"""The data loader: batches in their order, from any step on, made ahead of time in pinned memory.
 
 Which examples a step sees follows from (seed, epoch, position) alone, whatever the number of
-processes and of parts; so a run can go on from any position, on any number of processes.
+processes and of micro-batches. So a run can resume at any position, on any number of processes.
 """
 
 from collections.abc import Generator, Iterator
@@ -11,19 +11,20 @@ from typing import Any
 
 import numpy as np
 
-from regard.data.batch import prefetch, share
+from regard.data.batch import Tensors, share
+from regard.data.workers import prefetch
 from regard.train.config import TrainingConfig
 from regard.train.distributed import World
 from regard.train.state import State
 from regard.train.task import Task
 
 AHEAD = 2
-"""Steps whose batches are made before they are wanted."""
+"""Steps whose batches are made ahead of time."""
 
 
 @dataclass(frozen=True)
-class Part:
-    """What a process computes at once."""
+class MicroBatch:
+    """What a process computes at once; with `accumulate`, a step has several."""
 
     batch: Any
     counts: bool
@@ -32,12 +33,12 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Fed:
+class StepBatch:
     """A step's batch, as one process sees it."""
 
     epoch: int
     position: int
-    parts: list[Part]
+    parts: list[MicroBatch]
 
 
 @dataclass(frozen=True)
@@ -49,16 +50,21 @@ class _Planned:
     counts: list[bool]
 
 
-def feed(
+def batches(
     task: Task, config: TrainingConfig, world: World, state: State
-) -> Generator[Fed, None, None]:
+) -> Generator[StepBatch, None, None]:
     """The batches from where a run is to its last step, or its last epoch."""
+
+    def make(part: tuple[np.ndarray, int]) -> Any:
+        batch = task.batch(*part)
+        return batch.pin() if isinstance(batch, Tensors) else batch
+
     steps, again = tee(_planned(task, config, world, state.step, state.epoch, state.position))
     wanted = ((indices, planned.step) for planned in again for indices in planned.indices)
-    made = prefetch(lambda part: task.batch(*part), wanted, ahead=AHEAD * config.accumulate)
+    made = prefetch(make, wanted, ahead=AHEAD * config.accumulate)
     for now in steps:
-        parts = [Part(next(made), counts) for counts in now.counts]
-        yield Fed(now.epoch, now.position, parts)
+        parts = [MicroBatch(next(made), counts) for counts in now.counts]
+        yield StepBatch(now.epoch, now.position, parts)
 
 
 def _planned(

@@ -1,4 +1,4 @@
-"""What is kept of a training: the average of its weights, the best model, and the last state."""
+"""Checkpoints: evaluates the averaged weights, keeps the best model, and saves the last state."""
 
 import copy
 import math
@@ -20,8 +20,8 @@ from regard.train.state import State
 from regard.train.task import Task
 
 
-class Keeper:
-    """Makes `best/` and `last/`. All processes call its methods; the first one writes."""
+class Checkpointer:
+    """Writes `best/` and `last/`. All processes call its methods; the first one writes."""
 
     def __init__(self, task: Task, config: TrainingConfig, run: Run, world: World):
         """Before the model is compiled or spread over processes."""
