@@ -347,15 +347,15 @@ def _translated(
     path = str(ctranslate2_folder(folder, precision))
     threads = torch.get_num_threads()
     model = ctranslate2.Translator(path, inter_threads=1, intra_threads=threads)
-    how = ready.how
+    settings = ready.search
 
     def run(beams: int) -> Sequence[str]:
         words = [
-            [str(token) for token in (*ready.source_tokenizer.encode(line.strip()), how.end)]
+            [str(token) for token in (*ready.source_tokenizer.encode(line.strip()), settings.end)]
             for line in source
         ]
         found = model.translate_batch(
-            words, max_batch_size=batch, beam_size=beams, length_penalty=how.length_penalty
+            words, max_batch_size=batch, beam_size=beams, length_penalty=settings.length_penalty
         )
         return [ready.tokenizer.decode([int(word) for word in one.hypotheses[0]]) for one in found]
 

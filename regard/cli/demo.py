@@ -124,16 +124,17 @@ def digits(run: Path) -> None:
     assert held.labels is not None
     pixels = held.batch(np.arange(len(held)))
     names = [classifier.labels[n] for n in held.labels.tolist()]
-    said = classifier.classify(list(pixels))
-    share = sum(one == other for one, other in zip(said, names)) / len(names)
+    predicted = classifier.classify(list(pixels))
+    share = sum(one == other for one, other in zip(predicted, names)) / len(names)
     print(f"\nRight on {len(names)} held-out digits, which chose its best step: {share:.1%}\n")
-    wrong = [n for n, (one, other) in enumerate(zip(said, names)) if one != other]
+    wrong = [n for n, (one, other) in enumerate(zip(predicted, names)) if one != other]
     some = [*range(5), *wrong[:1]]
     blocks = [_drawn(pixels[n, 0]) for n in some]
     for lines in zip(*blocks):
         print("  " + "  ".join(lines))
     labels = [
-        f"{said[n]} ✓" if said[n] == names[n] else f"{said[n]} ✗, it is {names[n]}" for n in some
+        f"{predicted[n]} ✓" if predicted[n] == names[n] else f"{predicted[n]} ✗, it is {names[n]}"
+        for n in some
     ]
     print("  " + "  ".join(f"{label:<16}" for label in labels).rstrip())
     print(
@@ -160,12 +161,12 @@ def read(run: Path) -> None:
     held = task.build(config, run).validation
     numbers = held.number(np.arange(held.count), 1)  # other strips than chose the best step
     images, texts = torch.from_numpy(held.images(numbers)), held.texts(numbers)
-    said = reader.read(list(images))
-    right = sum(one == other for one, other in zip(said, texts))
+    texts_read = reader.read(list(images))
+    right = sum(one == other for one, other in zip(texts_read, texts))
     print(f"\nRead without a mistake: {right / len(texts):.1%} of {len(texts)} strips\n")
     for n in range(3):
         print("\n".join("  " + line for line in _drawn(images[n, 0], wide=1)))
-        print(f"  {'✓' if said[n] == texts[n] else '✗'} {said[n]}\n")
+        print(f"  {'✓' if texts_read[n] == texts[n] else '✗'} {texts_read[n]}\n")
     print(
         f"Saved in {run}. What to try next:"
         "\n  regard train read RUN --images FOLDER --captions captions.txt"

@@ -126,7 +126,7 @@ def _shown(
             entry: dict[str, object] = {"text": one.text, "score": one.score}
             if options.scores:
                 ended = len(one.token_scores) > len(one.tokens)
-                signs = [*one.tokens, model.how.end] if ended else one.tokens
+                signs = [*one.tokens, model.search.end] if ended else one.tokens
                 entry["log_p"] = one.log_p
                 entry["tokens"] = [
                     {"token": piece, "log_p": score}
@@ -315,11 +315,11 @@ def _loaded(
     if whole:
         from regard.decode.engine.int8.linear import int8
 
-        with warnings.catch_warnings(record=True) as said:
+        with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             int8(ready.model)
         if here is None or here.first:
-            for warning in said:
+            for warning in caught:
                 print("regard:", warning.message, file=sys.stderr, flush=True)
     if options.verbose and (here is None or here.first):
         print("regard:", _engine(ready.model), file=sys.stderr, flush=True)

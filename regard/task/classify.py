@@ -154,8 +154,8 @@ class Classify:
         self.model: nn.Module = model
         self.train, self.validation = train, validation
         self.preparation, self.config = preparation, config
-        said = [*train.problems.lines(), *validation.problems.lines()]
-        self.notes = list(dict.fromkeys(said))
+        problems = [*train.problems.lines(), *validation.problems.lines()]
+        self.notes = list(dict.fromkeys(problems))
         """What was left out of the user's images, one line for each kind of problem."""
 
     def plan(self, epoch: int) -> list[np.ndarray]:
@@ -168,19 +168,19 @@ class Classify:
 
     def loss(self, batch: LabelBatch) -> tuple[Tensor, int]:
         images, labels = batch.inputs, batch.labels
-        how, training = self.config.augmentation, self.config.training
+        decoding, training = self.config.augmentation, self.config.training
         # The loop has seeded chance for this step, process and part: this number stands for them.
         key = int(torch.randint(2**31, ()))
         with torch.no_grad(), torch.autocast(images.device.type, enabled=False):
-            varied = image.augment(images, how, training.seed, key)
-            mixed = image.mix(varied, labels, how, training.seed, key)
+            varied = image.augment(images, decoding, training.seed, key)
+            mixed = image.mix(varied, labels, decoding, training.seed, key)
             x = self.preparation.normalized(mixed.images)
         logits = self.model(x).float()
         entropy = partial(
             F.cross_entropy, logits, reduction="none", label_smoothing=training.smoothing
         )
         losses = entropy(target=mixed.labels)
-        if how.mixup or how.cutmix:
+        if decoding.mixup or decoding.cutmix:
             losses = mixed.weight * losses + (1 - mixed.weight) * entropy(target=mixed.others)
         return losses.sum(), len(labels)
 
@@ -204,20 +204,20 @@ def build(config: Config, run: Path | None = None, progress: Progress | None = N
     config = absolute(config, "images", "labels", "validation", "validation_labels")
     config = absolute(config, "cache", "start")
     begun = None if config.start is None else _begun(config.start)
-    how = _decoding(config, begun)
-    every = _read(config, how, config.images, config.labels, None, progress)
+    decoding = _decoding(config, begun)
+    every = _read(config, decoding, config.images, config.labels, None, progress)
     size = every.shape[1:]
     if config.validation is None:
         train, validation = split(every, config.held_out)
     else:
         train = every
-        given, labels = config.validation, config.validation_labels
-        validation = _read(config, how, given, labels, every, progress)
-    how = Decoding(size, _channels(every.shape[0]), config.fit, config.background)
+        path, labels = config.validation, config.validation_labels
+        validation = _read(config, decoding, path, labels, every, progress)
+    decoding = Decoding(size, _channels(every.shape[0]), config.fit, config.background)
     if begun is None:
         mean, std = train.statistics()
         model = _new(config, train)
-        return Classify(model, train, validation, Preparation.trained(how, mean, std), config)
+        return Classify(model, train, validation, Preparation.trained(decoding, mean, std), config)
     model, task = begun
     model = _fitted(model, task, train, config)
     preparation = Preparation.of({**task, "size": size}, every.shape[0], config.start)
@@ -262,8 +262,8 @@ def evaluate(
     else:
         C, size = _channels(preparation.channels), preparation.size
         form = Images(np.empty((0, C, *size), np.uint8), classes=tuple(classifier.labels))
-        how = Decoding(size, C, config.fit, config.background)
-        held = _read(config, how, images, labels, form, progress)
+        decoding = Decoding(size, C, config.fit, config.background)
+        held = _read(config, decoding, images, labels, form, progress)
     return Evaluation(measure(classifier.model, held, preparation))
 
 
@@ -296,7 +296,7 @@ def _channels(number: int) -> Literal[1, 3]:
 
 def _read(
     config: Config,
-    how: Decoding,
+    decoding: Decoding,
     path: str | None,
     labels: str | None,
     known: Images | None,
@@ -307,7 +307,7 @@ def _read(
     if path is not None and Path(path).is_dir():
         return image.folders(
             path,
-            how,
+            decoding,
             classes=classes,
             on_bad=config.on_bad,
             cache=config.cache,
@@ -331,9 +331,9 @@ def _read(
         return _converted(found, C, (rows, columns), config)
     C, Y, X = found.shape
     wanted = config.start is not None or config.pixels is not None
-    size = how.size if wanted else _divisible(Y, X, config.patch)
+    size = decoding.size if wanted else _divisible(Y, X, config.patch)
     wanted = config.start is not None or config.channels is not None
-    return _converted(found, how.channels if wanted else C, size, config)
+    return _converted(found, decoding.channels if wanted else C, size, config)
 
 
 def _divisible(rows: int, columns: int, patch: int | None) -> tuple[int, int]:

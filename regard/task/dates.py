@@ -19,7 +19,7 @@ from regard import checkpoint
 from regard.data.tokenizer import Tokenizer
 from regard.model.transformer import TransformerShape
 from regard.task.folder import model_folder
-from regard.task.search import Search
+from regard.task.search import SearchSettings
 from regard.task.settings import Preset, check_preset, recorded
 from regard.task.spec import Evaluation, TaskSpec
 from regard.task.text import Listed, Progress, Transduction, build_transformer, exact
@@ -132,10 +132,10 @@ def say(day: datetime.date, language: str, form: Form) -> str:
     from babel.dates import format_date, format_skeleton
 
     if form == "yMMMEd":
-        said = format_skeleton(form, day, locale=language)
+        text = format_skeleton(form, day, locale=language)
     else:
-        said = format_date(day, form, locale=language)
-    return said.translate(_UNTYPED)
+        text = format_date(day, form, locale=language)
+    return text.translate(_UNTYPED)
 
 
 # No-break spaces; marks of the direction of writing.
@@ -229,7 +229,7 @@ class Dates(Transduction):
             _pairs(judged),
             score="exact_match",
             judge=exact,
-            how=Search.of(tokenizer, beams=1, length=LONGEST),
+            settings=SearchSettings.of(tokenizer, beams=1, length=LONGEST),
             training=config.training,
             about=TASK.about(config),
         )

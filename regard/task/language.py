@@ -32,7 +32,7 @@ from regard.decode.search.sample import sample
 from regard.model.language import LanguageConfig, LanguageModel, LanguageShape
 from regard.seeding import seeded
 from regard.task.folder import model_folder
-from regard.task.search import Search
+from regard.task.search import SearchSettings
 from regard.task.settings import Preset, absolute, check_preset, check_start, recorded
 from regard.task.spec import Evaluation, TaskSpec
 from regard.task.text import About, Progress
@@ -326,7 +326,7 @@ class LanguageTask:
         self.model = _model(config, saved, tokenizer)
         self.notes = list(notes)
         """What the user should know of the data, one line each."""
-        self.how = Search.of(tokenizer, beams=1, length=config.context)
+        self.search = SearchSettings.of(tokenizer, beams=1, length=config.context)
         self._judged = held.first(config.judged)
         self._bytes = self._judged.bytes(tokenizer)
 
@@ -335,21 +335,21 @@ class LanguageTask:
         return list(plan(self.train.places[:, 2], training.batch, training.seed, epoch))
 
     def batch(self, indices: np.ndarray, step: int) -> LanguageBatch:
-        return self.train.batch(indices, self.how.start, self.how.end)
+        return self.train.batch(indices, self.search.start, self.search.end)
 
     def loss(self, batch: LanguageBatch) -> tuple[Tensor, int]:
         return _loss(self.model, batch, self.config.training.smoothing)
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
         assert isinstance(model, LanguageModel)
-        return measure(model, self._judged, self.how, self._bytes, self.config.training.batch)
+        return measure(model, self._judged, self.search, self._bytes, self.config.training.batch)
 
     def files(self) -> dict[str, bytes | Path]:
         return dict(files(self.tokenizer, self.tokenizer))
 
     def about(self) -> About:
         counts = {"tokens": int(self.train.places[:, 2].sum())}
-        return TASK.about(self.config, {**counts, **to_json(self.how)})
+        return TASK.about(self.config, {**counts, **to_json(self.search)})
 
 
 def _model(
@@ -378,12 +378,14 @@ def _loss(model: LanguageModel, batch: LanguageBatch, smoothing: float) -> tuple
 
 @torch.no_grad()
 def measure(
-    model: LanguageModel, held: Windows, how: Search, size: int, budget: int
+    model: LanguageModel, held: Windows, settings: SearchSettings, size: int, budget: int
 ) -> dict[str, float]:
     """How well a model predicts windows of text that have so many bytes."""
     device, total, count = model.output.weight.device, 0.0, 0
     for indices in plan(held.places[:, 2], budget, 0, 0):
-        loss, tokens = _loss(model, held.batch(indices, how.start, how.end).to(device), 0.0)
+        loss, tokens = _loss(
+            model, held.batch(indices, settings.start, settings.end).to(device), 0.0
+        )
         total, count = total + float(loss), count + tokens
     bits = total / math.log(2) / max(1, size)
     return {
@@ -414,7 +416,7 @@ def evaluate(
     else:
         _, held = _split(config, read, tokenizer.end)
     size = held.bytes(tokenizer)
-    scores = measure(generator.model, held, generator.how, size, config.training.batch)
+    scores = measure(generator.model, held, generator.search, size, config.training.batch)
     return Evaluation(scores)
 
 
@@ -433,7 +435,7 @@ class Generator:
         self.model = saved.model
         self.tokenizer, _ = read_pair(saved.folder)
         self.about = dict(saved.task or {})
-        self.how = Search.read(self.about, str(saved.folder / checkpoint.CONFIG))
+        self.search = SearchSettings.read(self.about, str(saved.folder / checkpoint.CONFIG))
 
     def generate(
         self,
@@ -455,12 +457,16 @@ class Generator:
         """
         if isinstance(prompts, str):
             raise ValueError("prompts must be several strings, not one; pass [prompt]")
-        how = self.how
+        settings = self.search
         before = [self.tokenizer.encode(prompt) for prompt in prompts]
 
         def go_on(rows: list[tuple[int, list[int]]]) -> list[str]:
-            begins = [[how.start, *ids][-how.length :] for _, ids in rows]
-            rules: dict[str, Any] = {"end": how.end, "max_length": length, "banned": how.banned}
+            begins = [[settings.start, *ids][-settings.length :] for _, ids in rows]
+            rules: dict[str, Any] = {
+                "end": settings.end,
+                "max_length": length,
+                "banned": settings.banned,
+            }
             most = max(map(len, begins)) + length
             with open_session(self.model, rows=len(rows), length=most) as session:
                 if temperature == 0:

@@ -83,11 +83,11 @@ class Preparation:
 
     @classmethod
     def trained(
-        cls, how: Decoding, mean: tuple[float, ...], std: tuple[float, ...]
+        cls, decoding: Decoding, mean: tuple[float, ...], std: tuple[float, ...]
     ) -> "Preparation":
         """As images of this decoding have been trained on."""
-        way: Resize = "pad" if how.fit == "pad" else "shortest"
-        return cls(how.size, how.channels, mean, std, way, background=how.background)
+        way: Resize = "pad" if decoding.fit == "pad" else "shortest"
+        return cls(decoding.size, decoding.channels, mean, std, way, background=decoding.background)
 
     def section(self) -> dict[str, Any]:
         """Its words in config.json."""
@@ -147,29 +147,29 @@ class Preparation:
             raise ValueError(
                 f"interpolation ({self.interpolation!r}) is unknown; known are {known}"
             )
-        how = Image.Resampling[self.interpolation.upper()]
+        resampling = Image.Resampling[self.interpolation.upper()]
         rows, columns = self.size
         if image.size != (columns, rows) or self.crop != 1.0:
             match self.resize:
                 case "squash":
-                    image = image.resize((columns, rows), how)
+                    image = image.resize((columns, rows), resampling)
                 case "shortest" if self._usual:
-                    image = fitted(image, self.size, "crop", self.background, how)
+                    image = fitted(image, self.size, "crop", self.background, resampling)
                 case "shortest":
-                    image = _covering(image, rows, columns, self.crop, how)
+                    image = _covering(image, rows, columns, self.crop, resampling)
                 case "pad":
-                    image = fitted(image, self.size, "pad", self.background, how)
+                    image = fitted(image, self.size, "pad", self.background, resampling)
         return channels_first(image)
 
 
 def _covering(
-    image: "Image.Image", rows: int, columns: int, crop: float, how: "Image.Resampling"
+    image: "Image.Image", rows: int, columns: int, crop: float, resampling: "Image.Resampling"
 ) -> "Image.Image":
     # A little more than the quotient, which may come out just below a whole number.
     least = math.floor(rows / crop + 1e-6), math.floor(columns / crop + 1e-6)
     scale = max(least[0] / image.height, least[1] / image.width)
     size = max(columns, round(image.width * scale)), max(rows, round(image.height * scale))
-    image = image.resize(size, how)
+    image = image.resize(size, resampling)
     left, top = (size[0] - columns) // 2, (size[1] - rows) // 2
     return image.crop((left, top, left + columns, top + rows))
 

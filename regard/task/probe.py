@@ -102,8 +102,10 @@ def winner(seed: int, step: int, *, batch: int = 64, teams: int = 5) -> Asked:
     chance = rng(seed, step)
     pairs = np.argsort(chance.random((batch, teams)), 1)[:, :2]
     turned = chance.random(batch) < 0.5
-    said = [sentence(a, b, teams, turn) for (a, b), turn in zip(pairs.tolist(), turned.tolist())]
-    return _asked(np.array(said), pairs[:, 0])
+    sentences = [
+        sentence(a, b, teams, turn) for (a, b), turn in zip(pairs.tolist(), turned.tolist())
+    ]
+    return _asked(np.array(sentences), pairs[:, 0])
 
 
 def sentence(better: int, worse: int, teams: int, turned: bool = False) -> list[int]:

@@ -36,7 +36,7 @@ from regard.seeding import seeded
 from regard.task.digits import Strip, Strips
 from regard.task.folder import model_folder
 from regard.task.pictures import Picture, Preparation, split, told
-from regard.task.search import Search, search
+from regard.task.search import SearchSettings, search
 from regard.task.settings import Preset, absolute, check_preset, check_start, recorded
 from regard.task.spec import Evaluation, TaskSpec
 from regard.task.text import Progress, exact, transduction_loss
@@ -132,10 +132,10 @@ class Config:
             raise ValueError(f"judged ({self.judged}) must be 1 or more; try 500")
         check_start(self.start, self.tokenizer)
         for folder, captions in (("images", "captions"), ("validation", "validation_captions")):
-            given = getattr(self, folder), getattr(self, captions)
-            if (given[0] is None) != (given[1] is None):
+            both = getattr(self, folder), getattr(self, captions)
+            if (both[0] is None) != (both[1] is None):
                 raise ValueError(
-                    f"{folder} ({given[0]}) and {captions} ({given[1]}) belong together; name both"
+                    f"{folder} ({both[0]}) and {captions} ({both[1]}) belong together; name both"
                 )
         if self.images is None and self.validation is not None:
             raise ValueError(f"validation ({self.validation}) needs images to go with it")
@@ -221,13 +221,13 @@ class Read:
         train: Examples,
         validation: Examples,
         preparation: Preparation,
-        how: Search,
+        settings: SearchSettings,
         config: Config,
         notes: Sequence[str] = (),
     ):
         self.model: nn.Module = model
         self.tokenizer, self.train, self.validation = tokenizer, train, validation
-        self.preparation, self.how, self.config = preparation, how, config
+        self.preparation, self.search, self.config = preparation, settings, config
         # Of long captions hardly one is ever right as a whole.
         self.score = "exact_match" if config.images is None else "characters_right"
         self.notes = list(notes)
@@ -240,7 +240,7 @@ class Read:
         return [self.train.number(batch, epoch) for batch in batches]
 
     def batch(self, indices: np.ndarray, step: int) -> Batch:
-        return _batch(self.train, indices, self.tokenizer, self.how)
+        return _batch(self.train, indices, self.tokenizer, self.search)
 
     def loss(self, batch: Batch) -> tuple[Tensor, int]:
         training = self.config.training
@@ -254,19 +254,23 @@ class Read:
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
         assert isinstance(model, Transformer)
-        greedy = replace(self.how, beams=1)
+        greedy = replace(self.search, beams=1)
         return measure(model, self.tokenizer, self.validation, self.preparation, greedy)
 
     def files(self) -> dict[str, bytes | Path]:
         return dict(files(self.tokenizer, self.tokenizer))
 
     def about(self) -> dict[str, Any]:
-        return TASK.about(self.config, {**self.preparation.section(), **to_json(self.how)})
+        return TASK.about(self.config, {**self.preparation.section(), **to_json(self.search)})
 
 
-def _batch(examples: Examples, numbers: np.ndarray, tokenizer: AnyTokenizer, how: Search) -> Batch:
+def _batch(
+    examples: Examples, numbers: np.ndarray, tokenizer: AnyTokenizer, settings: SearchSettings
+) -> Batch:
     ids = tokenizer.encode_batch(examples.texts(numbers))
-    return image_text_batch(torch.from_numpy(examples.images(numbers)), ids, how.start, how.end)
+    return image_text_batch(
+        torch.from_numpy(examples.images(numbers)), ids, settings.start, settings.end
+    )
 
 
 @torch.no_grad()
@@ -275,7 +279,7 @@ def measure(
     tokenizer: AnyTokenizer,
     examples: Examples,
     preparation: Preparation,
-    how: Search,
+    settings: SearchSettings,
 ) -> dict[str, float]:
     """How well images are read, and the perplexity of their texts."""
     device = model.target.table.weight.device
@@ -283,9 +287,9 @@ def measure(
     numbers = np.arange(examples.count)
     for begin in range(0, len(numbers), 128):
         some = numbers[begin : begin + 128]
-        batch = _batch(examples, some, tokenizer, how).to(device)
+        batch = _batch(examples, some, tokenizer, settings).to(device)
         x = preparation.normalized(batch.source)
-        written += _written(model, tokenizer, x, how)
+        written += _written(model, tokenizer, x, settings)
         wanted += examples.texts(some)
         loss, tokens = transduction_loss(model, batch, 0.0, x)
         total, count = total + float(loss), count + tokens
@@ -319,9 +323,9 @@ def evaluate(
     if images is None:
         held = build(config, None, progress).validation
     else:
-        how = _decoding(replace(config, pixels=None), reader)
-        held = Captioned(_captioned(images, captions, how, config, progress))
-    search_by = reader.how if beams is None else replace(reader.how, beams=beams)
+        decoding = _decoding(replace(config, pixels=None), reader)
+        held = Captioned(_captioned(images, captions, decoding, config, progress))
+    search_by = reader.search if beams is None else replace(reader.search, beams=beams)
     scores = measure(reader.model, reader.tokenizer, held, reader.preparation, search_by)
     return Evaluation(scores)
 
@@ -358,13 +362,13 @@ def build(config: Config, run: Path | None = None, progress: Progress | None = N
     begun = None if config.start is None else Reader(checkpoint.load(model_folder(config.start)))
     if config.images is None:
         return _strips(config, begun)
-    how = _decoding(config, begun)
-    train = _captioned(config.images, config.captions, how, config, progress)
+    decoding = _decoding(config, begun)
+    train = _captioned(config.images, config.captions, decoding, config, progress)
     if config.validation is None:
         train, validation = split(train, config.held_out)
     else:
-        given, texts = config.validation, config.validation_captions
-        validation = _captioned(given, texts, how, config, progress)
+        path, texts = config.validation, config.validation_captions
+        validation = _captioned(path, texts, decoding, config, progress)
     tokenizer = _tokenizer(config, _texts(train)) if begun is None else begun.tokenizer
     ids = tokenizer.encode_batch(_texts(train))
     notes = [*train.problems.lines(), *validation.problems.lines()]
@@ -376,7 +380,7 @@ def build(config: Config, run: Path | None = None, progress: Progress | None = N
         tokenizer,
         Captioned(train),
         Captioned(validation.part(np.arange(min(config.judged, len(validation))))),
-        Preparation.trained(how, *train.statistics()),
+        Preparation.trained(decoding, *train.statistics()),
         longest=2 * max(map(len, ids)),
         notes=list(dict.fromkeys(notes)),
     )
@@ -392,11 +396,11 @@ def _decoding(config: Config, begun: "Reader | None") -> Decoding:
 
 
 def _captioned(
-    folder: str, texts: str | None, how: Decoding, config: Config, progress: Progress | None
+    folder: str, texts: str | None, decoding: Decoding, config: Config, progress: Progress | None
 ) -> Images:
     assert texts is not None
     return image.captions(
-        folder, texts, how, on_bad=config.on_bad, cache=config.cache, progress=told(progress)
+        folder, texts, decoding, on_bad=config.on_bad, cache=config.cache, progress=told(progress)
     )
 
 
@@ -419,7 +423,7 @@ def _strips(config: Config, begun: "Reader | None") -> Read:
     seed, whole = config.training.seed, replace(config.strip, easy=0)
     strips = Strips(train, config.strip, seed)
     others = Strips(validation, whole, _VALIDATION)
-    how = Decoding((config.strip.rows, config.strip.columns), 1, "pad", background=0)
+    decoding = Decoding((config.strip.rows, config.strip.columns), 1, "pad", background=0)
     seen = Images(Strips(train, whole, seed).images(np.arange(1000)))
     return _task(
         config,
@@ -427,7 +431,7 @@ def _strips(config: Config, begun: "Reader | None") -> Read:
         Tokenizer.characters(digits.classes) if begun is None else begun.tokenizer,
         Composed(strips, count=50 * config.training.batch),
         Composed(others, count=config.judged),
-        Preparation.trained(how, *seen.statistics()),
+        Preparation.trained(decoding, *seen.statistics()),
         longest=2 * config.strip.most,
     )
 
@@ -443,7 +447,7 @@ def _task(
     longest: int,
     notes: Sequence[str] = (),
 ) -> Read:
-    how = Search.of(tokenizer, beams=config.beams, length=longest)
+    settings = SearchSettings.of(tokenizer, beams=config.beams, length=longest)
     if begun is None:
         source = ImageSource(
             image=preparation.size,
@@ -454,7 +458,7 @@ def _task(
         complete = TransformerConfig(tokenizer.size, source=source, **vars(config.model))
         with seeded(config.training.seed):
             model = Transformer(complete)
-        return Read(model, tokenizer, train, validation, preparation, how, config, notes)
+        return Read(model, tokenizer, train, validation, preparation, settings, config, notes)
     known = begun.preparation
     if (known.size, known.channels) != (preparation.size, preparation.channels):
         sizes = [f"{p.size[0]} × {p.size[1]} × {p.channels}" for p in (preparation, known)]
@@ -464,13 +468,15 @@ def _task(
         )
     # Pixels are scaled as the model is used to.
     preparation = replace(preparation, mean=known.mean, std=known.std)
-    how = replace(how, length=max(how.length, begun.how.length))
-    return Read(begun.model, tokenizer, train, validation, preparation, how, config, notes)
+    settings = replace(settings, length=max(settings.length, begun.search.length))
+    return Read(begun.model, tokenizer, train, validation, preparation, settings, config, notes)
 
 
-def _written(model: Transformer, tokenizer: AnyTokenizer, x: Tensor, how: Search) -> list[str]:
+def _written(
+    model: Transformer, tokenizer: AnyTokenizer, x: Tensor, settings: SearchSettings
+) -> list[str]:
     """What stands in images that are ready for the model."""
-    found = search(model, x, None, how)
+    found = search(model, x, None, settings)
     return [tokenizer.decode(hypotheses[0].tokens) for hypotheses in found]
 
 
@@ -499,7 +505,7 @@ class Reader:
             )
         self.model: Transformer = model
         self.tokenizer, _ = read_pair(saved.folder)
-        self.how = Search.read(task, str(saved.folder / checkpoint.CONFIG))
+        self.search = SearchSettings.read(task, str(saved.folder / checkpoint.CONFIG))
         self.grid = model.source.grid
         """Rows and columns of patches."""
         self.preparation = Preparation.of(
@@ -510,11 +516,11 @@ class Reader:
         self, images: Iterable[Picture], *, beams: int | None = None, batch: int = 64
     ) -> list[str]:
         """What stands in each image."""
-        how = self.how if beams is None else replace(self.how, beams=beams)
+        settings = self.search if beams is None else replace(self.search, beams=beams)
         return [
             text
             for some in self.preparation.batches(images, batch)
-            for text in _written(self.model, self.tokenizer, self._input(some), how)
+            for text in _written(self.model, self.tokenizer, self._input(some), settings)
         ]
 
     def attention(self, picture: Picture, text: str | None = None) -> Looked:
@@ -523,7 +529,7 @@ class Reader:
             (text,) = self.read([picture])
         tokens = self.tokenizer.encode(text)
         x = self._input(next(self.preparation.batches([picture], 1)))
-        target = torch.tensor([[self.how.start, *tokens]], device=x.device)
+        target = torch.tensor([[self.search.start, *tokens]], device=x.device)
         with (
             torch.inference_mode(),
             record(self.model, lambda name: name.endswith("cross")) as seen,
@@ -531,7 +537,7 @@ class Reader:
             self.model(x, target)
         weights = torch.stack([asked.weights()[0] for asked in seen.values()]).float().cpu()
         return Looked(
-            self.tokenizer.pieces([*tokens, self.how.end]), weights.unflatten(-1, self.grid)
+            self.tokenizer.pieces([*tokens, self.search.end]), weights.unflatten(-1, self.grid)
         )
 
     def _input(self, pixels: Tensor) -> Tensor:

@@ -22,7 +22,7 @@ from regard.model.transformer import Transformer
 
 
 @dataclass(frozen=True)
-class Search:
+class SearchSettings:
     """The settings of a search, as a model's folder keeps them."""
 
     start: int
@@ -48,8 +48,8 @@ class Search:
                 raise ValueError(f"{name} ({getattr(self, name)}) must be 1 or more")
 
     @classmethod
-    def of(cls, tokenizer: AnyTokenizer, **settings: Any) -> "Search":
-        """For a tokenizer's special tokens, of which only the end is ever said."""
+    def of(cls, tokenizer: AnyTokenizer, **settings: Any) -> "SearchSettings":
+        """For a tokenizer's special tokens, of which only the end is ever generated."""
         never = {tokenizer.pad, tokenizer.start, tokenizer.unknown} - {tokenizer.end, None}
         return cls(
             start=tokenizer.start,
@@ -60,18 +60,18 @@ class Search:
         )
 
     @classmethod
-    def read(cls, about: Mapping[str, Any], where: str) -> "Search":
+    def read(cls, about: Mapping[str, Any], where: str) -> "SearchSettings":
         """What a folder's task says; it may say other things as well."""
         known = {field.name for field in fields(cls)}
-        said = {name: value for name, value in about.items() if name in known}
-        return from_json(cls, said, where, "task")
+        settings = {name: value for name, value in about.items() if name in known}
+        return from_json(cls, settings, where, "task")
 
 
 def search(
     model: Transformer,
     source: Tensor,
     lengths: Packed | None,
-    how: Search,
+    settings: SearchSettings,
     *,
     most: int | Sequence[int] | None = None,
     n_best: int = 1,
@@ -92,15 +92,15 @@ def search(
     device = model.target.table.weight.device
     sentences = len(source) if lengths is None else len(lengths)
     bounds = [most] * sentences if isinstance(most, int | None) else list(most)
-    limits = [how.length if bound is None else min(bound, how.length) for bound in bounds]
-    width = max(how.beams, n_best)
+    limits = [settings.length if bound is None else min(bound, settings.length) for bound in bounds]
+    width = max(settings.beams, n_best)
     rules: dict[str, Any] = {
-        "end": how.end,
+        "end": settings.end,
         "max_length": limits,
-        "banned": how.banned,
-        "renormalize": how.renormalize,
+        "banned": settings.banned,
+        "renormalize": settings.renormalize,
     }
-    prompts = [[how.start]] * sentences
+    prompts = [[settings.start]] * sentences
     with open_session(
         model,
         source.to(device),
@@ -110,5 +110,5 @@ def search(
     ) as session:
         if width == 1:
             return [[hypothesis] for hypothesis in greedy(session, prompts, **rules)]
-        penalty = power(how.length_penalty)
+        penalty = power(settings.length_penalty)
         return beam(session, prompts, width=width, n_best=n_best, penalty=penalty, **rules)

@@ -29,18 +29,18 @@ def check_start(start: str | None, tokenizer: str | None) -> None:
 
 def recorded(kind: type[Kind], task: Mapping[str, Any] | None, where: object) -> Kind | None:
     """The config that a model's folder keeps; None of one that was imported."""
-    said = (task or {}).get("config")
-    return None if said is None else from_json(kind, said, str(where), "task.config")
+    config = (task or {}).get("config")
+    return None if config is None else from_json(kind, config, str(where), "task.config")
 
 
 def absolute(config: Config, *names: str) -> Config:
     """These paths, one or several in a field, as they hold from wherever a run is repeated."""
-    given = {name: getattr(config, name) for name in names}
+    paths = {name: getattr(config, name) for name in names}
     return replace(
         config,
         **{
             name: os.path.abspath(path) if isinstance(path, str) else _all(path)
-            for name, path in given.items()
+            for name, path in paths.items()
             if path is not None
         },
     )

@@ -23,7 +23,7 @@ from regard.data.batch import Batch, Ids, plan, text_batch
 from regard.data.tokenizer import AnyTokenizer, files
 from regard.model.transformer import TextSource, Transformer, TransformerConfig, TransformerShape
 from regard.seeding import seeded
-from regard.task.search import Search
+from regard.task.search import SearchSettings
 from regard.task.translator import Pair, Translator
 from regard.train.config import TrainingConfig
 from regard.train.loss import cross_entropy
@@ -101,14 +101,14 @@ class Transduction:
         *,
         score: str,
         judge: Judge,
-        how: Search,
+        settings: SearchSettings,
         training: TrainingConfig,
         about: About,
         notes: Sequence[str] = (),
     ):
         self.model, self.score = model, score
         self.tokenizers, self.examples, self.held_out = tokenizers, examples, list(held_out)
-        self.judge, self.how, self.training = judge, how, training
+        self.judge, self.search, self.training = judge, settings, training
         self.notes = list(notes)
         """What the user should know of the data, one line each."""
         self._about = about
@@ -121,8 +121,8 @@ class Transduction:
         return self._batch([self.examples.pair(int(i)) for i in indices])
 
     def _batch(self, pairs: Sequence[tuple[Ids, Ids]]) -> Batch:
-        how = self.how
-        return text_batch(pairs, how.start, how.end, source_end=how.end)
+        settings = self.search
+        return text_batch(pairs, settings.start, settings.end, source_end=settings.end)
 
     def loss(self, batch: Batch) -> tuple[Tensor, int]:
         return transduction_loss(self.model, batch, self.training.smoothing)
@@ -130,8 +130,8 @@ class Transduction:
     def evaluate(self, model: nn.Module) -> dict[str, float]:
         """The judge's scores of greedy search, and the perplexity, both on held-out examples."""
         assert isinstance(model, Transformer)
-        how = replace(self.how, beams=1)
-        translator = Translator(model, self.tokenizers, how)
+        settings = replace(self.search, beams=1)
+        translator = Translator(model, self.tokenizers, settings)
         written = translator.translate([source for source, _ in self.held_out], batch=256)
         scores = self.judge(written, [target for _, target in self.held_out])
         return {**scores, "perplexity": self._perplexity(model)}
@@ -151,7 +151,7 @@ class Transduction:
         return dict(files(*self.tokenizers))
 
     def about(self) -> About:
-        return {**self._about, **to_json(self.how)}
+        return {**self._about, **to_json(self.search)}
 
 
 def transduction_loss(

@@ -22,7 +22,7 @@ from regard.data.text import OnBad, Pairs, Rules, Store, Table, Text, store
 from regard.data.tokenizer import AnyTokenizer, Tokenizer, read_pair
 from regard.model.transformer import TextSource, Transformer, TransformerShape
 from regard.task.folder import model_folder, run_config
-from regard.task.search import Search
+from regard.task.search import SearchSettings
 from regard.task.settings import Preset, absolute, check_preset, check_start, recorded
 from regard.task.spec import Evaluation, TaskSpec
 from regard.task.text import Chosen, Progress, Transduction, build_transformer
@@ -173,18 +173,18 @@ def build(
     else:
         tokenizers = None
 
-    given = _valid(config)
+    validation = _valid(config)
     split_off = None if run is None else run / HELD_OUT
     held: list[Pair] | None = None
-    if given is None and begun and split_off is not None and split_off.is_file():
+    if validation is None and begun and split_off is not None and split_off.is_file():
         held = _read_pairs(split_off)
     reader = _Reader(text, progress)
     if tokenizers is None:
         # The one pass that a tokenizer is learned from splits off as well.
-        split = _Split(config.held_out) if given is None else None
+        split = _Split(config.held_out) if validation is None else None
         tokenizers = _learned(config, reader, split)
         held = None if split is None else split.pairs()
-    elif given is None and held is None:
+    elif validation is None and held is None:
         split = _Split(config.held_out)
         for _ in reader.pairs("sentences to hold out", split):
             pass
@@ -200,9 +200,9 @@ def build(
     )
     notes = examples.problems.lines()
     indices = np.arange(len(examples))
-    if given is not None:
-        held = [(source, target) for source, target in given]
-        notes += given.problems.lines()
+    if validation is not None:
+        held = [(source, target) for source, target in validation]
+        notes += validation.problems.lines()
     else:
         assert held is not None
         indices = _others(examples, held, tokenizers[0])
@@ -229,7 +229,7 @@ class Translation(Transduction):
         notes: Sequence[str],
     ):
         model = _model(config, saved, tokenizers)
-        how = _search(config, saved, tokenizers)
+        settings = _search(config, saved, tokenizers)
         counts = {"examples": len(examples), "held_out": len(held)}
         quality = Quality(config.bleu)
         self.signatures = quality.signatures
@@ -240,7 +240,7 @@ class Translation(Transduction):
             held[: config.judged],
             score="bleu",
             judge=quality,
-            how=how,
+            settings=settings,
             training=config.training,
             about=TASK.about(config, counts),
             notes=notes,
@@ -269,12 +269,12 @@ def _model(
 
 def _search(
     config: Config, saved: checkpoint.Saved | None, tokenizers: tuple[AnyTokenizer, AnyTokenizer]
-) -> Search:
+) -> SearchSettings:
     mine = {"beams": config.beams, "length_penalty": config.length_penalty}
     if saved is None or not saved.task:
-        return Search.of(tokenizers[1], length=config.longest, **mine)
-    how = Search.read(saved.task, str(saved.folder / checkpoint.CONFIG))
-    return replace(how, beams=config.beams, length_penalty=config.length_penalty)
+        return SearchSettings.of(tokenizers[1], length=config.longest, **mine)
+    settings = SearchSettings.read(saved.task, str(saved.folder / checkpoint.CONFIG))
+    return replace(settings, beams=config.beams, length_penalty=config.length_penalty)
 
 
 # Files
@@ -466,9 +466,9 @@ def evaluate(
 def validated(folder: Path, about: Mapping[str, Any], where: str) -> list[Pair]:
     """What a run, whose model says this of its task, was validated on, all of it."""
     config = recorded(Config, about, where)
-    given = None if config is None else _valid(config)
-    if given is not None:
-        return [(source, target) for source, target in given]
+    validation = None if config is None else _valid(config)
+    if validation is not None:
+        return [(source, target) for source, target in validation]
     kept = folder / HELD_OUT
     if run_config(folder) is None or not kept.is_file():
         raise ValueError(

@@ -22,7 +22,7 @@ from regard.decode.search.beam import power
 from regard.decode.search.hypothesis import Hypothesis
 from regard.look.align import Example, Found, Head, Links, cross, find, links, words
 from regard.model.transformer import Transformer
-from regard.task.search import Search, search
+from regard.task.search import SearchSettings, search
 
 Pair: TypeAlias = tuple[str, str]
 """A source and its target."""
@@ -78,14 +78,14 @@ class Translator:
         self,
         model: Transformer,
         tokenizers: tuple[AnyTokenizer, AnyTokenizer] | str,
-        how: Search,
+        settings: SearchSettings,
         about: Mapping[str, Any] | None = None,
         validated: Callable[[], Sequence[Pair]] = tuple,
     ):
         """Where there are no tokenizers, a sentence that says so."""
         self.model = model
         self._tokenizers = tokenizers
-        self.how = how
+        self.search = settings
         self.about = dict(about or {})
         self.validated = validated
         """Reads the pairs that its run was validated on, if there is a run."""
@@ -100,13 +100,13 @@ class Translator:
         if not isinstance(saved.model, Transformer):
             raise ValueError(f"{saved.folder} holds a {type(saved.model).__name__}, no Transformer")
         about = saved.task or {}
-        how = Search.read(about, str(saved.folder / CONFIG))
+        settings = SearchSettings.read(about, str(saved.folder / CONFIG))
         tokenizers: tuple[AnyTokenizer, AnyTokenizer] | str
         try:
             tokenizers = read_pair(saved.folder)
         except ValueError as error:  # the model is of use without one
             tokenizers = str(error)
-        return cls(saved.model, tokenizers, how, about, validated)
+        return cls(saved.model, tokenizers, settings, about, validated)
 
     @property
     def source_tokenizer(self) -> AnyTokenizer:
@@ -167,7 +167,7 @@ class Translator:
         """
         for name, number in (("n_best", n_best), ("batch", batch)):
             check_integer(name, number)
-        how = self.how if beams is None else replace(self.how, beams=beams)
+        settings = self.search if beams is None else replace(self.search, beams=beams)
         counts: deque[int] = deque()
 
         def parts() -> Iterator[_Part | None]:
@@ -180,7 +180,7 @@ class Translator:
                 yield from cut
 
         def decode(some: list[_Part]) -> list[list[Written]]:
-            return self._decode(some, how, n_best, attention, align)
+            return self._decode(some, settings, n_best, attention, align)
 
         ready: list[list[Written]] = []
         for written in in_order(
@@ -196,7 +196,7 @@ class Translator:
         """The cross-attention of every layer and head while this was, or is, written."""
         source = self._encode(text)
         tokens = self.tokenizer.encode(written) if isinstance(written, str) else list(written)
-        (weights,) = cross(self.model, [(source, tokens)], self.how.start, self.how.end)
+        (weights,) = cross(self.model, [(source, tokens)], self.search.start, self.search.end)
         return self._attended(source, tokens, weights)
 
     # Search
@@ -206,7 +206,7 @@ class Translator:
 
     def _parts(self, ids: list[int], align: bool = False) -> list[_Part]:
         """The ids in stretches of at most the model's length; each but the last ends a word."""
-        most, begin, places = self.how.length, 0, [0]
+        most, begin, places = self.search.length, 0, [0]
         while len(ids) - begin > most:
             middle = begin + most // 2
             pieces = self.source_tokenizer.pieces(ids[middle : begin + most + 1])
@@ -220,11 +220,16 @@ class Translator:
         ]
 
     def _decode(
-        self, parts: list[_Part], how: Search, n_best: int, attention: bool, align: bool
+        self,
+        parts: list[_Part],
+        settings: SearchSettings,
+        n_best: int,
+        attention: bool,
+        align: bool,
     ) -> list[list[Written]]:
         real = [part for part in parts if part.ids]
-        found = self._search([part.ids for part in real], how, n_best)
-        written = [[self._written(one, how) for one in best] or [NOTHING] for best in found]
+        found = self._search([part.ids for part in real], settings, n_best)
+        written = [[self._written(one, settings) for one in best] or [NOTHING] for best in found]
         if attention or align:
             if align and self.head is None:
                 self._find([(part, best[0]) for part, best in zip(real, written)])
@@ -236,20 +241,27 @@ class Translator:
         nothing = [replace(NOTHING, alignment=[])] if align else [NOTHING]
         return [next(results) if part.ids else nothing for part in parts]
 
-    def _search(self, sources: list[list[int]], how: Search, n_best: int) -> list[list[Hypothesis]]:
+    def _search(
+        self, sources: list[list[int]], settings: SearchSettings, n_best: int
+    ) -> list[list[Hypothesis]]:
         if not sources:
             return []
         batch = text_batch(
-            [(source, ()) for source in sources], how.start, how.end, source_end=how.end
+            [(source, ()) for source in sources],
+            settings.start,
+            settings.end,
+            source_end=settings.end,
         )
         most = [longest(len(source)) for source in sources]
-        return search(self.model, batch.source, batch.source_lengths, how, most=most, n_best=n_best)
+        return search(
+            self.model, batch.source, batch.source_lengths, settings, most=most, n_best=n_best
+        )
 
-    def _written(self, hypothesis: Hypothesis, how: Search) -> Written:
+    def _written(self, hypothesis: Hypothesis, settings: SearchSettings) -> Written:
         tokens, scores = hypothesis.tokens, hypothesis.token_scores
         # A model may say a line break, but a text stays one line.
         text = " ".join(self.tokenizer.decode(tokens).splitlines())
-        return Written(text, _ranked(scores, how), tokens, scores)
+        return Written(text, _ranked(scores, settings), tokens, scores)
 
     def _joined(self, parts: list[list[Written]]) -> list[Written]:
         """Of the parts of a text, the best with the best; where one has fewer, its last again."""
@@ -269,7 +281,7 @@ class Translator:
             results.append(
                 Written(
                     " ".join(filter(None, (one.text for one in chosen))),
-                    _ranked(scores, self.how),
+                    _ranked(scores, self.search),
                     [token for one in chosen for token in one.tokens],
                     scores,
                     _side_by_side(seen) if seen else None,
@@ -281,7 +293,7 @@ class Translator:
     # Attention
 
     def _attended(self, source: list[int], tokens: list[int], weights: Tensor) -> Attended:
-        end = self.how.end
+        end = self.search.end
         return Attended(
             self.source_tokenizer.pieces([*source, end]),
             self.tokenizer.pieces([*tokens, end]),
@@ -297,7 +309,7 @@ class Translator:
         tokens = [(part.ids, one.tokens) for part, one in pairs]
         results = []
         for (part, one), weights in zip(
-            pairs, cross(self.model, tokens, self.how.start, self.how.end, layer)
+            pairs, cross(self.model, tokens, self.search.start, self.search.end, layer)
         ):
             linked: Links | None = None
             if align:
@@ -324,8 +336,8 @@ class Translator:
         """
         cut = [self._parts(self._encode(text), align=True)[0] for text in texts]
         parts = [part for part in cut if part.ids]
-        found = self._search([part.ids for part in parts], replace(self.how, beams=1), 1)
-        written = [self._written(best[0], self.how) for best in found]
+        found = self._search([part.ids for part in parts], replace(self.search, beams=1), 1)
+        written = [self._written(best[0], self.search) for best in found]
         return self._find(list(zip(parts, written)))
 
     def _find(self, pairs: Sequence[tuple[_Part, Written]]) -> Found | None:
@@ -338,7 +350,7 @@ class Translator:
         ]
         if not examples:
             examples = [example(part, one.tokens) for part, one in pairs[:SAMPLE]]
-        self.found = find(self.model, examples, self.how.start, self.how.end)
+        self.found = find(self.model, examples, self.search.start, self.search.end)
         self.head = None if self.found is None else self.found.best
         return self.found
 
@@ -353,9 +365,9 @@ SAMPLE = 64
 """Texts that are looked at for a head, at most."""
 
 
-def _ranked(token_scores: Sequence[float], how: Search) -> float:
+def _ranked(token_scores: Sequence[float], settings: SearchSettings) -> float:
     """log p, divided as a search divides it, greedy or not."""
-    return math.fsum(token_scores) / power(how.length_penalty)(max(1, len(token_scores)))
+    return math.fsum(token_scores) / power(settings.length_penalty)(max(1, len(token_scores)))
 
 
 def _side_by_side(parts: Sequence[Attended]) -> Attended:

@@ -22,7 +22,7 @@ from regard.data.tokenizer import Tokenizer
 from regard.decode.engine.int8 import library as native
 from regard.processes import Processes
 from regard.task.load import load
-from regard.task.search import Search
+from regard.task.search import SearchSettings
 from regard.task.text import build_transformer
 from regard.task.translator import Translator
 from tests.processes import HANG
@@ -52,8 +52,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A translator that has learned nothing, and says much."""
     tokenizer = Tokenizer.bpe(sentences(50), 300)
     model = build_transformer(replace(SHAPE, decoder_layers=2), (tokenizer, tokenizer), seed=3)
-    how = Search.of(tokenizer, beams=2, length=40)
-    task = {"name": "translate", **how.__dict__, "banned": list(how.banned)}
+    settings = SearchSettings.of(tokenizer, beams=2, length=40)
+    task = {"name": "translate", **settings.__dict__, "banned": list(settings.banned)}
     place = tmp_path_factory.mktemp("models") / "model"
     checkpoint.save(place, model, files={"tokenizer.json": tokenizer.to_bytes()}, task=task)
     return place

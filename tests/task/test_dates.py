@@ -95,11 +95,13 @@ def test_every_character_of_every_date_is_known() -> None:
 def test_a_batch_is_sources_that_end_and_targets_that_start() -> None:
     task = dates.build(SMALL)
     batch = task.batch(np.array([0, 7]), 1)
-    how = task.how
-    assert batch.source[0, batch.source_lengths.offsets[1:].long() - 1].tolist() == [how.end] * 2
+    settings = task.search
+    assert (
+        batch.source[0, batch.source_lengths.offsets[1:].long() - 1].tolist() == [settings.end] * 2
+    )
     assert batch.target_lengths.lengths.tolist() == [11, 11]
-    assert batch.target[0, 0] == how.start
-    assert batch.labels[0, 10] == how.end
+    assert batch.target[0, 0] == settings.start
+    assert batch.labels[0, 10] == settings.end
     assert torch.equal(batch.target[0, 1:11], batch.labels[0, :10])
 
 

@@ -13,7 +13,7 @@ from regard.model.classifier import EncoderShape
 from regard.task import label
 from regard.task.label import Config, Labeler, build
 from regard.task.load import load
-from regard.task.search import Search
+from regard.task.search import SearchSettings
 from regard.task.text import build_transformer
 from tests.task.samples import SHAPE, TRAINING, lines, sentences, trained
 
@@ -32,7 +32,7 @@ def config(tmp_path: Path) -> Config:
 def translator(tmp_path: Path) -> str:
     tokenizer = Tokenizer.characters(TEXTS)
     model = build_transformer(SHAPE, (tokenizer, tokenizer), seed=5)
-    about = {"name": "translate", **to_json(Search.of(tokenizer))}
+    about = {"name": "translate", **to_json(SearchSettings.of(tokenizer))}
     files = {"tokenizer.json": tokenizer.to_bytes()}
     checkpoint.save(tmp_path / "translator", model, files=files, task=about)
     return str(tmp_path / "translator")

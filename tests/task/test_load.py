@@ -16,7 +16,7 @@ from regard.model.language import LanguageConfig, LanguageModel
 from regard.model.transformer import Transformer, TransformerConfig
 from regard.task.folder import model_folder, run_config
 from regard.task.load import load
-from regard.task.search import Search
+from regard.task.search import SearchSettings
 from regard.task.text import build_transformer
 from regard.task.translate import Config, build
 from regard.task.translator import Translator
@@ -45,8 +45,8 @@ def test_it_is_a_part_of_the_public_face(tmp_path: Path) -> None:
 
 
 def test_what_was_saved_says_the_same(tmp_path: Path) -> None:
-    how = Search.read(ABOUT, "here")
-    fresh = Translator(model().eval(), (TOKENIZER, TOKENIZER), how)
+    settings = SearchSettings.read(ABOUT, "here")
+    fresh = Translator(model().eval(), (TOKENIZER, TOKENIZER), settings)
     texts = ["abc", "c a", "bb"]
     assert load(save(tmp_path / "model", ABOUT)).translate(texts) == fresh.translate(texts)
 
@@ -145,7 +145,7 @@ def test_a_marian_folder_translates_and_is_trained_on(tmp_path: Path) -> None:
         training=TRAINING,
     )
     task = build(config)
-    assert task.how == translator.how
+    assert task.search == translator.search
     assert task.files() == files
     batch = task.batch(np.arange(2), 1)
     assert batch.target[0, 0] == pad

@@ -13,7 +13,7 @@ import pytest
 
 from regard.data.tokenizer import Tokenizer
 from regard.decode.engine.int8.linear import int8
-from regard.task.search import Search
+from regard.task.search import SearchSettings
 from regard.task.text import build_transformer
 from regard.task.translator import Translator
 from tests.task.samples import SHAPE, WORDS
@@ -36,8 +36,8 @@ def test_no_growth_over_many_sentences(beams: int, whole: bool) -> None:
     tokenizer = Tokenizer.bpe(WORDS, 300)
     model = build_transformer(replace(SHAPE, width=8), (tokenizer, tokenizer), seed=1).eval()
     model = int8(model) if whole else model
-    how = Search.of(tokenizer, beams=beams, length=6)
-    translator = Translator(model, (tokenizer, tokenizer), how)
+    settings = SearchSettings.of(tokenizer, beams=beams, length=6)
+    translator = Translator(model, (tokenizer, tokenizer), settings)
     chance = random.Random(0)
 
     def texts() -> Iterator[str]:

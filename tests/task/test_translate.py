@@ -16,7 +16,7 @@ from regard.data.tokenizer import Tokenizer
 from regard.model.transformer import Transformer
 from regard.task import translate
 from regard.task.load import load
-from regard.task.search import Search, search
+from regard.task.search import SearchSettings, search
 from regard.task.text import build_transformer
 from regard.task.translate import Config, build
 from regard.task.translator import Translator
@@ -174,12 +174,12 @@ def test_going_on_from_another_model(tmp_path: Path, config: Config) -> None:
     assert task.files() == {"tokenizer.json": first.tokenizer.to_bytes()}
     for mine, its in zip(task.model.parameters(), first.model.parameters()):
         assert torch.equal(mine, its)
-    assert task.how == replace(first.how, beams=3)
+    assert task.search == replace(first.search, beams=3)
 
 
 def test_hypotheses_are_ranked_and_attention_is_theirs(tmp_path: Path, config: Config) -> None:
     task = build(config)
-    translator = Translator(task.model.eval(), task.tokenizers, task.how)
+    translator = Translator(task.model.eval(), task.tokenizers, task.search)
     (found,) = translator.hypotheses(["ab cd efg"], n_best=2)
     assert found[0].score >= found[1].score
     assert translator.translate(["ab cd efg"]) == [found[0].text]
@@ -192,7 +192,7 @@ def test_hypotheses_are_ranked_and_attention_is_theirs(tmp_path: Path, config: C
 
 def test_a_long_text_is_cut_between_words(config: Config) -> None:
     task = build(config)
-    translator = Translator(task.model, task.tokenizers, replace(task.how, length=7))
+    translator = Translator(task.model, task.tokenizers, replace(task.search, length=7))
     tokenizer = task.tokenizers[0]
     text = " ".join(SOURCES[:5])
     parts = translator._parts(tokenizer.encode(text), align=True)
@@ -215,7 +215,7 @@ def test_a_long_text_is_cut_between_words(config: Config) -> None:
 @pytest.mark.usefixtures("unchecked")  # thousands of calls
 def test_batches_and_order_change_nothing(config: Config) -> None:
     task = build(config)
-    translator = Translator(task.model.eval(), task.tokenizers, replace(task.how, length=12))
+    translator = Translator(task.model.eval(), task.tokenizers, replace(task.search, length=12))
     texts = [*SOURCES[:5], "", " ".join(SOURCES[:3]), "?"]
     for beams in (1, 3):
         together = list(translator.translations(texts, beams=beams))
@@ -230,7 +230,7 @@ def test_batches_and_order_change_nothing(config: Config) -> None:
 
 def test_what_is_there_is_translated_before_more_is_asked_for(config: Config) -> None:
     task = build(config)
-    translator = Translator(task.model.eval(), task.tokenizers, task.how)
+    translator = Translator(task.model.eval(), task.tokenizers, task.search)
     answered: list[str] = []
 
     def typed() -> Iterator[str | None]:
@@ -248,13 +248,13 @@ def test_what_is_there_is_translated_before_more_is_asked_for(config: Config) ->
 def test_renormalized_search_knows_no_banned_tokens() -> None:
     tokenizer = Tokenizer.characters(["abc"])
     model = build_transformer(SHAPE, (tokenizer, tokenizer), seed=1).eval()
-    how = Search.of(tokenizer, beams=1, length=5)
-    source = torch.tensor([[4, 5, how.end]])
-    ((plain,),) = search(model, source, None, how)
-    ((shared,),) = search(model, source, None, replace(how, renormalize=True))
+    settings = SearchSettings.of(tokenizer, beams=1, length=5)
+    source = torch.tensor([[4, 5, settings.end]])
+    ((plain,),) = search(model, source, None, settings)
+    ((shared,),) = search(model, source, None, replace(settings, renormalize=True))
     assert plain.tokens == shared.tokens
     assert shared.score > plain.score
-    assert not set(plain.tokens) & set(how.banned)
+    assert not set(plain.tokens) & set(settings.banned)
 
 
 def test_a_search_is_read_from_marians_words() -> None:
@@ -269,10 +269,15 @@ def test_a_search_is_read_from_marians_words() -> None:
         "length_penalty": 1.0,
         "renormalize": True,
     }
-    how = Search.read(said, "config.json")
-    assert (how.start, how.end, how.banned, how.renormalize) == (9, 0, (9,), True)
+    settings = SearchSettings.read(said, "config.json")
+    assert (settings.start, settings.end, settings.banned, settings.renormalize) == (
+        9,
+        0,
+        (9,),
+        True,
+    )
     with pytest.raises(ValueError, match=r'lacks "end"'):
-        Search.read({"start": 1, "pad": 0}, "config.json")
+        SearchSettings.read({"start": 1, "pad": 0}, "config.json")
 
 
 @pytest.mark.parametrize(
@@ -306,7 +311,9 @@ def test_one_line_says_what_is_wrong(tmp_path: Path, config: Config) -> None:
     with pytest.raises(ValueError, match="too few to train"):
         build(replace(config, source=(one,), target=(one,)))
     with pytest.raises(ValueError, match="must be several strings"):
-        Translator(Transformer.tiny(5), build(config).tokenizers, build(config).how).translate("a")
+        Translator(Transformer.tiny(5), build(config).tokenizers, build(config).search).translate(
+            "a"
+        )
 
 
 def test_a_model_of_images_is_no_start(tmp_path: Path, config: Config) -> None:
