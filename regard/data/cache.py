@@ -85,15 +85,16 @@ class Draft:
         """Gives the store its name, when all of it is on the disk."""
         files = {}
         for file_name, file in self.files.items():
-            file.flush()
-            os.fsync(file.fileno())
-            size = os.fstat(file.fileno()).st_size
             file.close()
-            files[file_name] = {"bytes": size, "sha256": self.hashes[file_name].hexdigest()}
-        with open(self.draft / _HEADER, "w", encoding="utf-8") as said:
-            json.dump({"format": _FORMAT, **header, "files": files}, said, indent=2)
-            said.flush()
-            os.fsync(said.fileno())
+            path = self.draft / file_name
+            files[file_name] = {
+                "bytes": path.stat().st_size,
+                "sha256": self.hashes[file_name].hexdigest(),
+            }
+        content = json.dumps({"format": _FORMAT, **header, "files": files}, indent=2)
+        (self.draft / _HEADER).write_text(content, encoding="utf-8")
+        for path in self.draft.iterdir():
+            atomic.sync(path)
         atomic.sync_folder(self.draft)
         final = self.folder / name
         # One that is there is damaged, or somebody else's where there are no locks.

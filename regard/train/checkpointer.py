@@ -24,9 +24,9 @@ class Checkpointer:
     """Writes `best/` and `last/`. All processes call its methods; the first one writes."""
 
     def __init__(self, task: Task, config: TrainingConfig, run: Run, world: World):
-        """Before the model is compiled or spread over processes."""
+        """Called before the model is compiled or distributed."""
         self.task, self.config, self.run, self.world = task, config, run, world
-        # What is evaluated and kept, where that is not the trained model itself.
+        # A copy to evaluate and save, where weights are averaged or sharded.
         apart = world.first and bool(config.ema or config.average > 1 or world.sharded)
         self.model = copy.deepcopy(task.model).requires_grad_(False) if apart else task.model
         self.snapshots = Snapshots(run.folder / "snapshots", config.average)
@@ -40,7 +40,7 @@ class Checkpointer:
         parameters: Mapping[str, nn.Parameter],
         optimizer: torch.optim.Optimizer,
     ) -> None:
-        """When all that is trained is in its place; what was saved is put back."""
+        """Called when model and optimizer are ready; restores what was saved."""
         self.now, self.parameters, self.optimizer = now, parameters, optimizer
         if self.config.ema:
             self.ema = MovingAverage(parameters, self.config.ema)
@@ -57,7 +57,7 @@ class Checkpointer:
     def evaluate(
         self, interrupts: Interrupts, autocast: AbstractContextManager[Any]
     ) -> tuple[dict[str, float], bool] | None:
-        """All scores, and whether they are the best; None where a signal has come meanwhile."""
+        """All scores, and whether they are the best; None where a signal interrupted it."""
         now, first = self.now, self.world.first
         self._gather(self.parameters if self.ema is None else self.ema.means)
         if first and self.config.average > 1:
@@ -71,7 +71,7 @@ class Checkpointer:
             except Interrupted:
                 pass
         score = scores.get(self.task.score, math.nan)
-        score, interrupted = self.world.first_says([score, float(not scores)])
+        score, interrupted = self.world.broadcast([score, float(not scores)])
         if interrupted:
             return None
         better = math.isfinite(score) and (now.best is None or score > now.best)
@@ -84,7 +84,7 @@ class Checkpointer:
 
     def scores(self) -> dict[str, float]:
         try:
-            # Compiled code is for the shapes of training.
+            # Blocks were compiled for the shapes of training.
             with torch.compiler.set_stance("force_eager"):
                 scores = self.task.evaluate(self.model.eval())
         finally:
@@ -109,7 +109,7 @@ class Checkpointer:
 
     @torch.no_grad()
     def _gather(self, weights: Mapping[str, Tensor]) -> None:
-        """Puts weights, which may be spread over all processes, into the model that is kept."""
+        """Copies weights, which may be sharded, into the model that is evaluated and saved."""
         if self.model is self.task.model and not self.world.sharded:
             return
         into = dict(self.model.named_parameters())

@@ -1,4 +1,4 @@
-"""Every setting of a training, each with its words for the command line's help."""
+"""Every setting of training. The docstrings of the fields are the command line's help."""
 
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
@@ -9,60 +9,63 @@ Precision: TypeAlias = Literal["auto", "fp32", "bf16", "fp16"]
 
 @dataclass(frozen=True)
 class TrainingConfig:
-    """How a model is trained. What comes first of steps, epochs, minutes and patience ends it."""
+    """Training: it ends at the first limit reached of steps, epochs, minutes and patience."""
 
     steps: int | None = None
-    """Stop after this many steps."""
+    """Stop after this many training steps (updates)."""
     epochs: int | None = None
-    """Stop after this many passes over the data."""
+    """Stop after this many epochs (passes over the data)."""
     minutes: float | None = None
-    """Stop after this much time, evaluation included."""
+    """Stop after this many minutes, evaluation included."""
     batch: int = 4096
-    """Size of a step's batch over all processes: tokens of source and target, or images."""
+    """Batch size of a step over all processes, in tokens (source and target together) or images."""
     accumulate: int = 1
-    """Parts into which each process cuts its share of a batch, to save memory."""
+    """Gradient accumulation: micro-batches into which each process splits its batch, to save
+    memory."""
     optimizer: Literal["adamw", "adam"] = "adamw"
-    """AdamW decays weights apart from the gradient; Adam is the paper's."""
+    """Optimizer: AdamW has decoupled weight decay; Adam is the paper's."""
     lr: float = 1e-3
-    """Learning rate at its peak; with the noam schedule a factor, 1 in the paper."""
+    """Peak learning rate; with the noam schedule a factor, 1 in the paper."""
     schedule: Schedule = "inverse_sqrt"
-    """How the learning rate goes on after the warm-up; noam is the paper's."""
+    """Learning-rate schedule (scheduler) after the warm-up; noam is the paper's."""
     warmup: int = 400
-    """Steps in which the learning rate rises to its peak."""
+    """Warm-up steps, in which the learning rate rises linearly to its peak."""
     betas: tuple[float, float] = (0.9, 0.98)
-    """How slowly Adam's means of gradients and of their squares change."""
+    """Adam's betas: decay rates of the running means of gradients and of squared gradients."""
     epsilon: float = 1e-9
-    """Added to the root of the squares' mean."""
+    """Adam's epsilon, added to the denominator."""
     weight_decay: float = 0.01
-    """Pull of matrices towards zero; biases, norms and embeddings have none."""
+    """Weight decay, for matrices alone: not for biases, norms and embeddings."""
     clip: float | None = 1.0
-    """Longest gradient; a longer one is shortened to this."""
+    """Gradient clipping: the maximum gradient norm."""
     smoothing: float = 0.1
-    """Label smoothing: the share of each target that is spread over all classes."""
+    """Label smoothing: the share of each target's probability spread over all classes."""
     ema: float = 0.0
-    """Evaluate and keep an exponential moving average of the weights with this decay: 0.999."""
+    """Exponential moving average (EMA) of the weights: its decay, such as 0.999. The averaged model
+    is evaluated and saved."""
     average: int = 1
-    """Evaluate and keep the mean of the weights at the last so many evaluations: 5."""
+    """Checkpoint averaging: average the weights of this many last evaluations, such as 5. The
+    averaged model is evaluated and saved."""
     precision: Precision = "auto"
-    """Numbers in products of matrices: auto is bf16 on a GPU that has it, fp32 on a CPU."""
+    """Mixed precision of matrix products: auto is bf16 on a GPU that has it, fp32 on a CPU."""
     compile: Literal["auto", "yes", "no"] = "auto"
-    """torch.compile for the blocks: auto where it pays, which is on a GPU."""
+    """torch.compile the blocks: auto does so on a GPU."""
     parallel: Literal["data", "sharded"] = "data"
-    """With torchrun: a whole model in every process, or a part of it (FSDP2)."""
+    """With torchrun: data parallel (DDP), or with model and optimizer state sharded (FSDP2)."""
     evaluate_every: int = 500
-    """Steps between evaluations; there is one at the end as well."""
+    """Steps between evaluations on the validation set; there is one at the end as well."""
     save_every: int = 500
-    """Steps between saves, from which a killed run goes on."""
+    """Steps between checkpoints, from which an interrupted run resumes."""
     log_every: int = 10
-    """Steps between lines of metrics.jsonl."""
+    """Steps between log lines in metrics.jsonl."""
     patience: int | None = None
-    """Stop after this many evaluations without a better score."""
+    """Early stopping: stop after this many evaluations without a better score."""
     tensorboard: bool = True
-    """Write events for TensorBoard."""
+    """Write TensorBoard event files."""
     device: str = "auto"
-    """Where to compute: auto is a GPU where there is one."""
+    """Device: auto is a GPU where there is one, and else the CPU; or cpu, cuda, cuda:1."""
     seed: int = 0
-    """What all that is random is drawn from: the same seed gives the same run."""
+    """Random seed: the same seed gives the same run."""
 
     def __post_init__(self) -> None:
         for name in ("batch", "accumulate", "average", "evaluate_every", "save_every", "log_every"):
@@ -83,7 +86,7 @@ class TrainingConfig:
                 raise ValueError(f"{name} ({value}) must be at least 0 and below 1")
         if self.ema and self.average > 1:
             raise ValueError(
-                f"ema ({self.ema}) and average ({self.average}) are two means of one thing; "
+                f"ema ({self.ema}) and average ({self.average}) both average the weights; "
                 "choose one"
             )
 
@@ -92,7 +95,7 @@ MAY_CHANGE = frozenset(
     {"steps", "epochs", "minutes", "patience", "evaluate_every", "save_every", "log_every"}
     | {"tensorboard", "device", "compile", "parallel", "accumulate"}
 )
-"""Settings that a run may go on with changed: when it ends, and where and how it computes."""
+"""Settings that may change when a run resumes: when it ends, and where and how it computes."""
 
 
 def _check(config: TrainingConfig, name: str, least: int) -> None:

@@ -1,6 +1,6 @@
-"""What a person sees of a training: a live line on a terminal, plain lines in a log.
+"""Progress of training: a live progress bar on a terminal, plain lines in a log.
 
-Both go to the standard error stream, so that what a command prints can be piped.
+Both go to standard error, so that a command's output can be piped.
 """
 
 import sys
@@ -27,13 +27,13 @@ class Progress:
     """Units per second since the last report."""
     unit: str
     left: float | None
-    """Seconds until the end, as it looks now."""
+    """Estimated seconds until the end."""
 
 
 class Display:
-    """Where a training tells how it goes. This one shows nothing: for all processes but the first.
+    """Reports progress. This one shows nothing: for all processes but the first.
 
-    `with` it, a live display is on the screen.
+    A live display is on the screen within `with`.
     """
 
     def __enter__(self) -> "Display":
@@ -53,7 +53,7 @@ class Display:
 
 
 def display(stream: TextIO | None = None) -> Display:
-    """A live display where a person looks on, lines otherwise."""
+    """A live display on a terminal, lines otherwise."""
     stream = sys.stderr if stream is None else stream
     return Terminal(stream) if stream.isatty() else Log(stream)
 
@@ -62,7 +62,7 @@ class Log(Display):
     """A line now and then, each complete in itself."""
 
     PAUSE = 10.0
-    """Seconds between lines on how it goes; scores and words come at once."""
+    """Seconds between lines of progress; scores and messages come at once."""
 
     def __init__(self, stream: TextIO):
         self.stream = stream
@@ -81,7 +81,7 @@ class Log(Display):
 
 
 class Terminal(Display):
-    """A bar with the latest figures, under the scores so far."""
+    """A progress bar with the latest figures, under the scores so far."""
 
     def __init__(self, stream: TextIO):
         from rich import progress
@@ -135,7 +135,7 @@ def listed(scores: Mapping[str, float]) -> str:
 
 
 def duration(seconds: float) -> str:
-    """As a person says it: 40 s, 12 min, 3 h 20 min."""
+    """For people: 40 s, 12 min, 3 h 20 min."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     minutes = round(seconds / 60)

@@ -1,12 +1,12 @@
-"""More than one process, started by torchrun: PyTorch's own engine, in one place.
+"""Distributed training with torchrun: all that knows of PyTorch's DDP and FSDP2.
 
     data      every process has the whole model and a share of each batch; gradients are summed
               while the backward pass still runs (DistributedDataParallel)
-    sharded   parameters, gradients and the optimizer's state are cut into as many parts as there
-              are processes, and put together block by block where they are needed (FSDP2)
+    sharded   parameters, gradients and the optimizer's state are sharded over the processes, and
+              gathered block by block where they are needed (FSDP2)
 
-The loss is divided by what the whole batch counts, so that the number of processes changes
-nothing but the order of sums. A process alone goes through here too, and meets no collective.
+The loss is divided by the token count of the whole batch, so that the number of processes changes
+nothing but the order of sums. A single process goes through here too, without any collective.
 """
 
 import shutil
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from torch.distributed.fsdp import FSDPModule
 
 PATIENCE = timedelta(hours=6)
-"""How long processes wait for the first one, which evaluates and saves alone."""
+"""Timeout of collectives: processes wait for the first one, which evaluates and saves alone."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,8 +52,8 @@ class World(Processes):
             dist.all_reduce(tensor)
         return tensor
 
-    def first_says(self, values: list[float]) -> list[float]:
-        """The numbers that the first process has."""
+    def broadcast(self, values: list[float]) -> list[float]:
+        """The first process's numbers, broadcast to all."""
         if self.size == 1:
             return values
         tensor = torch.tensor(values, dtype=torch.float64, device=self.device)
@@ -61,21 +61,21 @@ class World(Processes):
         return cast(list[float], tensor.tolist())
 
     def wait(self) -> None:
-        """Until all processes are here."""
-        self.first_says([0.0])
+        """A barrier: waits until all processes are here."""
+        self.broadcast([0.0])
 
     def part(self, tensor: Tensor) -> Tensor:
-        """What this process has of a tensor of the model's."""
+        """This process's shard of a tensor of the model."""
         return cast(Any, tensor).to_local() if self.sharded else tensor
 
     def whole(self, tensor: Tensor) -> Tensor:
-        """A tensor of the model's, put together; all processes must ask for it."""
+        """A whole tensor of the model, gathered from its shards; all processes must call it."""
         return cast(Any, tensor).full_tensor() if self.sharded else tensor
 
 
 @contextmanager
 def processes(config: TrainingConfig) -> Iterator[World]:
-    """The world that torchrun has started, or one process alone."""
+    """The processes that torchrun has started, or one alone, each with its device."""
     where = device(config.device)
     with launched("nccl" if where.type == "cuda" else "gloo", PATIENCE) as here:
         if where.type == "cuda" and here.size > 1:
@@ -86,9 +86,9 @@ def processes(config: TrainingConfig) -> Iterator[World]:
 
 
 def spread(objective: nn.Module, world: World) -> nn.Module:
-    """A module whose backward pass leaves the mean gradient over all processes in every one.
+    """Wraps a module so that its backward pass averages gradients over all processes.
 
-    Where the model is sharded this happens in place, and must come before the optimizer is made.
+    Sharding happens in place, and must come before the optimizer is made.
     """
     if world.size == 1:
         return objective
@@ -110,7 +110,7 @@ def spread(objective: nn.Module, world: World) -> nn.Module:
 
 
 def synchronise(objective: nn.Module, world: World, now: bool) -> None:
-    """Whether the next backward pass sums gradients over the processes: only a step's last."""
+    """Switches gradient synchronisation on for a step's last backward pass, and off for others."""
     if world.sharded:
         cast("FSDPModule", objective).set_requires_gradient_sync(now)
     elif world.size > 1:
@@ -121,7 +121,7 @@ def synchronise(objective: nn.Module, world: World, now: bool) -> None:
 
 
 def write(folder: Path, tensors: Mapping[str, Tensor], world: World) -> None:
-    """Every process writes its parts, as safetensors; all must call it."""
+    """Every process writes its shards, as safetensors; all must call it."""
     from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
     from torch.distributed.checkpoint.state_dict_saver import save
 
@@ -136,11 +136,11 @@ def write(folder: Path, tensors: Mapping[str, Tensor], world: World) -> None:
 
 
 def read(folder: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Fills tensors, sharded or not, with what any number of processes has written."""
+    """Fills tensors, sharded or not, from the shards of any number of processes."""
     from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
     from torch.distributed.checkpoint.state_dict_loader import load
 
     with warnings.catch_warnings():
-        # Told that one process may read as well, which is what is wanted.
+        # torch warns that a single process reads, which is intended.
         warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
         load(dict(tensors), storage_reader=HuggingFaceStorageReader(str(folder)))

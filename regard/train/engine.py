@@ -1,4 +1,4 @@
-"""How a step is computed: in which precision, compiled or not. Decided once, and said."""
+"""How a step is computed: mixed precision, torch.compile, loss scaling."""
 
 import importlib.util
 
@@ -12,7 +12,7 @@ from regard.train.state import State
 
 
 def precision(config: TrainingConfig, world: World) -> torch.dtype:
-    """The type of numbers in products of matrices; weights and sums stay float32."""
+    """The dtype of matrix products (autocast); weights and sums stay float32."""
     match config.precision:
         case "bf16":
             return torch.bfloat16
@@ -30,16 +30,16 @@ def precision(config: TrainingConfig, world: World) -> torch.dtype:
 
 
 def compiled(model: nn.Module, config: TrainingConfig, device: torch.device) -> str:
-    """Compiles every block of a model, in place, where it pays; gives what was done, and why.
+    """Compiles every block of a model in place, where it pays; returns what was done, and why.
 
-    Blocks are alike, and are compiled once for all. The loss stays as it is: its loop over pieces
-    would be compiled anew for every number of tokens.
+    Blocks are alike, and share one compilation. The loss is not compiled: its loop over chunks
+    would be recompiled for every number of tokens.
     """
     if config.compile == "no":
         return "not compiled, as set"
     if config.compile == "auto" and device.type != "cuda":
-        # Packed attention on a CPU goes sentence by sentence: every batch would be another
-        # program, and compiling one takes longer than hundreds of steps.
+        # Packed attention on a CPU goes sentence by sentence: every batch would be recompiled,
+        # which takes longer than hundreds of steps.
         return f"not compiled, which does not pay on a {device.type.upper()}"
     if config.compile == "auto" and importlib.util.find_spec("triton") is None:
         return "not compiled, for want of Triton"
@@ -50,14 +50,14 @@ def compiled(model: nn.Module, config: TrainingConfig, device: torch.device) -> 
 
 
 def scaler(dtype: torch.dtype, world: World, state: State) -> torch.amp.GradScaler:
-    """Keeps fp16's gradients in its range; does nothing for other types."""
+    """Loss scaling for fp16 (GradScaler); does nothing for other dtypes."""
     made = torch.amp.GradScaler(world.device.type, state.scale, enabled=dtype is torch.float16)
     if made.is_enabled():
         made.load_state_dict({**made.state_dict(), "_growth_tracker": state.growth})
     return made
 
 
-def remember(scaler: torch.amp.GradScaler, state: State) -> None:
-    """What `scaler` makes an equal one from."""
+def save_scaler(scaler: torch.amp.GradScaler, state: State) -> None:
+    """Saves the scaler's state, from which `scaler` restores it."""
     if scaler.is_enabled():
         state.scale, state.growth = scaler.get_scale(), scaler.state_dict()["_growth_tracker"]

@@ -2,12 +2,12 @@
 
     for each step n:
         seed with (seed, n)
-        for each part of the batch: loss, backward             summed over parts and processes
-        gradient ← gradient / count, shortened to `clip`       the count is the whole batch's
-        Adam with lr · schedule(n), then the weights' average
-        now and then: evaluate, keep the best, save
+        for each micro-batch: loss, backward                summed over micro-batches and processes
+        gradient ← gradient / count, norm clipped           the count is the whole batch's
+        Adam with lr · schedule(n), then the moving average of the weights
+        now and then: evaluate, keep the best, save a checkpoint
 
-A run is a folder (run.py). Started again it goes on from what it saved last, and on a CPU ends
+A run is a folder (run.py). Started again it resumes from its last checkpoint, and on a CPU ends
 with the same bits as if it had never been interrupted. The loop knows no task: a task says what
 a batch is, what its loss is, and how good a model is.
 """
@@ -42,7 +42,7 @@ class Result:
     reason: str
     """steps, epochs, minutes or patience."""
     best: float | None
-    """The best score, and the step that had it; None where no score was a finite number."""
+    """The best score, and its step; None where no score was finite."""
     best_step: int
     seconds: float
     folder: Path
@@ -52,21 +52,21 @@ class Result:
 def fit(
     task: Task, config: TrainingConfig, folder: str | Path, *, shown: Display | None = None
 ) -> Result:
-    """Trains until the settings say that it is enough; a run that was begun goes on.
+    """Trains until a limit of the settings is reached; a run that was begun resumes.
 
-    Ctrl-C and SIGTERM save, and then raise KeyboardInterrupt or SystemExit; a second one does not
-    wait for the save.
+    Ctrl-C and SIGTERM save a checkpoint, and then raise KeyboardInterrupt or SystemExit; a second
+    signal does not wait for it.
     """
     with distributed.processes(config) as world, Run(folder, world) as run:
         try:
             return _Fit(task, config, run, world, shown).train()
         except (OSError, SafetensorError) as error:
-            said = getattr(error, "strerror", None) or error
-            raise ValueError(f"{run.folder}: {said}; {run.intact()}") from error
+            reason = getattr(error, "strerror", None) or error
+            raise ValueError(f"{run.folder}: {reason}; {run.intact()}") from error
 
 
 class _Objective(nn.Module):
-    """A task's loss as a module, which is what engines take."""
+    """A task's loss as a module, which is what DDP and FSDP wrap."""
 
     def __init__(self, task: Task):
         super().__init__()
@@ -109,7 +109,7 @@ class _Fit:
         with self.interrupts, self.shown, closing(steps):
             self.shown.say(self.opening)
             if checkpointer.saved is None:
-                self._save()  # What cannot be written should be known before the work is done.
+                self._save()  # A folder that cannot be written should fail now, not after the work.
             while True:
                 upcoming = next(steps, None)
                 if upcoming is None:
@@ -142,25 +142,25 @@ class _Fit:
                 loss, count = loss * 0, count * 0
             self.scaler.scale(loss).backward()
             sums += torch.stack([loss.detach().to(sums), torch.as_tensor(count).to(sums)])
-        signs = self.meter.signs(self.interrupts.caught).to(world.device, non_blocking=True)
-        sums = world.sum(torch.cat([sums, signs]))
+        flags = self.meter.flags(self.interrupts.caught).to(world.device, non_blocking=True)
+        sums = world.sum(torch.cat([sums, flags]))
         norm = self._update(sums[1])
         now.step, now.epoch, now.position = now.step + 1, batch.epoch, batch.position + 1
         self.checkpointer.stepped()
         self.meter.add(torch.cat([sums, norm[None]]))
-        # Reading these waits for the device, which should rather be kept busy.
+        # Reading these synchronises the device, so it is done now and then.
         if world.device.type == "cpu" or now.step % self.config.log_every == 0:
             self._tell()
 
     def _update(self, count: Tensor) -> Tensor:
-        """A step of Adam, on gradients that are sums; gives the length of their mean."""
+        """Averages and clips the gradients, and takes an optimizer step; returns their norm."""
         config, world = self.config, self.world
         self.scaler.unscale_(self.optimizer)
         grads = [world.part(p.grad) for p in self.parameters.values() if p.grad is not None]
         norm = nn.utils.get_total_norm(grads)
         if world.sharded:
             norm = world.sum(norm.square()).sqrt()
-        # Engines give the mean over processes; what is wanted is the mean over what is counted.
+        # DDP and FSDP average over processes; the mean over tokens is wanted.
         scale = world.size / count.clamp(min=1)
         norm = norm * scale
         if config.clip is not None:
@@ -174,7 +174,7 @@ class _Fit:
         return norm
 
     def _tell(self) -> None:
-        """Reads what the steps since the last time have come to, and tells of it."""
+        """Reads the figures of the steps since the last time, and reports them."""
         try:
             lr: float = self.optimizer.param_groups[0]["lr"]
             progress = self.meter.read(lr, self.scaler.is_enabled())
@@ -192,7 +192,7 @@ class _Fit:
     def _evaluate(self) -> None:
         self._tell()
         judged = self.checkpointer.evaluate(self.interrupts, self._autocast())
-        if judged is None:  # The evaluation is made up for when the run goes on.
+        if judged is None:  # The run evaluates again when it resumes.
             self.stop = "interrupted"
             return
         scores, better = judged
@@ -203,7 +203,7 @@ class _Fit:
 
     def _save(self) -> None:
         self._tell()
-        engine.remember(self.scaler, self.state)
+        engine.save_scaler(self.scaler, self.state)
         self.checkpointer.save()
         self.meter.tick()
 
@@ -220,7 +220,7 @@ class _Fit:
 
 
 def _last_step(task: Task, config: TrainingConfig) -> int | None:
-    """The last step, as far as the settings tell."""
+    """The last step, where the settings say so."""
     if config.steps is None and config.epochs is None and config.minutes is None:
         raise ValueError("nothing says when to stop; set steps, epochs or minutes")
     ends = [] if config.steps is None else [config.steps]

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: a training finishes its step, saves, and only then stops."""
+"""Ctrl-C and SIGTERM: training finishes its step, saves a checkpoint, and only then stops."""
 
 import signal
 import threading
@@ -13,7 +13,7 @@ class Interrupted(Exception):  # noqa: N818
 
 
 class Interrupts:
-    """Notes the first signal; a second one is not made to wait."""
+    """Notes the first signal; a second one takes effect at once."""
 
     def __init__(self) -> None:
         self.caught = 0
@@ -22,7 +22,7 @@ class Interrupts:
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> "Interrupts":
-        # Python delivers signals to the main thread alone, and lets no other ask for them.
+        # Python allows signal handlers in the main thread alone.
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM):
                 self._before[number] = signal.signal(number, self._note)
@@ -35,7 +35,7 @@ class Interrupts:
 
     @contextmanager
     def at_once(self) -> Iterator[None]:
-        """Within, a signal raises Interrupted instead of waiting: nothing would be lost."""
+        """Inside, a signal raises Interrupted at once: for work that loses nothing."""
         if self.caught:
             raise Interrupted
         self._at_once = True
@@ -45,7 +45,7 @@ class Interrupts:
             self._at_once = False
 
     def pass_on(self) -> None:
-        """Ends as the signal would have ended a program that knows nothing of it."""
+        """Raises what the signal would have raised without this handler."""
         if self.caught == signal.SIGINT:
             raise KeyboardInterrupt
         if self.caught:

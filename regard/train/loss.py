@@ -1,10 +1,10 @@
-"""Cross-entropy over a vocabulary, without ever holding all logits.
+"""Chunked cross-entropy over a vocabulary, which never holds all logits.
 
     loss = - Σ_n Σ_c q_n(c) log p_n(c),   q_n = (1 - ε) one-hot(target_n) + ε / N
 
 ε is label smoothing (Szegedy et al. 2016; ε = 0.1 in Vaswani et al. 2017). Logits of T tokens over
-N classes take far more room than everything else in a small model. Here a few rows at a time are
-computed, turned at once into their loss and their gradients, and dropped.
+N classes take far more memory than everything else in a small model. Here a few rows at a time are
+computed, reduced to their loss and their gradients, and dropped.
 """
 
 from typing import Any
@@ -23,7 +23,7 @@ def cross_entropy(
     targets: Int[Tensor, "*b"],
     smoothing: float | int = 0.0,
 ) -> Float[Tensor, ""]:
-    """The loss summed over all targets, in float32; a negative target counts nothing."""
+    """The loss summed over all targets, in float32; negative targets are ignored."""
     if not 0 <= smoothing < 1:
         raise ValueError(f"label smoothing ({smoothing}) must be at least 0 and below 1; try 0.1")
     if states.shape[:-1] != targets.shape:
@@ -32,13 +32,13 @@ def cross_entropy(
             f"{tuple(states.shape[:-1])}, got {tuple(targets.shape)}"
         )
     rows, places = states.flatten(0, -2), targets.flatten()
-    return _InPieces.apply(  # type: ignore[no-untyped-call]
+    return _Chunked.apply(  # type: ignore[no-untyped-call]
         rows, output.weight, output.bias, places, float(smoothing)
     )
 
 
-class _InPieces(torch.autograd.Function):
-    """The loss is a sum, so its gradients are known, up to one factor, when it is."""
+class _Chunked(torch.autograd.Function):
+    """The loss is a sum, so the forward pass computes its gradients too, up to one factor."""
 
     @staticmethod
     def forward(
@@ -75,9 +75,9 @@ class _InPieces(torch.autograd.Function):
             loss = loss - torch.where(real, pieces, 0).sum()
             if not any(wanted):
                 continue
-            # ∂loss/∂logit_c = p(c) - q(c). The part of q that is the same for all classes goes in
-            # at the end, where it costs a vector instead of a pass over all logits; so does what
-            # a target that counts nothing must not add.
+            # ∂loss/∂logit_c = p(c) - q(c). The uniform part of q is subtracted at the end, where it
+            # costs a vector instead of a pass over all logits; so is the masking of ignored
+            # targets.
             slope = logs.exp_().scatter_add_(-1, place, logs.new_full(place.shape, smoothing - 1))
             narrow, counted = slope.to(dtype), rows[part] * real
             if d_states is not None:

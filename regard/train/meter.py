@@ -1,4 +1,4 @@
-"""The figures of the steps, which are read from the device now and then, and the clock."""
+"""Loss, speed and time of the steps; figures are read from the device now and then."""
 
 import math
 import time
@@ -12,31 +12,31 @@ from regard.train.state import State, Window
 
 
 class Meter:
-    """Counts steps, loss and time into a training's state."""
+    """Adds up steps, loss and time in a training's state."""
 
     def __init__(self, state: State, config: TrainingConfig, total: int | None, unit: str):
         self.state, self.config, self.total, self.unit = state, config, total, unit
         self.norm = 0.0
-        """Length of the last gradient."""
+        """The last gradient norm."""
         self.caught = self.late = False
-        """Whether a signal has come to any process, and whether the time is over."""
+        """Whether a signal has reached any process, and whether the time limit has."""
         self._rows: list[Tensor] = []
         self._steps, self._seconds, self._clock = 0, 0.0, time.monotonic()
 
-    def signs(self, caught: int) -> Tensor:
-        """What this process has to tell the others at a step: a signal, and that it is late."""
+    def flags(self, caught: int) -> Tensor:
+        """What this process tells the others at a step: a signal, and that time is up."""
         limit = self.config.minutes
         seconds = self.state.seconds + time.monotonic() - self._clock
         return torch.tensor([float(caught), float(limit is not None and seconds >= limit * 60)])
 
     def add(self, row: Tensor) -> None:
-        """A step's loss, count, signal, lateness and gradient's length, still on the device."""
+        """A step's loss, count, signal, time limit and gradient norm, still on the device."""
         self._rows.append(row)
 
     def read(self, lr: float, scaled: bool) -> Progress | None:
-        """Reads the steps since the last time, and refuses what is not a finite number.
+        """Reads the steps since the last time; a NaN or infinite loss or gradient is an error.
 
-        `scaled` is fp16's: a gradient that is too large for it was left out.
+        With `scaled` (fp16), steps whose gradient overflowed were skipped.
         """
         if not self._rows:
             return None

@@ -1,4 +1,4 @@
-"""Adam and AdamW, what they pull towards zero, and means of weights over the steps.
+"""Adam and AdamW, weight decay, the moving average of weights, and checkpoint averaging.
 
 AdamW   θ ← θ - η (m / (√v + ε) + λ θ)      Loshchilov and Hutter (2019); λ = 0 is Adam
 mean    θ̄ ← θ̄ + (1 - d) (θ - θ̄)             d is the decay
@@ -17,7 +17,7 @@ from regard.train.config import TrainingConfig
 
 
 def make(model: nn.Module, config: TrainingConfig) -> torch.optim.Adam:
-    """The optimizer of a model's parameters, in one kernel per device where torch has it."""
+    """The optimizer of a model's parameters, fused where torch can."""
     decayed, others = split(model)
     groups = [
         {"params": decayed, "weight_decay": config.weight_decay},
@@ -25,7 +25,7 @@ def make(model: nn.Module, config: TrainingConfig) -> torch.optim.Adam:
     ]
     parameters = decayed + others
     if not parameters:
-        raise ValueError("no parameter of the model may be trained; set requires_grad on some")
+        raise ValueError("all parameters of the model are frozen; set requires_grad on some")
     kind = torch.optim.AdamW if config.optimizer == "adamw" else torch.optim.Adam
     fused = parameters[0].device.type in ("cpu", "cuda")
     made = kind(
@@ -35,7 +35,7 @@ def make(model: nn.Module, config: TrainingConfig) -> torch.optim.Adam:
         eps=config.epsilon,
         fused=fused,
     )
-    # As the first step would make it; here already, so that it can be filled with what was saved.
+    # As the first step would make it; made here so that a checkpoint can be restored into it.
     for parameter in parameters:
         made.state[parameter] = {
             "step": torch.zeros((), device=parameter.device if fused else "cpu"),
@@ -46,10 +46,10 @@ def make(model: nn.Module, config: TrainingConfig) -> torch.optim.Adam:
 
 
 def split(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
-    """Trained parameters: matrices, which weight decay pulls, and all others.
+    """Trained parameters: matrices, which have weight decay, and all others.
 
     What is added (biases, norms, positions, class tokens) or looked up (embeddings, even where
-    they are the output's matrix too) is left alone: zero is no simpler a value for it.
+    they are the output's matrix too) has none: zero is no simpler a value for it.
     """
     spared: set[nn.Parameter] = set()
     for module in model.modules():
@@ -73,14 +73,14 @@ class MovingAverage:
 
     @torch.no_grad()
     def update(self, parameters: Mapping[str, nn.Parameter], step: int) -> None:
-        """The first steps count less: the mean should forget where training began."""
+        """The decay is smaller in the first steps, so that the initial weights are forgotten."""
         decay = min(self.decay, (1 + step) / (10 + step))
         values = [parameters[name].detach() for name in self.means]
         torch._foreach_lerp_(list(self.means.values()), values, 1 - decay)
 
 
 class Snapshots:
-    """The weights at the last few evaluations, one file each, and their mean.
+    """Checkpoint averaging: the weights at the last few evaluations, one file each, and their mean.
 
     Vaswani et al. (2017), section 6.1, averaged the last 5 (base) and 20 (big) checkpoints.
     """
@@ -96,7 +96,7 @@ class Snapshots:
 
     @torch.no_grad()
     def average(self, model: nn.Module) -> None:
-        """Puts the mean of the last snapshots into a model."""
+        """Copies the mean of the last snapshots into a model."""
         steps = self.steps()[-self.keep :]
         parameters = dict(model.named_parameters())
         for name, parameter in parameters.items():
@@ -109,12 +109,12 @@ class Snapshots:
         return sorted(int(path.stem) for path in self.folder.glob("[0-9]*.safetensors"))
 
     def forget(self, saved: int) -> None:
-        """Removes what a run that goes on from a saved step will not average any more."""
+        """Removes snapshots that a run resumed from a saved step will not average any more."""
         for step in [step for step in self.steps() if step <= saved][: -self.keep]:
             self._path(step).unlink()
 
     def rewind(self, saved: int) -> None:
-        """Removes what comes after a saved step, and drafts of killed runs."""
+        """Removes snapshots after a saved step, and what a killed run was writing."""
         for step in self.steps():
             if step > saved:
                 self._path(step).unlink()

@@ -1,4 +1,4 @@
-"""What a run leaves for people: metrics.jsonl, TensorBoard's events, curves.svg and report.md.
+"""A run's logs and report: metrics.jsonl, TensorBoard's events, curves.svg and report.md.
 
 A line of metrics.jsonl is one JSON object with its `step`: either `loss`, `lr`, `norm` and speed
 since the line before, or the scores of an evaluation.
@@ -21,13 +21,13 @@ METRICS, CURVES, REPORT, EVENTS = "metrics.jsonl", "curves.svg", "report.md", "e
 
 
 class Metrics:
-    """metrics.jsonl: it grows by whole lines, and goes back to the step a run goes on from."""
+    """metrics.jsonl: grows line by line, and is cut back to the step from which a run resumes."""
 
     def __init__(self, path: Path):
         self.path = path
 
     def append(self, line: Mapping[str, float | int | None]) -> None:
-        """A score that is not a finite number has no place in JSON, and becomes null."""
+        """A score that is NaN or infinite becomes null, since JSON has neither."""
         finite = {
             name: None if isinstance(value, float) and not math.isfinite(value) else value
             for name, value in line.items()
@@ -36,12 +36,12 @@ class Metrics:
             file.write((json.dumps(finite, allow_nan=False) + "\n").encode())
 
     def sync(self) -> None:
-        """Brings all lines to the disk: a checkpoint must not be ahead of them."""
+        """Syncs all lines to the disk: a checkpoint must not be ahead of them."""
         if self.path.exists():
             atomic.sync(self.path)
 
     def rewind(self, step: int) -> None:
-        """Drops the lines after a step, and the half of one that a killed run has left."""
+        """Drops the lines after a step, and an incomplete one that a killed run has left."""
         if not self.path.exists():
             return
         kept = 0
@@ -63,7 +63,7 @@ class Metrics:
             return int(json.loads(line)["step"])
         except (ValueError, TypeError, KeyError) as error:
             raise ValueError(
-                f"{self.path} has a line that no run has written ({line[:60]!r}); remove it"
+                f"{self.path} has a line that is not a run's ({line[:60]!r}); remove it"
             ) from error
 
 
@@ -71,7 +71,7 @@ class Events:
     """TensorBoard's files; nothing where tensorboard is not installed."""
 
     def __init__(self, folder: Path, after: int):
-        """Events after a step, from a run that was killed later, are hidden by TensorBoard."""
+        """TensorBoard hides events after `after`, which a killed run has left."""
         self._writer: SummaryWriter | None = None
         try:
             from torch.utils import tensorboard
@@ -128,7 +128,7 @@ def write(
     settings: Mapping[str, Any],
     curves: bool,
 ) -> None:
-    """A short account of the run, for people."""
+    """The run's report, in Markdown."""
     _, scored = _apart(lines)
     names = list(dict.fromkeys(name for line in scored for name in line))
     parts = [f"# {title}", "\n".join(f"- {name}: {value}" for name, value in facts.items())]
@@ -139,8 +139,8 @@ def write(
         rows += [[_cell(line.get(name)) for name in names] for line in scored[-20:]]
         table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
         parts.append(f"## Evaluations\n\n{table}")
-    said = "\n".join(f"- {name}: {json.dumps(value)}" for name, value in settings.items())
-    parts.append(f"## Settings\n\nAll of them are in config.json.\n\n{said}")
+    changed = "\n".join(f"- {name}: {json.dumps(value)}" for name, value in settings.items())
+    parts.append(f"## Settings\n\nAll of them are in config.json.\n\n{changed}")
     atomic.write(path, "\n\n".join(parts) + "\n")
 
 

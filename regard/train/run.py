@@ -1,10 +1,10 @@
-"""A run's folder, which one training at a time writes.
+"""A run's folder, which one process at a time trains in.
 
 config.json     task, model and training: the run can be repeated from it
 best/           the model with the best score
-last/           the latest model, and what its training needs to go on (state.py)
+last/           the latest checkpoint: the model, and what training needs to resume (state.py)
 metrics.jsonl, events/, curves.svg, report.md
-snapshots/, shards/   weights still to be averaged; a sharded run's state
+snapshots/, shards/   weights to be averaged; a sharded run's state
 """
 
 import os
@@ -27,7 +27,7 @@ from regard.train.task import Task
 
 CONFIG, FORMAT = "config.json", 1
 REDRAW = 60.0
-"""Seconds between drawings of the curves while the run goes on."""
+"""Seconds between redraws of the curves."""
 
 
 class Run:
@@ -57,7 +57,7 @@ class Run:
         return self.folder.resolve().name
 
     def describe(self, about: Mapping[str, Any], model: nn.Module, config: TrainingConfig) -> None:
-        """Writes config.json, or checks that a run that was begun is the one that goes on."""
+        """Writes config.json; where a run was begun, checks that it has the same settings."""
         if not self.world.first:
             return
         path = self.folder / CONFIG
@@ -74,7 +74,7 @@ class Run:
         atomic.write(path, dumps(data))
 
     def resume(self, model: nn.Module) -> tuple[State, checkpoint.Saved | None]:
-        """Where the run is; the model receives its weights."""
+        """The state to resume from; the model receives its weights."""
         if not state.begun(self.folder):
             return State(), None
         saved = checkpoint.load(self.folder / "last", model=model)
@@ -88,20 +88,20 @@ class Run:
                 self._events.append(line)
 
     def rewind(self, step: int, events: bool) -> None:
-        """Back to the step that the run goes on from."""
+        """Cuts the logs back to the step from which the run resumes."""
         if self.world.first:
             self.metrics.rewind(step)
             if events:
                 self._events = report.Events(self.folder / report.EVENTS, step)
 
     def intact(self) -> str:
-        """What a failure has left whole, for people."""
+        """What was saved before a failure, for its message."""
         if not state.begun(self.folder):
             return "nothing was saved yet"
         return f"{self.folder / 'last'} holds the last step that was saved"
 
     def report(self, task: Task, now: State, config: TrainingConfig, ended: str | None) -> None:
-        """curves.svg and report.md; while the run goes on, not too often."""
+        """Writes curves.svg and report.md; during training, not too often."""
         fresh = time.monotonic() - self._drawn < REDRAW
         if not self.world.first or (ended is None and fresh):
             return
@@ -143,12 +143,12 @@ class Run:
             )
         if unlike := differences(_fixed(want), _fixed(have)):
             raise ValueError(
-                f"{self.folder} was begun otherwise: {'; '.join(unlike)}; set what was set, or "
-                "choose another folder"
+                f"{self.folder} was begun with other settings: {'; '.join(unlike)}; use the "
+                "same, or choose another folder"
             )
 
     def _claim(self) -> None:
-        """A lock that ends with the process, and that no child of it inherits."""
+        """Locks the folder until the process ends; child processes do not inherit the lock."""
         if sys.platform == "win32":
             return
         import fcntl
@@ -168,6 +168,6 @@ class Run:
 
 
 def _fixed(data: Object) -> Object:
-    """What must not change while a run goes on."""
+    """Settings that must not change when a run resumes."""
     training = {n: value for n, value in data["training"].items() if n not in MAY_CHANGE}
     return {"task": data["task"], "model": data["model"], "training": training}

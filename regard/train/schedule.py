@@ -1,4 +1,4 @@
-"""Learning rates: each schedule is a function from the step, counted from 1, to a factor of `lr`.
+"""Learning-rate schedules: functions from the step, counted from 1, to a factor of `lr`.
 
     noam          D^-½ · min(n^-½, n · w^-3/2)        Vaswani et al. (2017), equation 3
     inverse_sqrt  min(n / w, √(w / n))                the same curve with its peak at 1
@@ -45,7 +45,7 @@ def factor(schedule: Schedule, step: int, *, total: int | None, warmup: int, wid
         case "constant":
             return constant(step, warmup=warmup)
     if total is None:
-        raise ValueError(f"schedule ({schedule}) falls until the end; set steps or epochs")
+        raise ValueError(f"schedule ({schedule}) decays until the last step; set steps or epochs")
     return (cosine if schedule == "cosine" else linear)(step, total=total, warmup=warmup)
 
 

@@ -1,11 +1,11 @@
-"""What a training must remember to go on as if it had never been interrupted.
+"""The state of training beside the weights, from which it resumes as if never interrupted.
 
     training.json          where it is: step, epoch, position, best score, running sums
-    training.safetensors   Adam's means for each parameter, and the moving average if there is one
+    training.safetensors   Adam's moments of each parameter, and the moving average if there is one
 
-Both lie in the run's `last/` beside the weights they belong to, and are replaced in one step with
-them. A sharded run's tensors lie in `shards/STEP/` instead, which training.json names: it becomes
-valid in that same step. No state of a random generator is kept: step n draws from (seed, n).
+Both lie in the run's `last/` beside the weights, and are replaced atomically with them. A sharded
+run's tensors lie in `shards/STEP/` instead, which training.json names, so that they become valid at
+the same moment. No random state is saved: step n draws from (seed, n).
 """
 
 import shutil
@@ -55,7 +55,7 @@ class State:
     waited: int = 0
     """Evaluations since the best one."""
     scale: float = 256.0
-    """fp16: what the loss is multiplied by, so that small gradients do not vanish. It grows."""
+    """fp16: the loss scale, which keeps small gradients from underflowing. It grows."""
     growth: int = 0
     """fp16: steps since the scale has changed."""
     window: Window = field(default_factory=Window)
@@ -68,7 +68,7 @@ def tensors(
     optimizer: torch.optim.Optimizer,
     ema: MovingAverage | None,
 ) -> dict[str, Tensor]:
-    """The tensors of a training beside the weights, themselves, by name."""
+    """The optimizer's state and the moving average, by name; not copies."""
     found = {
         f"{what}.{name}": value
         for name, parameter in parameters.items()
@@ -80,14 +80,14 @@ def tensors(
 
 
 def begun(folder: Path) -> bool:
-    """Whether a run has saved anything, even where a save was killed between two renames."""
+    """Whether a run has a checkpoint, even where a save was killed between two renames."""
     return (folder / "last").exists() or any(folder.glob(".last.replaced-*"))
 
 
 def read_numbers(saved: checkpoint.Saved) -> State:
     if NUMBERS not in saved.files:
         raise ValueError(
-            f"{saved.folder} holds a model but no {NUMBERS}, so that its training cannot go on; "
+            f"{saved.folder} holds a model but no {NUMBERS}, so that its training cannot resume; "
             "choose another folder for the run"
         )
     path = saved.files[NUMBERS]
@@ -98,7 +98,7 @@ def read_numbers(saved: checkpoint.Saved) -> State:
 def read_tensors(
     run: Path, saved: checkpoint.Saved, state: State, into: Mapping[str, Tensor], world: World
 ) -> None:
-    """Fills a training's tensors, whatever number of processes has written them."""
+    """Restores the tensors, whatever number of processes has written them."""
     folder = saved.folder if state.shards is None else run / state.shards
     if world.sharded or state.shards is not None:
         distributed.read(folder, into)
@@ -126,7 +126,7 @@ def write(
     task: Mapping[str, object],
     origin: str,
 ) -> None:
-    """Replaces `last/` whole; `model` is the complete one, wanted in the first process alone."""
+    """Replaces `last/` atomically; `model` is the whole one, needed in the first process alone."""
     state.shards = f"{SHARDS}/{state.step}" if world.sharded else None
     if state.shards is not None:
         distributed.write(run / state.shards, kept, world)

@@ -1,4 +1,4 @@
-"""What the training loop wants of a task, and all that it knows of one."""
+"""The interface between the training loop and a task."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 @runtime_checkable
 class Task(Protocol):
-    """What is trained, and on what. Its methods depend on their arguments alone, so that any step
+    """What is trained, and on what data. Methods depend on their arguments alone, so that any step
     can be repeated."""
 
     model: nn.Module
@@ -19,7 +19,7 @@ class Task(Protocol):
     unit: str
     """What the loss counts: tokens, images."""
     signatures: Mapping[str, str]
-    """How scores are computed, of those that have a way to say so; known after an evaluation."""
+    """Signatures of scores that have one, such as sacreBLEU's; known after an evaluation."""
 
     def plan(self, epoch: int) -> list[np.ndarray]:
         """The examples of each batch of an epoch, over all processes."""
@@ -28,10 +28,10 @@ class Task(Protocol):
         """Examples as one batch, on the host, with a method `to(device)`; called in a thread."""
 
     def loss(self, batch: Any) -> tuple[Tensor, Tensor | int]:
-        """The loss, summed, and how many things it is a sum of."""
+        """The loss summed over tokens (or images), and their number."""
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
-        """All scores of a model, which is in evaluation mode; no gradients are wanted."""
+        """All scores of a model, which is in evaluation mode, without gradients."""
 
     def files(self) -> dict[str, bytes | Path]:
         """What belongs into the model's folder beside the weights: the tokenizer."""

@@ -347,7 +347,7 @@ def test_signals_save(
 def test_a_run_begun_otherwise(tmp_path: Path) -> None:
     train(tmp_path, steps=3)
     with pytest.raises(
-        ValueError, match=r"begun otherwise: training.lr is 0.1 instead of 0.003; set what was set"
+        ValueError, match=r"begun with other settings: training.lr is 0.1 instead of 0.003; use the"
     ):
         train(tmp_path, lr=0.1)
     with pytest.raises(ValueError, match=r"task.size is 5 instead of 7"):
@@ -412,7 +412,7 @@ def test_what_a_task_raises_comes_out(tmp_path: Path) -> None:
         ({"patience": 0}, r"patience \(0\) must be at least 1"),
         ({"betas": (0.9, 1.0)}, r"betas \(\(0.9, 1.0\)\) must be two numbers from 0 to below 1"),
         ({"smoothing": 1.0}, r"smoothing \(1.0\) must be at least 0 and below 1"),
-        ({"ema": 0.9, "average": 3}, r"ema \(0.9\) and average \(3\) are two means of one thing"),
+        ({"ema": 0.9, "average": 3}, r"ema \(0.9\) and average \(3\) both average the weights"),
     ],
 )
 def test_settings_are_checked(changed: dict[str, Any], words: str) -> None:

@@ -43,7 +43,7 @@ def test_frozen_parameters_are_left_out() -> None:
     model.tokens.requires_grad_(False)
     decayed, spared = split(model)
     assert model.tokens.table.weight not in {*decayed, *spared}
-    with pytest.raises(ValueError, match="no parameter of the model may be trained"):
+    with pytest.raises(ValueError, match="all parameters of the model are frozen"):
         make(model.requires_grad_(False), TrainingConfig())
 
 

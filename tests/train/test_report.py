@@ -45,7 +45,7 @@ def test_metrics_go_back_to_a_step(tmp_path: Path) -> None:
     metrics.rewind(9)
     assert metrics.read() == LINES[:3]
     metrics.path.write_text("what?\n")
-    with pytest.raises(ValueError, match="has a line that no run has written"):
+    with pytest.raises(ValueError, match="has a line that is not a run's"):
         metrics.rewind(9)
 
 

@@ -14,27 +14,27 @@ Model = Transformer | LanguageModel
 
 
 def modules(model: nn.Module) -> list[nn.Module]:
-    """All modules below it, as `modules()` gives them, but ten times as fast."""
-    found, waiting = [], [part for part in model._modules.values() if part is not None]
+    """All submodules, as `model.modules()` gives them, ten times as fast."""
+    parts, waiting = [], [part for part in model._modules.values() if part is not None]
     while waiting:
         part = waiting.pop()
-        found.append(part)
+        parts.append(part)
         waiting.extend(child for child in part._modules.values() if child is not None)
-    return found
+    return parts
 
 
-def hooked(parts: list[nn.Module]) -> bool:
-    """Whether forward hooks want to see what happens inside."""
+def has_hooks(parts: list[nn.Module]) -> bool:
+    """Whether forward hooks are registered, which must see the modules run."""
     return any(part._forward_hooks or part._forward_pre_hooks for part in parts)
 
 
 def target(model: Model) -> Tokens:
-    """What embeds the tokens that are decoded."""
+    """The embedding of the tokens that are decoded."""
     return model.target if isinstance(model, Transformer) else model.tokens
 
 
 def unusual(part: nn.Module) -> str:
-    """What an attention has that kernels do not know; nothing where it is softmax(beta q·k) v."""
+    """What an attention has that no kernel supports; nothing where it is softmax(beta q·k) v."""
     if type(part) is not MultiHeadAttention or type(part.core) is not Core:
         return f"another attention, {type(part).__name__}"
     if part.core.score is not None:

@@ -30,7 +30,7 @@ from regard.attention.position import Learned, Sinusoidal
 from regard.decode.engine.cuda import kernels
 from regard.decode.engine.cuda.twin import Joined, MemoryCache, Rows, SlotCache, twin
 from regard.decode.engine.eager import EagerEngine, unpacked
-from regard.decode.engine.parts import Model, hooked, modules, target
+from regard.decode.engine.parts import Model, has_hooks, modules, target
 from regard.decode.engine.session import Search, Session
 from regard.decode.search import topk
 from regard.decode.search.beam import Beams, power
@@ -85,7 +85,7 @@ class CudaEngine:
     @staticmethod
     def refusal(model: Model) -> str:
         """Why it cannot be captured; nothing where it can."""
-        if hooked(modules(model)):
+        if has_hooks(modules(model)):
             return "a module has a forward hook"
         if target(model).table.weight.dtype == torch.float64:
             return "float64 is for comparisons"
@@ -102,7 +102,7 @@ class CudaEngine:
 
     def current(self, model: Model) -> bool:
         parts, places, versions = _held(model)
-        if (parts, places) != self._held[:2] or hooked(parts):
+        if (parts, places) != self._held[:2] or has_hooks(parts):
             return False
         if versions != self._held[2]:  # trained on: what is captured reads the weights themselves
             with torch.no_grad(), self.lock:

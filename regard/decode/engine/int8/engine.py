@@ -17,7 +17,7 @@ from regard.decode.engine.int8.cache import Buffers, Cache, Integers
 from regard.decode.engine.int8.linear import Int8Linear
 from regard.decode.engine.int8.stack import Blocks, Embedder, Vectors, kernels
 from regard.decode.engine.int8.structure import unknown
-from regard.decode.engine.parts import Model, hooked, modules, target
+from regard.decode.engine.parts import Model, has_hooks, modules, target
 from regard.decode.engine.session import Session
 from regard.decode.search import topk
 from regard.decode.search.constraints import Constraints
@@ -57,7 +57,7 @@ class Int8Engine:
         model, across = cast(Model, model), type(model) is Transformer
         if not isinstance(model.output, Int8Linear):
             return "the output layer is not of 8 bits; call int8(model) first"
-        if hooked(modules(model)):
+        if has_hooks(modules(model)):
             return "a module has a forward hook"
         for name, x in (*model.named_parameters(), *model.named_buffers()):
             number = not x.is_floating_point() or x.dtype == torch.float32
@@ -186,7 +186,7 @@ def _seen(model: nn.Module) -> tuple[object, ...]:
     parts = modules(model)
     addresses = [native.address(x) for part in parts for x in part._parameters.values()]
     layers = [part.scale.data_ptr() for part in parts if type(part) is Int8Linear]
-    return hooked(parts), parts, addresses, layers
+    return has_hooks(parts), parts, addresses, layers
 
 
 def _end_to_end(x: Tensor, lengths: Lengths) -> tuple[Integers, Tensor]:
