@@ -1,9 +1,9 @@
-"""The lab: what the course says, computed in front of the reader's eyes.
+"""The lab: experiments on what is taught about attention, attention by hand, costs, exercises.
 
     from regard.lab import experiments, run
     run("equivariance")         # in a notebook, a section of the report
 
-`experiments` are all there are, `run` performs one of them here and now.
+`experiments` gives all of them, `run` performs one in this process.
 """
 
 from typing import TYPE_CHECKING

@@ -1,8 +1,8 @@
-"""Attention by hand: every matrix between the question and the answer, as one would write it down.
+"""Attention by hand: every matrix from queries, keys and values to the output.
 
-`steps` computes them (steps.py), `stages` puts each into words (stages.py), `show` prints them, and
-`demo` does so for a worked exercise, with the wrong answers that are easily made, and draws the
-masks.
+`steps` computes them (steps.py), `stages` describes each (stages.py), `show` prints them, and
+`by_hand` shows them in a notebook. `demo` works through an exercise, shows common mistakes, and
+draws the masks.
 """
 
 from collections.abc import Sequence
@@ -39,15 +39,15 @@ def by_hand(
 def show(steps: Steps, console: Console, convention: Convention = "rows", digits: int = 3) -> None:
     """Prints queries, keys and values, and then every stage as a small table."""
     room = console.width - INDENT
-    given = []
+    inputs = []
     for name, matrix in zip("QKV", steps.written):
         letters = (name.lower(), "")
         if convention == "columns":
             matrix, letters = matrix.transposed, ("", name.lower())
         size = f"  {len(matrix.rows)} × {len(matrix.rows[0]) if matrix.rows else 0}"
         title = Text.assemble((name, "bold"), (size, "dim"))
-        given.append(Group(title, _table(matrix.figures(digits), *letters, room)))
-    console.print(indented(Columns(given, padding=(0, 4))), "")
+        inputs.append(Group(title, _table(matrix.figures(digits), *letters, room)))
+    console.print(indented(Columns(inputs, padding=(0, 4))), "")
     examples = worked(steps, convention, digits)
     for number, stage in enumerate(stages(steps, convention, digits), 1):
         _heading(console, f"{number}  {stage.name}", stage.equation)
@@ -59,7 +59,7 @@ def show(steps: Steps, console: Console, convention: Convention = "rows", digits
 
 
 def show_operations(counted: dict[str, Operations], console: Console) -> None:
-    """Prints how often one has to multiply, divide and add."""
+    """Prints the number of multiplications, divisions, additions and exponentials."""
     _heading(console, "Operations", "O(n_q n_k (d_k + d_v))")
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     table.add_column(style="dim")
@@ -71,10 +71,10 @@ def show_operations(counted: dict[str, Operations], console: Console) -> None:
     console.print(indented(table), "")
 
 
-def show_arithmetic(said: Sequence[Arithmetic], console: Console) -> None:
-    """Prints how each of these entries comes about."""
+def show_arithmetic(entries: Sequence[Arithmetic], console: Console) -> None:
+    """Prints how each of these entries is computed."""
     _heading(console, "Entry by entry", "")
-    for one in said:
+    for one in entries:
         console.print(indented(Text(str(one))))
     console.print()
 
@@ -113,7 +113,7 @@ DRAWN: Sequence[tuple[int, int, str, Sequence[Mask]]] = (
         (causal(), window(1), packed([1, 2], [2, 4]) & causal()),
     ),
 )
-"""The masks that `demo` draws: how many queries and keys, what to say, and which."""
+"""What `demo` draws: number of queries, number of keys, a sentence, and the masks."""
 
 TRY = """\
 import torch
@@ -123,11 +123,11 @@ x = torch.randn(8, 4)
 print(attend(x, x, x, mask=causal()))
 print(explain(x, x, x, mask=causal()))
 """
-"""What `demo` proposes to type."""
+"""What `demo` suggests to type."""
 
 
 def demo() -> None:
-    """Steps through the exercise, shows what goes wrong easily, and draws the masks."""
+    """Works through the exercise, shows common mistakes, and draws the masks."""
     query, key, value = exercise()
     right = steps(query, key, value)
     with printing() as console:
@@ -141,13 +141,14 @@ def demo() -> None:
 
 
 def _compare(console: Console, right: Steps) -> None:
-    """The output's first row beside two that a slip of the pen gives."""
+    """The first row of the output beside two wrong ones."""
     unscaled = steps(right.query, right.key, right.value, beta=1.0)
     down = right.scaled.softmax(0)
-    first, sharper = (decimal(float(found.weights[0].max())) for found in (right, unscaled))
-    _heading(console, "Easily got wrong", "c1")
+    first, sharper = (decimal(float(one.weights[0].max())) for one in (right, unscaled))
+    _heading(console, "Common mistakes", "c1")
     sentence = (
-        f"Without √{right.key.shape[1]} the largest weight of q1 grows from {first} to {sharper}. "
+        f"Not scaled by 1/√{right.key.shape[1]}, the largest weight of q1 grows from {first} to "
+        f"{sharper}. "
         f"With a softmax down the columns, q1's weights add up to {decimal(float(down[0].sum()))}."
     )
     console.print(indented(Text(sentence)))
@@ -166,17 +167,17 @@ def _compare(console: Console, right: Steps) -> None:
 
 
 def _check(console: Console, right: Steps) -> None:
-    """What `attend` makes of it, measured here and now."""
-    given = right.query, right.key, right.value
-    difference = float((attend(*given) - right.output).abs().max())
+    """Whether `attend` gives the same output."""
+    inputs = right.query, right.key, right.value
+    difference = float((attend(*inputs) - right.output).abs().max())
     rounding = torch.finfo(torch.float64).eps * float(right.output.abs().max())
     verdict = "the same" if difference <= 8 * rounding else "something else"
     _heading(console, "And attend(Q, K, V)?", verdict)
-    said = Table.grid(padding=(0, 2))
-    said.add_row("largest difference", f"{difference:.1e}")
-    said.add_row("rounding in float64", f"{rounding:.1e}")
-    said.add_row("explain(Q, K, V)", Text(explain(*given)))
-    console.print(indented(said), "")
+    facts = Table.grid(padding=(0, 2))
+    facts.add_row("largest difference", f"{difference:.1e}")
+    facts.add_row("rounding in float64", f"{rounding:.1e}")
+    facts.add_row("explain(Q, K, V)", Text(explain(*inputs)))
+    console.print(indented(facts), "")
 
 
 def _draw(console: Console) -> None:
@@ -208,14 +209,14 @@ def _heading(console: Console, name: str, equation: str) -> None:
     line.add_column(no_wrap=True)
     line.add_column(justify="right")
     line.add_row(Text(name, "bold"), Text(equation, "magenta"))
-    # A line of text and not of a page: no wider than one likes to read.
+    # No wider than is easy to read.
     console.print(line, width=min(console.width, 80))
 
 
 def _stage_table(
     matrix: Matrix, rows: str, columns: str, room: int, shares: bool, digits: int
 ) -> RenderableType:
-    """A stage's matrix; where it is exact but not in whole numbers, its decimals beside it."""
+    """A stage's matrix; if exact but not whole numbers, with its decimals beside it."""
     rounded = _table(matrix.decimals(digits), rows, columns, room, matrix if shares else None)
     if not matrix.exact or matrix.whole:
         return rounded
@@ -226,13 +227,13 @@ def _stage_table(
 def _table(
     lines: list[list[str]], rows: str, columns: str, room: int, shares: Matrix | None = None
 ) -> Table:
-    """A matrix with the names of its rows and columns; what exceeds the room is left out."""
+    """A matrix with the names of its rows and columns; columns that do not fit are left out."""
     if shares is not None:
         lines = [
             [f"{x} {_bar(float(share))}" for x, share in zip(line, row)]
             for line, row in zip(lines, shares.rows)
         ]
-    # Set by hand: a name stands above its numbers, not above the bars beside them.
+    # Aligned here: a name stands above its numbers, not above the bars beside them.
     beside = "  " if shares is not None else ""
     names = [f"{columns}{n + 1}{beside}" if columns else "" for n in range(len(lines[0]))]
     cell = max((len(x) for line in [names, *lines] for x in line), default=1)
@@ -253,5 +254,5 @@ def _table(
 
 
 def _bar(share: float) -> str:
-    """The share as a column of one character; a dot for none at all."""
+    """The share as a bar of one character; a dot for 0."""
     return "▁▂▃▄▅▆▇█"[max(0, round(8 * share) - 1)] if share > 0 else "·"

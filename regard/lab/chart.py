@@ -1,6 +1,7 @@
-"""A plot, drawn in a terminal's characters and as an SVG that follows the page's light or dark.
+"""Plots: in Braille characters for a terminal, and as SVG that follows the page's colour scheme.
 
-Both stand on the same `Axis`: where a value lies between its ends, and which ticks it has.
+Both share `Axis`: where a value lies, and the ticks. Matplotlib, which draws a run's curves, can do
+neither: its SVG has fixed colours, unreadable on a dark page, and it has no terminal output.
 """
 
 import math
@@ -15,7 +16,7 @@ from regard.lab.experiment import Curve, Plot
 from regard.lab.numbers import figure, power
 
 COLOURS = ("magenta", "cyan", "yellow", "green", "blue", "red")
-"""In a terminal; in an SVG they are the classes c0 … c5."""
+"""For a terminal; an SVG has the classes c0 … c5 instead."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class Axis:
         return (at - low) / (high - low)
 
     def label(self, tick: float | int) -> str:
-        """A tick in figures."""
+        """A tick as text."""
         exponent = round(_log(tick)) if self.log else 0
         if self.log and abs(exponent) > 3 and math.isclose(tick, 10.0**exponent):
             return power(exponent)
@@ -41,7 +42,7 @@ class Axis:
 
 
 def axis(values: Sequence[float | int], log: bool, ticks: int, wide: bool) -> Axis:
-    """An axis that holds the values; `wide` ones reach to the next tick on both sides."""
+    """An axis over the values; a `wide` one extends to the next tick on both sides."""
     low, high = float(min(values)), float(max(values))
     if low == high:
         low, high = (low / 2, high * 2) if log else (low - 0.5, high + 0.5)
@@ -57,7 +58,7 @@ def axis(values: Sequence[float | int], log: bool, ticks: int, wide: bool) -> Ax
 
 
 def terminal(plot: Plot, width: int = 64, height: int = 12) -> Text:
-    """The plot in Braille dots, two by four to a character, with its axes and names."""
+    """The plot in Braille characters of 2 × 4 dots, with axes and legend."""
     curves = _drawable(plot)
     if not curves:
         return Text("nothing to draw: no finite points", "dim")
@@ -100,7 +101,7 @@ def terminal(plot: Plot, width: int = 64, height: int = 12) -> Text:
 
 
 def svg(plot: Plot) -> str:
-    """The plot as an SVG element; its colours are the page's, by classes and `currentColor`."""
+    """The plot as an SVG element, coloured by CSS classes and `currentColor`."""
     curves = _drawable(plot)
     legend, below = _legend(curves)
     top, left, right, bottom = 26.0 + below, 52.0, 14.0, 44.0
@@ -160,7 +161,7 @@ WIDTH = 400.0
 
 
 def drawing(plots: Sequence[Plot], style: str) -> str:
-    """Plots below one another as an SVG file of its own, with the style that its classes need."""
+    """Plots below one another as one SVG file, with the CSS of their classes."""
     parts, y = [], 16.0
     for plot in plots:
         one = svg(plot)
@@ -179,7 +180,7 @@ def drawing(plots: Sequence[Plot], style: str) -> str:
 
 
 def _drawable(plot: Plot) -> list[Curve]:
-    """The curves without what has no place: infinities, and what a logarithm has no place for."""
+    """The curves without infinities, NaNs, and what is not positive on a logarithmic axis."""
     curves = []
     for curve in plot.curves:
         points = [
@@ -202,7 +203,7 @@ def _axes(plot: Plot, curves: Sequence[Curve], across: int, up: int) -> tuple[Ax
 
 
 def _steps(low: float, high: float, ticks: int) -> list[float]:
-    """Multiples of 1, 2 or 5 times a power of ten, from below the low end to above the high one."""
+    """Multiples of 1, 2 or 5 times a power of ten that enclose the range."""
     rough = (high - low) / ticks
     size = 10.0 ** math.floor(math.log10(rough))
     step = next(size * factor for factor in (1, 2, 5, 10) if size * factor >= rough * 0.999)
@@ -211,13 +212,13 @@ def _steps(low: float, high: float, ticks: int) -> list[float]:
 
 
 def _doublings(low: float, high: float, ticks: int) -> list[float]:
-    """Powers of two, for what was doubled each time."""
+    """Powers of two, for values that are powers of two."""
     first, last = round(math.log2(low)), round(math.log2(high))
     return [2.0**e for e in range(first, last + 1, -(-(last - first) // ticks) or 1)]
 
 
 def _decades(low: float, high: float, ticks: int) -> list[float]:
-    """Powers of ten; within a decade or two also their doubles and fives."""
+    """Powers of ten; within two decades also 2 and 5 times these."""
     first, last = math.floor(_log(low) + 1e-9), math.ceil(_log(high) - 1e-9)
     if last - first <= 2:
         fine = [f * 10.0**e for e in range(first, last + 1) for f in (1, 2, 5)]
@@ -255,7 +256,7 @@ def _ruler(across: Axis, columns: int, plain: str, marked: str) -> str:
 
 
 def _names(across: Axis, columns: int) -> str:
-    """The ticks' figures under their ticks, as many as there is room for."""
+    """Labels under their ticks, as many as fit."""
     line = [" "] * columns
     free = 0
     for tick in across.ticks:
@@ -269,7 +270,7 @@ def _names(across: Axis, columns: int) -> str:
 
 
 def _legend(curves: Sequence[Curve]) -> tuple[list[str], float]:
-    """The curves' names in lines above the plot, and the height that they take."""
+    """The legend above the plot, and its height."""
     if len(curves) < 2:
         return [], 0.0
     parts, x, y = [], 0.0, 12.0

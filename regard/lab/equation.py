@@ -1,4 +1,4 @@
-r"""Equations written in LaTeX, set for a page (MathML) and for a terminal (plain characters).
+r"""LaTeX equations as MathML for a page, and as plain characters for a terminal.
 
 \frac{QK^\top}{\sqrt{d_k}}    →    (QKᵀ) / √dₖ
 """
@@ -25,7 +25,7 @@ _NAMED = {
     "Bigr": "", "displaystyle": "", "textstyle": "", "limits": "", "nolimits": "", "{": "{",
     "}": "}", "%": "%", "_": "_", "&": "&", "#": "#", "\\": "; ", "hline": "",
 }  # fmt: skip
-"""Commands that are a character, or nothing, in plain text; any other is written out: max, exp."""
+"""Commands that are one character, or nothing, in plain text; others keep their name: max, exp."""
 
 _FACES = {
     "text",
@@ -49,26 +49,26 @@ _ABOVE = dict(zip("0123456789+-−=()niTᵀ′βδ", "⁰¹²³⁴⁵⁶⁷⁸�
 _BELOW = dict(zip("0123456789+-−=()aehijklmnoprstuvxβγρφ", "₀₁₂₃₄₅₆₇₈₉₊₋₋₌₍₎ₐₑₕᵢⱼₖₗₘₙₒₚᵣₛₜᵤᵥₓᵦᵧᵨᵩ"))
 _RELATIONS = "=<>≈~≡∝→⇒⇔↦∈∉⊂≤≥≠≪≫"
 _KEPT = "\u00a0"
-"""A space that was meant."""
+"""A space that the source asks for."""
 _TOKEN = re.compile(r"\\(?:[A-Za-z]+\*?|.)|[{}^_]|\s+|[^\\{}^_\s]", re.DOTALL)
 
 
 def mathml(latex: str) -> str:
-    """The equation for a page, on a line of its own."""
+    """The equation as MathML, in display mode."""
     from latex2mathml.converter import convert
 
     set_ = convert(re.sub(r"\\arg\b", r"\\operatorname{arg}", latex), display="block")
-    # Names of functions and a raised T are letters; the converter sets them apart, as relations.
+    # Function names and a superscript T are identifiers; the converter makes them operators.
     set_ = re.sub(r"<mo>(?!max|min|lim)([A-Za-z]{2,})</mo>", r"<mi>\1</mi>", set_)
-    # A function stands a little apart from an argument without parentheses.
+    # A thin space between a function and an argument without parentheses.
     set_ = re.sub(r"(<mi>[a-z]{2,}</mi>)(?=<m[ifns])", r'\1<mspace width="0.17em" />', set_)
     return set_.replace("<mo>&#x022A4;</mo>", '<mi mathvariant="normal">&#x022A4;</mi>')
 
 
 def plain(latex: str) -> str:
-    """The equation for a terminal, on one line."""
+    """The equation on one line of plain text."""
     written = _until(_TOKEN.findall(latex), None)
-    # As in LaTeX the spaces are ours to set: around relations, and signs between two terms.
+    # As in LaTeX, spacing is ours: around relations, and around signs between two terms.
     written = re.sub(rf" *([{_RELATIONS}×÷;]) *", r" \1 ", written).replace(" ;", ";")
     written = re.sub(r"(?<=[\w)}\]|‖ᵀ′∞⁰-⁹₀-₉]) *([+−±]) *", r" \1 ", written)
     written = re.sub(r"((?:Σ|Π|max|min)[^\W\d]*[₀-₉ₐ-ₜᵢ-ᵪⱼ]+)(?=\w)", r"\1 ", written)
@@ -78,7 +78,7 @@ def plain(latex: str) -> str:
 
 
 def _until(tokens: list[str], end: str | None) -> str:
-    """Reads tokens up to the one that closes a group."""
+    """Reads tokens up to the end of a group."""
     parts = []
     while tokens:
         token = tokens.pop(0)
@@ -89,7 +89,7 @@ def _until(tokens: list[str], end: str | None) -> str:
 
 
 def _next(tokens: list[str]) -> str:
-    """Reads what a command or an index applies to: a group, or a single sign."""
+    """Reads the argument of a command or an index: a group, or one character."""
     while tokens and tokens[0].isspace():
         tokens.pop(0)
     return _one(tokens.pop(0), tokens) if tokens else ""
@@ -134,7 +134,7 @@ def _one(token: str, tokens: list[str]) -> str:
 
 
 def _words(tokens: list[str]) -> str:
-    """A group of words, in which spaces count."""
+    """Text in braces, in which spaces count."""
     depth, parts = 0, []
     while tokens:
         token = tokens.pop(0)
@@ -154,6 +154,6 @@ def _shifted(index: str, sign: str) -> str:
 
 
 def _grouped(part: str) -> str:
-    """In parentheses where it is more than one thing."""
+    """In parentheses, unless it is one term."""
     part = part.strip()
     return part if re.fullmatch(r"√?[\w.′ᵀ₀-₉⁰-⁹]+|.", part) else f"({part})"

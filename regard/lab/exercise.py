@@ -1,10 +1,10 @@
 """The two coding assignments of the course, as notebooks with blanks, hints and checks.
 
-    regard lab exercise multihead      multi-head attention, from four lines of algebra
+    regard lab exercise multihead      multi-head attention
     regard lab exercise vit            a Vision Transformer, which then learns digits
 
-A notebook is written from a Python file that holds its solution (exercises/notebooks). Its checks
-(exercises/multihead.py, exercises/vit.py) know what the common mistakes lead to, and name them.
+A notebook is made from a Python file that holds its solution (exercises/notebooks). Its checks
+(exercises/multihead.py, exercises/vit.py) recognise common mistakes by their results.
 """
 
 from pathlib import Path
@@ -24,7 +24,7 @@ def cells(name: str, solved: bool = False) -> list[Cell]:
 
 
 def write(name: str, folder: Path, solved: bool = False) -> Path:
-    """Writes an exercise's notebook into a folder, and says where it is."""
+    """Writes the notebook of an exercise into a folder, and gives its path."""
     made = cells(name, solved)
     path = folder / f"{name}.ipynb"
     if path.exists():

@@ -1,9 +1,9 @@
-"""An experiment: something that is taught, a computation, and the verdict that follows from it.
+"""An experiment: a statement that is taught, a computation, and the verdict that follows from it.
 
     taught → run() → measurements → verdict
 
-A verdict is never written down; it is computed from what was measured, by one of the four functions
-below, so that another implementation, or a wrong one, may change it.
+A verdict is never a literal. One of the four functions below computes it from the measurements, so
+that a wrong implementation changes it.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -21,12 +21,12 @@ MARKS: dict[Verdict, str] = {
 """The character that stands for a verdict."""
 
 Measured: TypeAlias = bool | int | float | str | Sequence["Measured"]
-"""What JSON can hold."""
+"""Whatever JSON can represent."""
 
 
 @dataclass(frozen=True)
 class Table:
-    """A few numbers side by side."""
+    """A table of numbers."""
 
     title: str
     head: tuple[str, ...]
@@ -35,7 +35,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Curve:
-    """Points of a plot that belong together."""
+    """One line of a plot."""
 
     name: str
     x: Sequence[float | int]
@@ -44,7 +44,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class Plot:
-    """Curves over one axis."""
+    """Curves over a common axis."""
 
     title: str
     x: str
@@ -56,7 +56,7 @@ class Plot:
 
 @dataclass(frozen=True)
 class Finding:
-    """What came out."""
+    """The result of an experiment."""
 
     verdict: Verdict
     measurements: Mapping[str, Measured]
@@ -72,7 +72,7 @@ class Experiment:
     item: int
     """Its number in the list of items."""
     name: str
-    """What one types: words with dashes, unlike every other's."""
+    """Unique, of words with dashes; what one types."""
     source: str
     """Where it is taught: exercises, slides, exercise sheet, homework or handout."""
     taught: str
@@ -82,37 +82,37 @@ class Experiment:
     correct: str
     """What is true."""
     run: Callable[[], Finding]
-    """Computes; takes nothing, so that it gives the same each time."""
+    """Computes the finding, deterministically."""
     equations: tuple[str, ...] = ()
-    """In LaTeX, without dollars."""
+    """In LaTeX, without dollar signs."""
     trained: bool = False
-    """Whether it trains models, and so takes seconds."""
+    """Whether it trains models, which takes seconds."""
 
 
 def holds(taught: bool) -> Verdict:
-    """For what is either so or not."""
+    """For a statement that is either true or false."""
     return "holds" if taught else "wrong as stated"
 
 
 def conditional(inside: bool, outside: bool) -> Verdict:
-    """For what is said of everything and tried under the conditions that it needs, and without."""
+    """For a general statement, tested inside and outside the conditions that it needs."""
     if inside:
         return "holds" if outside else "holds under conditions"
     return "wrong as stated"
 
 
 def corrected(taught: bool, correct: bool) -> Verdict:
-    """For what is said wrongly: both statements are tried, and one has to come true."""
+    """For a wrong statement: it and its correction are tested, and one has to hold."""
     if taught:
         return "holds"
     return "wrong as stated" if correct else "undecided"
 
 
 def by_seeds(differences: Sequence[float], margin: float) -> Verdict:
-    """For what rests on training: each seed's difference, positive where the claim is right, has to
-    be beyond the margin, on the same side."""
+    """For a statement about training. Each seed gives a difference, positive where the statement
+    is right; all of them have to exceed the margin, on the same side."""
     if len(differences) < 3:
-        raise ValueError(f"{len(differences)} seeds decide nothing; train with 3 or more")
+        raise ValueError(f"{len(differences)} seeds are too few; train with 3 or more")
     if min(differences) > margin:
         return "holds"
     return "wrong as stated" if max(differences) < -margin else "undecided"

@@ -1,6 +1,6 @@
-"""Attention by hand on a page: LaTeX for homework, Markdown for notes, HTML in notebooks, JSON.
+"""Attention by hand, exported: LaTeX, Markdown, HTML for notebooks, JSON.
 
-Each is complete: no row or column is left out, whatever its size.
+Each is complete: no row or column is left out, whatever the size.
 """
 
 import math
@@ -14,7 +14,7 @@ from regard.lab.stages import Arithmetic, Convention, Stage, stages
 from regard.lab.steps import Steps, operations
 
 
-def _given(steps: Steps, convention: Convention) -> dict[str, Matrix]:
+def _inputs(steps: Steps, convention: Convention) -> dict[str, Matrix]:
     matrices = dict(zip("QKV", steps.written))
     if convention == "rows":
         return matrices
@@ -22,7 +22,7 @@ def _given(steps: Steps, convention: Convention) -> dict[str, Matrix]:
 
 
 def equation(convention: Convention) -> str:
-    """What it all is, in one line of LaTeX."""
+    """Attention in one line of LaTeX."""
     if convention == "rows":
         return r"C = \operatorname{softmax}\left(\beta\, Q K^\top\right) V"
     return r"H = V \operatorname{softargmax}_\beta\left(K^\top Q\right)"
@@ -37,14 +37,14 @@ def to_latex(
     digits: int = 3,
     explained: Sequence[Arithmetic] = (),
 ) -> str:
-    """A fragment to paste; it needs amsmath alone."""
-    found, given = stages(steps, convention, digits), _given(steps, convention)
-    widest = max(len(m.rows[0]) for m in (*given.values(), *(s.figures for s in found)))
+    """A fragment to paste into a document that uses amsmath."""
+    every, inputs = stages(steps, convention, digits), _inputs(steps, convention)
+    widest = max(len(m.rows[0]) for m in (*inputs.values(), *(s.figures for s in every)))
     head = ["% needs \\usepackage{amsmath}"]
-    if widest > 10:  # more columns than amsmath expects
+    if widest > 10:  # amsmath's default
         head.append(rf"\setcounter{{MaxMatrixCols}}{{{widest}}}")
-    lines = [rf"{name} &= {_bmatrix(matrix, digits)}" for name, matrix in given.items()]
-    for stage in found:
+    lines = [rf"{name} &= {_bmatrix(matrix, digits)}" for name, matrix in inputs.items()]
+    for stage in every:
         left, _, right = stage.latex.partition(" = ")
         lines.append(rf"{left} &= {right} {_result(stage.figures, digits)}")
     counted = operations(steps)
@@ -71,7 +71,7 @@ def _aligned(lines: Sequence[str]) -> str:
 
 
 def _result(matrix: Matrix, digits: int) -> str:
-    """Exactly, or nearly, or both."""
+    """The exact matrix, its decimals, or both."""
     rounded = _bmatrix(matrix, digits, decimals=True)
     if not matrix.exact:
         return rf"\approx {rounded}"
@@ -104,7 +104,7 @@ _SIGNS = {
 
 
 def _math(text: str) -> str:
-    """A line of arithmetic as LaTeX has it."""
+    """A line of arithmetic in LaTeX."""
     text = re.sub(r"√(\d+)", r"\\sqrt{\1}", text)
     text = re.sub(r"\b([a-zA-Z])(\d+)\b", r"\1_{\2}", text)
     text = re.sub(r"\b([A-Z])\[(\d+),(\d+)\]", r"\1_{\2,\3}", text)
@@ -113,12 +113,12 @@ def _math(text: str) -> str:
     return re.sub(r"  +", " ", text)
 
 
-def _arithmetic_latex(said: Arithmetic) -> str:
-    # A number with decimals is a rounded one.
-    parts = [(r" \approx " if "." in part else " = ") + _math(part) for part in said.equals]
-    reason = re.sub(r"([qk]\d+|-?∞|√\d+)", lambda m: f"${_math(m[0])}$", said.because)
+def _arithmetic_latex(entry: Arithmetic) -> str:
+    # A number with decimals is rounded.
+    parts = [(r" \approx " if "." in part else " = ") + _math(part) for part in entry.equals]
+    reason = re.sub(r"([qk]\d+|-?∞|√\d+)", lambda m: f"${_math(m[0])}$", entry.because)
     because = rf" \qquad\text{{({reason})}}" if reason else ""
-    return f"{_math(said.cell)} &{''.join(parts).strip()}{because}"
+    return f"{_math(entry.cell)} &{''.join(parts).strip()}{because}"
 
 
 # Markdown
@@ -130,9 +130,9 @@ def to_markdown(
     digits: int = 3,
     explained: Sequence[Arithmetic] = (),
 ) -> str:
-    """Tables under headings, with the equations between dollars."""
+    """Tables under headings, with equations between dollar signs."""
     parts = [f"## Attention by hand\n\n${equation(convention)}$, $\\beta = {_beta(steps, digits)}$"]
-    for name, matrix in _given(steps, convention).items():
+    for name, matrix in _inputs(steps, convention).items():
         letters = (name.lower(), "") if convention == "rows" else ("", name.lower())
         parts.append(f"**{name}**\n\n{_pipes(matrix.figures(digits), *letters)}")
     for number, stage in enumerate(stages(steps, convention, digits), 1):
@@ -153,7 +153,7 @@ def to_markdown(
 
 
 def _versions(matrix: Matrix, digits: int) -> list[list[list[str]]]:
-    """What to show of a matrix: it exactly, its decimals, or one after the other."""
+    """The exact matrix, its decimals, or both."""
     if not matrix.exact:
         return [matrix.decimals(digits)]
     return [matrix.figures(digits)] + [matrix.decimals(digits)] * (not matrix.whole)
@@ -180,9 +180,9 @@ class Shown(Steps):
 
 
 def html(steps: Steps, convention: Convention = "rows", digits: int = 3) -> str:
-    """Small tables side by side, in the colours of whatever page they are on."""
+    """Small tables side by side, in the colours of the page around them."""
     boxes = []
-    for name, matrix in _given(steps, convention).items():
+    for name, matrix in _inputs(steps, convention).items():
         letters = (name.lower(), "") if convention == "rows" else ("", name.lower())
         size = f"{len(matrix.rows)} × {len(matrix.rows[0])}"
         boxes.append(_box(name, size, [_html_table(matrix.figures(digits), *letters)]))
@@ -231,7 +231,7 @@ def _html_table(
 def _shade(shares: Matrix | None, row: int, column: int) -> str:
     if shares is None:
         return ""
-    # A colour between light and dark, so that black and white letters both stand out.
+    # A medium colour, on which black and white text are both readable.
     return f";background:rgba(170,90,200,{0.6 * float(shares.rows[row][column]):.2f})"
 
 
@@ -241,13 +241,12 @@ def _shade(shares: Matrix | None, row: int, column: int) -> str:
 def to_json(
     steps: Steps, convention: Convention = "rows", explained: Sequence[Arithmetic] = ()
 ) -> dict[str, Any]:
-    """All numbers, and beside them in `exact` what is known exactly; infinities are words."""
-    found = stages(steps, convention)
+    """All numbers, and in `exact` those known exactly; infinities are strings."""
     named = {
-        **dict(zip(("query", "key", "value"), _given(steps, convention).values())),
-        **{stage.name.lower(): stage.figures for stage in found},
+        **dict(zip(("query", "key", "value"), _inputs(steps, convention).values())),
+        **{stage.name.lower(): stage.figures for stage in stages(steps, convention)},
     }
-    said: dict[str, Any] = {
+    data: dict[str, Any] = {
         "convention": convention,
         "beta": _number(steps.beta),
         "mask": None if steps.mask is None else str(steps.mask),
@@ -262,8 +261,8 @@ def to_json(
         "operations": {name: count.figures for name, count in operations(steps).items()},
     }
     if explained:
-        said["explained"] = {one.cell: str(one) for one in explained}
-    return said
+        data["explained"] = {one.cell: str(one) for one in explained}
+    return data
 
 
 def _number(x: float) -> float | str:

@@ -1,14 +1,14 @@
-"""Matrices as one writes them by hand: read from text or a file, and exact where they can be.
+"""Matrices as written by hand: read from text or a file, and exact where possible.
 
     "1 2; 3 1"    "1/2 0, 1 -3"    "[[1, 2], [3, 1]]"    scores.csv    keys.npy
 
-An entry is a fraction, a fraction times a root, as 3√2/2, or, where neither is known, a float.
-Whole numbers and fractions are exact; what is given in decimals is answered in decimals.
+An entry is a fraction, a fraction times a square root (3√2/2), or else a float. Whole numbers and
+fractions are exact; decimals are floats.
 """
 
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -19,12 +19,12 @@ from jaxtyping import Float64, Num
 from torch import Tensor
 
 LONG = 9
-"""Signs of an exact entry beyond which its decimals are easier to read."""
+"""Characters of an exact entry beyond which its decimals are easier to read."""
 
 
 @dataclass(frozen=True)
 class Root:
-    """factor · √radicand, where no square but 1 divides the radicand, and no factor is 0."""
+    """factor · √radicand, with a square-free radicand and a factor that is not 0."""
 
     factor: Fraction
     radicand: int
@@ -34,7 +34,7 @@ class Root:
 
 
 Cell: TypeAlias = Fraction | Root | float
-"""A float is what is not known exactly, or infinite."""
+"""A float is rounded, or infinite."""
 
 
 def times(a: Cell, b: Cell) -> Cell:
@@ -60,7 +60,7 @@ def exact(cell: Cell) -> bool:
 
 
 def plain(cell: Cell, digits: int = 3) -> str:
-    """The cell in figures: 3, 1/2, 3√2/2, -∞, or so many decimals."""
+    """The cell as text: 3, 1/2, 3√2/2, -∞, or with `digits` decimals."""
     if isinstance(cell, Fraction):
         return str(cell)
     if isinstance(cell, Root):
@@ -71,7 +71,7 @@ def plain(cell: Cell, digits: int = 3) -> str:
 
 
 def latex(cell: Cell, digits: int = 3) -> str:
-    """The same as LaTeX has it, for within a formula."""
+    """The same in LaTeX's math mode."""
     if isinstance(cell, float):
         return decimal(cell, digits).replace("∞", r"\infty")
     factor, root = (
@@ -83,15 +83,15 @@ def latex(cell: Cell, digits: int = 3) -> str:
 
 
 def decimal(x: float, digits: int = 3, whole: bool | None = None) -> str:
-    """So many decimals, or none where there are none to show."""
+    """With `digits` decimals, or without any for a whole number."""
     if math.isinf(x):
         return "∞" if x > 0 else "-∞"
     if abs(x) >= 1e9:
         return f"{x:.{digits}e}"
     if x == round(x) if whole is None else whole:
         return f"{x:.0f}"
-    said = f"{x:.{digits}f}"
-    return said.lstrip("-") if float(said) == 0 else said
+    rounded = f"{x:.{digits}f}"
+    return rounded.lstrip("-") if float(rounded) == 0 else rounded
 
 
 class Matrix(NamedTuple):
@@ -114,21 +114,21 @@ class Matrix(NamedTuple):
 
     @property
     def exact(self) -> bool:
-        """Whether all of it is known exactly, and short enough to be read so."""
+        """Whether every entry is exact, and short enough to read."""
         cells = [cell for row in self.rows for cell in row]
         return all(exact(cell) and len(plain(cell)) <= LONG for cell in cells)
 
     @property
     def whole(self) -> bool:
-        """Whether there is nothing behind a decimal point."""
+        """Whether all entries are whole numbers or infinite."""
         return all(math.isinf(x) or x == round(x) for row in self.rows for x in map(float, row))
 
     def decimals(self, digits: int = 3) -> list[list[str]]:
-        """All entries with as many decimals as each other."""
+        """All entries with the same number of decimals."""
         return [[decimal(float(cell), digits, self.whole) for cell in row] for row in self.rows]
 
     def figures(self, digits: int = 3) -> list[list[str]]:
-        """Exact entries where all of them are; otherwise decimals."""
+        """Exact entries if all of them are; otherwise decimals."""
         if not self.exact:
             return self.decimals(digits)
         return [[plain(cell) for cell in row] for row in self.rows]
@@ -144,7 +144,7 @@ FORMS = 'write rows as "1 2; 3 1", or name a .csv or .npy file'
 
 
 def read(text: str, name: str) -> Matrix:
-    """The matrix that a text or a file holds; `name` is what to call it in complaints."""
+    """The matrix in a text or a file; error messages call it `name`."""
     path = Path(text)
     if path.suffix in (".csv", ".tsv", ".txt", ".npy") and not path.is_file():
         raise ValueError(f"{name}: there is no file {path}; {FORMS}")
@@ -157,7 +157,7 @@ def read(text: str, name: str) -> Matrix:
 
 
 def number(text: str, name: str) -> Cell:
-    """One number: 3, 1/2, 0.5; infinity where somebody writes inf or ∞."""
+    """One number: 3, 1/2, 0.5, or inf, infinity or ∞."""
     if text.strip().lower() in ("inf", "infinity", "∞"):
         return math.inf
     try:
@@ -167,21 +167,21 @@ def number(text: str, name: str) -> Cell:
 
 
 def like_numbers(text: str) -> bool:
-    """Whether a text is meant to be a matrix, and not a name."""
+    """Whether a text is a matrix rather than a file name."""
     return re.fullmatch(r"[\s\d.,;/eE+\-−\[\]()]*", text) is not None
 
 
 def _rows(text: str) -> list[str]:
-    """The rows of a matrix in one text, brackets or not."""
+    """The rows of a matrix in one text, with or without brackets."""
     rows = re.split(r"[;\n]|\]\s*,?\s*\[", text.strip().rstrip(";"))
     return [row.strip(" \t[]()") for row in rows]
 
 
 def _parse(rows: Sequence[str], name: str, file: str | None) -> Matrix:
     where = name if file is None else f"{name} ({file})"
-    found: list[tuple[Cell, ...]] = []
+    parsed: list[tuple[Cell, ...]] = []
     for n, row in enumerate(rows, 1):
-        # Spaces around a comma, or none at all, part two numbers; two commas leave one out.
+        # Numbers are separated by commas or spaces; between two commas a number is missing.
         words = re.split(r"\s*[,;\t]\s*|\s+", row.strip())
         cells = []
         for word in words:
@@ -190,17 +190,17 @@ def _parse(rows: Sequence[str], name: str, file: str | None) -> Matrix:
             except ZeroDivisionError:
                 raise ValueError(f"{where}: {word} in row {n} divides by 0") from None
             except ValueError:
-                said = f"{word!r} in row {n} is not a finite number" if word else _missing(n, row)
-                raise ValueError(f"{where}: {said}; {FORMS}") from None
-        found.append(tuple(cells))
-        if len(found[0]) != len(cells):
+                wrong = f"{word!r} in row {n} is not a finite number" if word else _missing(n, row)
+                raise ValueError(f"{where}: {wrong}; {FORMS}") from None
+        parsed.append(tuple(cells))
+        if len(parsed[0]) != len(cells):
             raise ValueError(
-                f"{where}: row {n} has {_count(len(cells))} but row 1 has {len(found[0])}; "
+                f"{where}: row {n} has {_count(len(cells))} but row 1 has {len(parsed[0])}; "
                 "give every row as many"
             )
-    if not found:
+    if not parsed:
         raise ValueError(f"{where} is empty; {FORMS}")
-    return Matrix(tuple(found))
+    return Matrix(tuple(parsed))
 
 
 def _missing(n: int, row: str) -> str:
@@ -212,7 +212,7 @@ def _count(numbers: int) -> str:
 
 
 def _parse_number(word: str) -> Cell:
-    exact = Fraction(word.replace("−", "-"))  # a minus from a page of text
+    exact = Fraction(word.replace("−", "-"))  # a typographic minus
     return exact if re.fullmatch(r"[+\-−]?\d+(/\d+)?", word) else float(exact)
 
 
@@ -237,9 +237,7 @@ def _read_array(path: Path, name: str) -> Matrix:
     return Matrix.of(torch.from_numpy(array.astype(np.float64)))
 
 
-def total(cells: Iterable[Cell]) -> Fraction | None:
-    """The sum of fractions; None where one is something else."""
-    given = list(cells)
-    if any(not isinstance(cell, Fraction) for cell in given):
-        return None
-    return sum((cell for cell in given if isinstance(cell, Fraction)), Fraction(0))
+def total(cells: Sequence[Cell]) -> Fraction | None:
+    """The sum of fractions; None where a cell is not a fraction."""
+    fractions = [cell for cell in cells if isinstance(cell, Fraction)]
+    return sum(fractions, Fraction(0)) if len(fractions) == len(cells) else None

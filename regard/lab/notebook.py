@@ -1,21 +1,23 @@
-"""Notebooks as files: read and written from Python text, whose cells begin with `# %%`.
+"""Jupyter notebooks from Python files whose cells begin with `# %%`.
 
     # %% [markdown]
-    # Words, behind a hash.
+    # Text, behind a hash.
     # %%
-    code = "as ever"
-    # blank: What to think of.
+    code = "as usual"
+    # blank: A hint.
     answer = 42
     # end
 
-What stands between `# blank:` and `# end` is the solution. With blanks, the hint stays and the
-solution goes; without, the other way round. What comes before the first cell is left out.
+Between `# blank:` and `# end` stands a solution. An exercise keeps the hint and drops the solution;
+a solved notebook does the opposite. What comes before the first cell is left out.
 """
 
 import json
 import re
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias
+
+from regard import atomic
 
 Kind: TypeAlias = Literal["markdown", "code"]
 
@@ -26,8 +28,8 @@ class Cell(NamedTuple):
 
 
 def cells(text: str, blank: bool = False) -> list[Cell]:
-    """The cells of a Python text, with or without the solutions in them."""
-    found = []
+    """The cells of a Python file, with blanks or with the solutions."""
+    made = []
     for part in re.split(r"^# %%", text, flags=re.MULTILINE)[1:]:
         head, _, body = part.partition("\n")
         kind: Kind = "markdown" if "[markdown]" in head else "code"
@@ -35,15 +37,15 @@ def cells(text: str, blank: bool = False) -> list[Cell]:
             body = re.sub(r"^# ?", "", body, flags=re.MULTILINE)
         else:
             body = _blanked(body) if blank else _solved(body)
-        found.append(Cell(kind, body.strip("\n")))
-    return found
+        made.append(Cell(kind, body.strip("\n")))
+    return made
 
 
 _BLANK = re.compile(r"^( *)# blank: (.*)\n((?:.*\n)*?)\1# end\n", re.MULTILINE)
 
 
 def _blanked(code: str) -> str:
-    """Without the solutions: the hint, and an error for whoever runs it as it is."""
+    """The hint in place of each solution, and an error if it is run unchanged."""
     return _BLANK.sub(r'\1# Your turn: \2\n\1raise NotImplementedError("still blank")\n', code)
 
 
@@ -65,18 +67,17 @@ def to_json(made: list[Cell]) -> dict[str, Any]:
 
 
 def _cell(number: int, cell: Cell) -> dict[str, Any]:
-    said: dict[str, Any] = {"cell_type": cell.kind, "id": f"cell-{number}", "metadata": {}}
+    data: dict[str, Any] = {"cell_type": cell.kind, "id": f"cell-{number}", "metadata": {}}
     if cell.kind == "code":
-        said |= {"execution_count": None, "outputs": []}
-    return said | {"source": cell.text.splitlines(keepends=True)}
+        data |= {"execution_count": None, "outputs": []}
+    return data | {"source": cell.text.splitlines(keepends=True)}
 
 
 def write(path: Path, made: list[Cell]) -> None:
-    text = json.dumps(to_json(made), ensure_ascii=False, indent=1)
-    path.write_text(text + "\n", encoding="utf-8")
+    atomic.write(path, json.dumps(to_json(made), ensure_ascii=False, indent=1) + "\n")
 
 
 def read(path: Path) -> list[Cell]:
     """The cells of a notebook; outputs are left out."""
-    said = json.loads(path.read_text(encoding="utf-8"))
-    return [Cell(cell["cell_type"], "".join(cell["source"])) for cell in said["cells"]]
+    notebook = json.loads(path.read_text(encoding="utf-8"))
+    return [Cell(cell["cell_type"], "".join(cell["source"])) for cell in notebook["cells"]]

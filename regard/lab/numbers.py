@@ -1,4 +1,4 @@
-"""Numbers as one would write them down: a few digits, powers of ten, columns that line up."""
+"""Formats numbers: significant digits, powers of ten, columns that align."""
 
 import math
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ _RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
 def figure(value: Measured, digits: int = 4) -> str:
-    """A number with so many digits that count; a list in brackets."""
+    """A number with this many significant digits; a list in brackets."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, str):
@@ -23,7 +23,7 @@ def figure(value: Measured, digits: int = 4) -> str:
 
 
 def column(values: Sequence[Measured], digits: int = 4) -> list[str]:
-    """A table's column, with the same number of decimals in each of its rows where that is fair."""
+    """A table's column, with equally many decimals in each row where magnitudes allow it."""
     reals = [value for value in values if isinstance(value, float) and math.isfinite(value)]
     sizes = [abs(value) for value in reals if value]
     even = bool(sizes) and max(sizes) < 10**digits and min(sizes) >= 10 ** (1 - digits)
@@ -31,7 +31,7 @@ def column(values: Sequence[Measured], digits: int = 4) -> list[str]:
         return [figure(value, digits - 1) for value in values]
     before = max(1, math.floor(math.log10(max(sizes))) + 1)
     decimals = max(0, digits - before)
-    # Whole numbers that happen to be floats want no zeros behind them.
+    # Floats that are whole numbers need no decimals.
     while decimals and all(value == round(value, decimals - 1) for value in reals):
         decimals -= 1
     return [
@@ -52,7 +52,7 @@ def columns(table: Table) -> list[tuple[str, bool, list[str]]]:
 
 
 def power(exponent: int) -> str:
-    """10 to a power."""
+    """10 to this power, with a superscript."""
     return f"10{str(exponent).translate(_RAISED)}"
 
 
@@ -62,7 +62,7 @@ def _numeric(value: Measured) -> bool:
 
 def _real(value: float, digits: int) -> str:
     if math.isnan(value):
-        return "not a number"
+        return "NaN"
     if math.isinf(value):
         return "∞" if value > 0 else "−∞"
     if value == 0:
@@ -77,7 +77,7 @@ def _real(value: float, digits: int) -> str:
 
 
 def _signed(written: str) -> str:
-    """With a minus as wide as a plus."""
+    """With a typographic minus."""
     return written.replace("-", "−", 1) if written.startswith("-") else written
 
 

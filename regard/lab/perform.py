@@ -38,7 +38,7 @@ class Failure:
 
 
 Outcome: TypeAlias = tuple[Finding, float] | str
-"""What a process sends back: the finding and its seconds, or the reason why there is none."""
+"""What a worker sends back: the finding and its seconds, or the reason why there is none."""
 
 
 def perform(experiment: Experiment) -> Result:
@@ -59,10 +59,10 @@ def by_family(results: Sequence[Result]) -> list[tuple[Family, list[Result]]]:
 
 
 def perform_all(experiments: Sequence[Experiment], processes: int) -> Iterator[Result | Failure]:
-    """Runs experiments of `claims` in so many processes; gives results back as they come.
+    """Runs experiments of `claims` in worker processes, and gives results as they come.
 
-    What trains begins first, because it ends last. Processes end with the iterator, also where
-    it is left early.
+    Those that train models start first, because they take longest. The workers end with the
+    iterator, even if it is closed early.
     """
     by_name = {experiment.name: experiment for experiment in experiments}
     names = sorted(by_name, key=lambda name: not by_name[name].trained)
@@ -75,7 +75,7 @@ def perform_all(experiments: Sequence[Experiment], processes: int) -> Iterator[R
 
 
 def _work(_: None, name: str) -> Outcome:
-    """What a worker process does for each experiment."""
+    """Runs one experiment in a worker; the reason is found here, where the traceback is."""
     try:
         result = perform(*find(name))
         return result.finding, result.seconds

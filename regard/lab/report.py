@@ -1,6 +1,6 @@
-"""What came out, as a page: one file, nothing fetched, light or dark as the reader's system is.
+"""Results as an HTML page: one file that fetches nothing, in the reader's light or dark scheme.
 
-`section` is one experiment. The page is made of sections, and a notebook shows one by `fragment`.
+`section` is one experiment. The page consists of sections; a notebook shows one by `fragment`.
 """
 
 import re
@@ -20,7 +20,7 @@ from regard.lab.numbers import columns, figure
 from regard.lab.perform import Result, by_family
 
 STYLE = (files("regard.lab") / "report.css").read_text(encoding="utf-8")
-"""Of a section, and of a plot; everything in it is under the class `regard-lab`."""
+"""The CSS of sections and plots; every rule is under the class `regard-lab`."""
 
 CLASSES: dict[Verdict, str] = {
     "holds": "holds",
@@ -39,7 +39,7 @@ class Shown(Result):
 
 
 def page(results: Sequence[Result], seconds: float) -> str:
-    """Everything: the counts, the contents, the sections by family, and what is only stated."""
+    """The whole page: counts, contents, sections by family, and what is only stated."""
     grouped = by_family(results)
     style = STYLE + (files("regard.lab") / "page.css").read_text(encoding="utf-8")
     trained = sum(result.experiment.trained for result in results)
@@ -73,12 +73,12 @@ seeds or more each. <code>regard lab NAME</code> runs one of them again.</footer
 
 
 def fragment(result: Result) -> str:
-    """One experiment for a notebook: its section, with the style that it needs."""
+    """One experiment for a notebook: its section, with its CSS."""
     return f'<div class="regard-lab"><style>{STYLE}</style>{section(result)}</div>'
 
 
 def section(result: Result) -> str:
-    """One experiment: what is taught, what was computed, what came out, and what is true."""
+    """One experiment: what is taught, what was computed, the results, and what is true."""
     experiment, finding = result.experiment, result.finding
     kind, mark = CLASSES[finding.verdict], MARKS[finding.verdict]
     equations = "".join(mathml(equation) for equation in experiment.equations)
@@ -99,7 +99,7 @@ def section(result: Result) -> str:
 
 
 def words(text: str) -> str:
-    """Plain words for a page: code between backticks, and indices such as d_k below the line."""
+    """Plain text as HTML: code between backticks, and indices such as d_k as subscripts."""
     parts = " ".join(text.split()).split("`")
     for place, part in enumerate(parts):
         part = escape(part)
@@ -137,7 +137,7 @@ def _entry(result: Result) -> str:
 
 
 def _counts(results: Sequence[Result]) -> str:
-    """How many of each verdict, as a bar and as buttons that show only those."""
+    """The number of each verdict, as a bar and as buttons that filter the page."""
     counts = Counter(result.finding.verdict for result in results)
     bar = "".join(
         f'<span class="{kind}" style="flex:{counts[verdict]}"></span>'
@@ -158,7 +158,7 @@ def _counts(results: Sequence[Result]) -> str:
 
 
 def _glance(grouped: Sequence[tuple[Family, Sequence[Result]]]) -> str:
-    """Families and the verdicts in each."""
+    """The number of each verdict in each family."""
     present = [v for v in CLASSES if any(r.finding.verdict == v for _, s in grouped for r in s)]
     head = "".join(
         f'<th class="n {CLASSES[verdict]}"><span class="chip" title="{verdict}">'
@@ -168,11 +168,11 @@ def _glance(grouped: Sequence[tuple[Family, Sequence[Result]]]) -> str:
 
     def cells(results: Sequence[Result]) -> str:
         counts = Counter(result.finding.verdict for result in results)
-        found = "".join(
+        numbers = "".join(
             f'<td class="n">{counts[v]}</td>' if counts[v] else '<td class="n zero">0</td>'
             for v in present
         )
-        return f'{found}<td class="n">{len(results)}</td>'
+        return f'{numbers}<td class="n">{len(results)}</td>'
 
     rows = "".join(
         f'<tr><td><a href="#{family.name}" style="color:inherit">{escape(family.title)}</a></td>'

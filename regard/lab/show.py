@@ -1,4 +1,4 @@
-"""Experiments in a terminal: the list of all, one with its numbers, and the summary of many."""
+"""Experiments in a terminal: the list of all, one with its results, and the summary of many."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -36,7 +36,7 @@ def listing(
     stated: Sequence[Stated],
     console: Console,
 ) -> None:
-    """Every experiment in a line, by families; then what cannot be computed."""
+    """Every experiment in one line, by family; then what is only stated."""
     count = 0
     for family, some in lines.items():
         count += len(some)
@@ -47,20 +47,20 @@ def listing(
     console.print(_heading("Stated, not computed", "history, opinion, and descriptions"))
     rows = [(str(entry.item), entry.part, entry.words) for entry in stated]
     console.print(indented(_lines(rows, console)), "")
-    told = Text.assemble(
+    usage = Text.assemble(
         (f"{count} experiments", "bold"),
-        ". The number at the left is the item of the course that it belongs to.\n",
+        ". The number on the left is the item of the course documents.\n",
         ("regard lab NAME", "bold"),
         " runs one, ",
         ("regard lab --all", "bold"),
-        " all of them; a number or a group's name will do too.",
+        " all of them. NAME can also be the number of an item or a family.",
     )
-    console.print(indented(told))
+    console.print(indented(usage))
 
 
-def result(found: Result, console: Console) -> None:
-    """One experiment: what is taught, what was computed, what came out, and what is true."""
-    experiment, finding = found.experiment, found.finding
+def result(one: Result, console: Console) -> None:
+    """One experiment: what is taught, what was computed, the results, and what is true."""
+    experiment, finding = one.experiment, one.finding
     console.print(_heading(experiment.name, f"item {experiment.item}, {experiment.source}"))
     _words(console, "Taught", experiment.taught)
     _words(console, "Computed", experiment.method)
@@ -78,7 +78,7 @@ def result(found: Result, console: Console) -> None:
     if finding.measurements:
         console.print(indented(Text("What the verdict rests on", "bold")))
         console.print(indented(_measurements(finding.measurements.items())), "")
-    verdict = Text.assemble(verdict_mark(finding.verdict), f"  ({found.seconds:.1f} s)")
+    verdict = Text.assemble(verdict_mark(finding.verdict), f"  ({one.seconds:.1f} s)")
     verdict.stylize("dim", len(verdict_mark(finding.verdict)))
     console.print(_row("Verdict", verdict))
     _words(console, "Correct", experiment.correct)
@@ -86,7 +86,7 @@ def result(found: Result, console: Console) -> None:
 
 
 def stated_entry(entry: Stated, console: Console) -> None:
-    """An item, or the part of one, that nothing computes."""
+    """An item, or a part of one, that is only stated."""
     part = f" ({entry.part})" if entry.part else ""
     console.print(_heading(f"item {entry.item}{part}", "stated, not computed"))
     _words(console, "Taught", entry.words)
@@ -97,8 +97,8 @@ def stated_entry(entry: Stated, console: Console) -> None:
 def summary(
     families: Sequence[tuple[Family, Sequence[Result]]], seconds: float, console: Console
 ) -> None:
-    """All verdicts in one table, and how many there are of each."""
-    results = [found for _, some in families for found in some]
+    """All verdicts in one table, and the number of each."""
+    results = [one for _, some in families for one in some]
     body = Table(box=_RULED, show_edge=False, pad_edge=False, padding=(0, 2, 0, 0))
     body.add_column("verdict", no_wrap=True)
     body.add_column("item", justify="right", style="dim", no_wrap=True)
@@ -111,16 +111,16 @@ def summary(
         if some:
             body.add_section()
             body.add_row("", "", Text(family.title, "not bold magenta"), "")
-        for found in some:
-            experiment = found.experiment
+        for one in some:
+            experiment = one.experiment
             body.add_row(
-                verdict_mark(found.finding.verdict),
+                verdict_mark(one.finding.verdict),
                 str(experiment.item),
                 experiment.name,
                 shorten(experiment.correct, room, placeholder=" …"),
             )
     console.print(indented(body), "")
-    counts = Counter(found.finding.verdict for found in results)
+    counts = Counter(one.finding.verdict for one in results)
     totals = Text(f"{len(results)} experiments in {seconds:.0f} s: ")
     for number, verdict in enumerate(verdict for verdict in MARKS if counts[verdict]):
         totals.append(", " if number else "").append(f"{counts[verdict]} ")
@@ -158,7 +158,7 @@ def _measurements(measured: Iterable[tuple[str, Measured]]) -> Table:
 
 
 def _lines(rows: Sequence[tuple[str, str, str]], console: Console) -> Table:
-    """Item, name and words; a terminal's lines end where it ends, a file's where they end."""
+    """Item, name and text, one line each, cut off at the console's width."""
     grid = Table.grid(padding=(0, 2, 0, 0))
     grid.add_column(justify="right", style="dim", no_wrap=True)
     names = max((len(name) for _, name, _ in rows), default=0)

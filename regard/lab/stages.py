@@ -1,8 +1,8 @@
 """The steps of attention in words: what each is, and the arithmetic of any entry.
 
-Two conventions are in use. With rows, every query, key and value is a row, and C = A V. With
-columns, as in H = V softargmax_β(Kᵀ Q), each is a column; all matrices are then the transposes of
-the others, and the softmax runs down the columns.
+There are two conventions. With rows, every query, key and value is a row, and C = A V. With
+columns, H = V softargmax_β(Kᵀ Q), each is a column: all matrices are transposed, and the softmax
+runs down the columns.
 """
 
 import math
@@ -19,36 +19,36 @@ Convention: TypeAlias = Literal["rows", "columns"]
 
 
 class Stage(NamedTuple):
-    """One matrix of `Steps`, and what there is to say about it."""
+    """One matrix of `Steps`, and its description."""
 
     name: str
     letter: str
-    """What its entries are called: A[1,2]"""
+    """The name of its entries, as in A[1,2]"""
     equation: str
     latex: str
     sentence: str
     matrix: Tensor
     figures: Matrix
-    """The same, exact where it can be"""
+    """The same, exact where possible"""
     rows: str = "q"
-    """Letter that names the rows, where they have a name"""
+    """The letter that names the rows, or none"""
     columns: str = "k"
-    """Letter that names the columns, where they have a name"""
+    """The letter that names the columns, or none"""
     shares: bool = False
-    """Whether the entries are parts of 1, to be drawn as such"""
+    """Whether the entries are shares of 1, and get bars"""
 
 
 def stages(steps: Steps, convention: Convention = "rows", digits: int = 3) -> list[Stage]:
-    """The steps in words, in the order in which one takes them."""
-    found = _stages(steps, digits)
+    """The steps in words, in order."""
+    by_rows = _stages(steps, digits)
     if convention == "rows":
-        return found
+        return by_rows
     along = {
         "Scores": ("S = Kᵀ Q", r"S = K^\top Q"),
         "Output": ("H = V A", "H = V A"),
     }
     turned = []
-    for stage in found:
+    for stage in by_rows:
         equation, latex = along.get(stage.name, (stage.equation, stage.latex))
         turned.append(
             stage._replace(
@@ -73,29 +73,29 @@ def _stages(steps: Steps, digits: int) -> list[Stage]:
         scaling = (
             "β = ∞",
             r"Z = \lim_{\beta \to \infty} \beta \left(S - \max S\right)",
-            "Only the best key of each query stays in the race; equals stay together.",
+            "Only the best key of each query counts; ties share the weight.",
         )
     elif steps.natural:
-        reason = "scores of random vectors keep variance 1 at any width d."
+        reason = "so that scores of random vectors have variance 1 at any width d."
         scaling = (
             f"Z = S / √{K}",
             rf"Z = \frac{{S}}{{\sqrt{{{K}}}}}",
             f"Divided by √d = √{K}, {reason}",
         )
     elif steps.beta == 1:
-        scaling = "Z = S", "Z = S", "Nothing is divided: β = 1."
+        scaling = "Z = S", "Z = S", "The scores are not scaled: β = 1."
     else:
         scaling = (
             f"Z = {beta} S",
             rf"Z = {beta} \, S",
-            f"β = {beta} sets how sharp the choice is: 0 not at all, ∞ hard.",
+            f"β = {beta} sets how sharp the weights are: at 0 uniform, at ∞ hard.",
         )
     masked = Stage(
         "Masked",
         "M",
         f"M: {steps.mask}",
         r"M = Z \text{ with } {-\infty} \text{ where the mask forbids}",
-        "What the mask forbids becomes -∞, which no score of another can make up for.",
+        "What the mask forbids becomes -∞, so that its weight is exactly 0.",
         steps.masked,
         exactly.masked,
     )
@@ -106,7 +106,7 @@ def _stages(steps: Steps, digits: int) -> list[Stage]:
             "S",
             "S = Q Kᵀ",
             r"S = Q K^\top",
-            "Every query meets every key in a dot product: how well does the key fit?",
+            "The dot product of every query and every key: how well does the key match?",
             steps.scores,
             exactly.scores,
         ),
@@ -117,7 +117,7 @@ def _stages(steps: Steps, digits: int) -> list[Stage]:
             "E",
             f"E = exp({letter} - max)",
             rf"E = \exp\left({letter} - \max_{{\text{{row}}}} {letter}\right)",
-            "All become positive. Less the largest of its row, none can overflow.",
+            "Minus the maximum of its row, so that no exponential overflows.",
             steps.exponentials,
             exactly.exponentials,
         ),
@@ -149,18 +149,18 @@ def _stages(steps: Steps, digits: int) -> list[Stage]:
 
 
 class Arithmetic(NamedTuple):
-    """How one entry comes about."""
+    """How one entry is computed."""
 
     cell: str
     """Its name: A[1,2]"""
     equals: tuple[str, ...]
-    """What it equals, from what one writes down to the number"""
+    """What it equals, from the formula to the number"""
     because: str = ""
-    """What no arithmetic says"""
+    """The reason, where there is no formula"""
 
     def __str__(self) -> str:
-        said = " = ".join((self.cell, *self.equals))
-        return f"{said}   ({self.because})" if self.because else said
+        line = " = ".join((self.cell, *self.equals))
+        return f"{line}   ({self.because})" if self.because else line
 
 
 def arithmetic(
@@ -172,9 +172,9 @@ def arithmetic(
     digits: int = 3,
     most: int | None = None,
 ) -> Arithmetic:
-    """Entry (row, column) of a stage's matrix, counted from 0, in figures.
+    """The arithmetic of entry (row, column) of a stage's matrix, counted from 0.
 
-    Of a sum, `most` terms are written, or all.
+    At most `most` terms of a sum are written; by default all.
     """
     cell = f"{stage.letter}[{row + 1},{column + 1}]"
     q, k = (row, column) if convention == "rows" else (column, row)
@@ -193,8 +193,8 @@ def arithmetic(
             results = _both(number, digits)
             if steps.beta == math.inf:
                 word = "is" if steps.scaled[q, k] == 0 else "is not"
-                said = f"{score} {word} the largest that q{q + 1} may attend to"
-                return Arithmetic(cell, results, said)
+                reason = f"{score} {word} the largest that q{q + 1} may attend to"
+                return Arithmetic(cell, results, reason)
             if steps.natural:
                 return Arithmetic(cell, (f"{score} / √{steps.key.shape[1]}", *results))
             beta = _shown(steps.factor, digits)
@@ -202,14 +202,14 @@ def arithmetic(
         case "Masked":
             allowed = steps.mask is None or bool(steps.mask.tensor(*steps.scores.shape)[0, 0, q, k])
             word = "may" if allowed else "may not"
-            said = f"q{q + 1} {word} attend to k{k + 1}"
-            return Arithmetic(cell, (figure(known.masked, q, k),), said)
+            reason = f"q{q + 1} {word} attend to k{k + 1}"
+            return Arithmetic(cell, (figure(known.masked, q, k),), reason)
         case "Exponentials":
             own, largest = float(steps.masked[q, k]), float(steps.masked[q].max())
             if largest == -math.inf:
                 return Arithmetic(cell, ("0",), f"q{q + 1} may attend to nothing")
-            less = f"exp({decimal(own, digits)} - {_signed(decimal(largest, digits))})"
-            return Arithmetic(cell, (less, figure(known.exponentials, q, k)))
+            shifted = f"exp({decimal(own, digits)} - {_signed(decimal(largest, digits))})"
+            return Arithmetic(cell, (shifted, figure(known.exponentials, q, k)))
         case "Weights":
             some = [n for n, weight in enumerate(weights.tolist()) if weight > 0]
             if not some:
@@ -229,9 +229,9 @@ def arithmetic(
 
 
 def worked(steps: Steps, convention: Convention = "rows", digits: int = 3) -> dict[str, str]:
-    """One entry of a stage's matrix in figures, by the stage's name.
+    """The arithmetic of one entry of each stage, by the stage's name.
 
-    It follows the second largest weight of the first row that has any, which shows most.
+    It follows the second largest weight of the first row that has any: the largest one is trivial.
     """
     rows = steps.weights.any(-1).nonzero()
     if not len(rows) or not steps.value.shape[1]:
@@ -244,22 +244,22 @@ def worked(steps: Steps, convention: Convention = "rows", digits: int = 3) -> di
         if stage.name == "Masked" or (stage.name == "Scaled" and steps.beta == math.inf):
             continue
         at = 0 if stage.name == "Output" else column
-        said = " = ".join(arithmetic(steps, stage, row, at, digits=digits, most=4).equals)
+        line = " = ".join(arithmetic(steps, stage, row, at, digits=digits, most=4).equals)
         letter = "c" if convention == "rows" else "h"
         entry = f"{letter}{row + 1}, first entry: " if stage.name == "Output" else ""
-        examples[stage.name] = entry + said
+        examples[stage.name] = entry + line
     return examples
 
 
 _CELL = re.compile(r"([A-Za-z]+)(?:\[\s*(\d+)\s*,\s*(\d+)\s*\])?")
 
 
-def chosen(found: Sequence[Stage], words: Sequence[str]) -> list[tuple[Stage, int, int]]:
-    """The entries that these words name, A[1,2] or weights[1,2], or all of A; without words all."""
+def chosen(every: Sequence[Stage], words: Sequence[str]) -> list[tuple[Stage, int, int]]:
+    """The entries that words name: A[1,2] or weights[1,2], or all of A; without words all."""
     if not words:
         return [
             (stage, row, column)
-            for stage in found
+            for stage in every
             for row in range(stage.matrix.shape[0])
             for column in range(stage.matrix.shape[1])
         ]
@@ -267,11 +267,11 @@ def chosen(found: Sequence[Stage], words: Sequence[str]) -> list[tuple[Stage, in
     for word in words:
         match = _CELL.fullmatch(word.strip())
         if match is None:
-            raise ValueError(f"explain ({word!r}) names no entry; {_names(found)}")
+            raise ValueError(f"explain ({word!r}) names no entry; {_names(every)}")
         name, *place = match.groups()
-        stage = next((s for s in found if name.lower() in (s.letter.lower(), s.name.lower())), None)
+        stage = next((s for s in every if name.lower() in (s.letter.lower(), s.name.lower())), None)
         if stage is None:
-            raise ValueError(f"explain ({word!r}): there is no {name}; {_names(found)}")
+            raise ValueError(f"explain ({word!r}): there is no {name}; {_names(every)}")
         if place[0] is None:
             cells += chosen([stage], ())
             continue
@@ -287,8 +287,8 @@ def chosen(found: Sequence[Stage], words: Sequence[str]) -> list[tuple[Stage, in
     return cells
 
 
-def _names(found: Sequence[Stage]) -> str:
-    names = ", ".join(f"{stage.letter} ({stage.name.lower()})" for stage in found)
+def _names(every: Sequence[Stage]) -> str:
+    names = ", ".join(f"{stage.letter} ({stage.name.lower()})" for stage in every)
     return f'write "A[1,2]" or A, with one of {names}'
 
 
@@ -298,13 +298,13 @@ def _shown(cell: Cell, digits: int) -> str:
 
 
 def _both(cell: Cell, digits: int) -> tuple[str, ...]:
-    """Exactly, and in decimals too where that is something else."""
-    said, rounded = _shown(cell, digits), decimal(float(cell), digits)
-    return (said,) if said == rounded else (said, rounded)
+    """The exact value, and its decimals where they differ."""
+    shown, rounded = _shown(cell, digits), decimal(float(cell), digits)
+    return (shown,) if shown == rounded else (shown, rounded)
 
 
 def _products(a: Sequence[Cell], b: Sequence[Cell], digits: int, most: int | None) -> str:
-    """The sum of products that a dot product is, in figures."""
+    """A dot product, written as a sum of products."""
     pairs = [(_signed(_shown(x, digits)), _signed(_shown(y, digits))) for x, y in zip(a, b)]
     return _sum((f"{x}·{y}" for x, y in pairs), most)
 
@@ -315,6 +315,6 @@ def _signed(number: str) -> str:
 
 def _sum(terms: Iterable[str], most: int | None) -> str:
     """Terms with plus signs between them; where there are too many, the first ones."""
-    given = list(terms)
-    shown = given if most is None or len(given) <= most else [*given[: most - 1], "…"]
+    every = list(terms)
+    shown = every if most is None or len(every) <= most else [*every[: most - 1], "…"]
     return " + ".join(shown) or "0"

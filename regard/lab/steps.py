@@ -1,4 +1,4 @@
-"""The steps of attention, each kept: in float64, exactly where that can be, and counted.
+"""The steps of attention: in float64, in exact fractions where possible, and counted.
 
     S = Q Kᵀ    scores, then β S    E = exp(S - max)    A = E / Σ E    C = A V
 
@@ -21,12 +21,12 @@ from regard.attention.mask import Mask
 from regard.lab.matrix import Cell, Matrix, inverse_root, times, total
 
 LARGE = 30_000
-"""Products beyond which nothing is worked out in fractions: nobody reads so many."""
+"""Multiplications beyond which no exact fractions are computed: nobody reads so many."""
 
 
 @dataclass(frozen=True)
 class Steps:
-    """What lies between queries, keys and values and the output, in float64."""
+    """Every matrix from queries, keys and values to the output, in float64."""
 
     query: Float[Tensor, "L K"]
     key: Float[Tensor, "S K"]
@@ -40,19 +40,19 @@ class Steps:
     masked: Float[Tensor, "L S"]
     """The same with -∞ where the mask forbids"""
     exponentials: Float[Tensor, "L S"]
-    """Of `masked` less the largest of its row"""
+    """exp of `masked` minus the maximum of its row"""
     weights: Float[Tensor, "L S"]
-    """A: every row of exponentials over its sum"""
+    """A: every row of exponentials divided by its sum"""
     output: Float[Tensor, "L V"]
     """C = A V"""
     written: tuple[Matrix, Matrix, Matrix]
     """Queries, keys and values as they were given"""
     factor: Cell
-    """β as it was given; 1/√d where it was not"""
+    """β as it was given; by default 1/√d"""
 
     @cached_property
     def exactly(self) -> "Exactly":
-        """The same in fractions, where they can be."""
+        """The same in exact fractions, where possible."""
         return _exactly(self)
 
     @property
@@ -83,21 +83,22 @@ def steps(
     mask: Mask | None = None,
     beta: Fraction | float | None = None,
 ) -> Steps:
-    """softmax(β Q Kᵀ) V with everything on the way kept; the arguments mean what `attend`'s do.
+    """softmax(β Q Kᵀ) V with every intermediate matrix; arguments as for `attend`.
 
-    Without keys, the queries are keys too: self-attention. Without values, keys are values.
+    Without keys, the queries are the keys: self-attention. Without values, the keys are the values.
     """
     key = query if key is None else key
     value = key if value is None else value
-    given = {"query": query, "key": key, "value": value}
-    for name, one in given.items():
+    inputs = {"query": query, "key": key, "value": value}
+    for name, one in inputs.items():
         if isinstance(one, Tensor) and one.ndim != 2:
             raise ValueError(
-                f"{name} of shape {tuple(one.shape)} has {one.ndim} axes; attention by hand "
-                "takes one matrix each: pick one sentence and one head"
+                f"{name} of shape {tuple(one.shape)} has {one.ndim} axes, but attention by hand "
+                "takes matrices; pick one sentence and one head"
             )
     q, k, v = (
-        one.tensor() if isinstance(one, Matrix) else one.double().detach() for one in given.values()
+        one.tensor() if isinstance(one, Matrix) else one.double().detach()
+        for one in inputs.values()
     )
     as_float = float(beta) if isinstance(beta, Fraction) else beta
     sharpness = arguments(q, k, v, mask, as_float, None).beta
@@ -120,10 +121,10 @@ def steps(
     else:
         scaled = sharpness * scores
     masked = scaled.masked_fill(~allowed, -math.inf)
-    # A row that may attend to nothing has no largest score: its exponentials are 0, not NaN.
+    # A row that may attend to nothing has no maximum: its exponentials are 0, not NaN.
     largest = masked.amax(-1, keepdim=True) if masked.numel() else masked
     exponentials = torch.exp(masked - largest.nan_to_num(neginf=0.0))
-    # Where there is a largest its exponential is 1, so no sum but that of an empty row is less.
+    # The maximum's exponential is 1, so only the sum of an empty row is below 1.
     weights = exponentials / exponentials.sum(-1, keepdim=True).clamp_min(1.0)
     return Steps(
         query=q,
@@ -142,8 +143,8 @@ def steps(
     )
 
 
-def _matrix(given: Tensor | Matrix) -> Matrix:
-    return given if isinstance(given, Matrix) else Matrix.of(given.detach())
+def _matrix(one: Tensor | Matrix) -> Matrix:
+    return one if isinstance(one, Matrix) else Matrix.of(one.detach())
 
 
 def _exactly(steps: Steps) -> Exactly:
@@ -151,7 +152,7 @@ def _exactly(steps: Steps) -> Exactly:
     (L, S), (K, V) = steps.scores.shape, (steps.key.shape[1], steps.value.shape[1])
     small = L * S * (K + V) <= LARGE
     scores = [
-        [_dot(q, k, found) if small else found for k, found in zip(key.rows, row)]
+        [_dot(q, k, rounded) if small else rounded for k, rounded in zip(key.rows, row)]
         for q, row in zip(query.rows, _cells(steps.scores))
     ]
     scaled = [
@@ -162,15 +163,15 @@ def _exactly(steps: Steps) -> Exactly:
         [x if math.isinf(x) else s for s, x in pairs] for pairs in _pairs(scaled, steps.masked)
     ]
     exponentials = [
-        # The largest of a row is as large as itself, whatever it is: exp(0) is 1.
-        [Fraction(e == 1) if m == max(row) or m == -math.inf else e for m, e in zip(row, found)]
-        for row, found in zip(steps.masked.tolist(), steps.exponentials.tolist())
+        # The maximum minus itself is 0, exactly: exp(0) is 1.
+        [Fraction(e == 1) if m == max(row) or m == -math.inf else e for m, e in zip(row, floats)]
+        for row, floats in zip(steps.masked.tolist(), steps.exponentials.tolist())
     ]
-    weights = [_shares(row, found) for row, found in zip(exponentials, _cells(steps.weights))]
+    weights = [_shares(row, floats) for row, floats in zip(exponentials, _cells(steps.weights))]
     output = [
         [
-            _dot(row, column, found) if small else found
-            for column, found in zip(value.transposed.rows, outputs)
+            _dot(row, column, rounded) if small else rounded
+            for column, rounded in zip(value.transposed.rows, outputs)
         ]
         for row, outputs in zip(weights, _cells(steps.output))
     ]
@@ -183,33 +184,33 @@ def _cells(tensor: Tensor) -> list[list[Cell]]:
     return rows
 
 
-def _pairs(cells: list[list[Cell]], found: Tensor) -> list[list[tuple[Cell, float]]]:
-    return [list(zip(row, floats)) for row, floats in zip(cells, found.tolist())]
+def _pairs(cells: list[list[Cell]], rounded: Tensor) -> list[list[tuple[Cell, float]]]:
+    return [list(zip(row, floats)) for row, floats in zip(cells, rounded.tolist())]
 
 
-def _dot(a: Sequence[Cell], b: Sequence[Cell], found: Cell) -> Cell:
-    """The exact product of two vectors, or what was found where an entry is not exact."""
+def _dot(a: Sequence[Cell], b: Sequence[Cell], rounded: Cell) -> Cell:
+    """The exact dot product of two vectors, or the rounded one where an entry is not exact."""
     exact = Fraction(0)
     for x, y in zip(a, b):
         if x == 0:
             continue
         if not (isinstance(x, Fraction) and isinstance(y, Fraction)):
-            return found
+            return rounded
         exact += x * y
     return exact
 
 
-def _scaled(steps: Steps, score: Cell, found: float) -> Cell:
+def _scaled(steps: Steps, score: Cell, rounded: float) -> Cell:
     if math.isinf(steps.beta):
         return Fraction(0)
     scaled = times(score, steps.factor)
-    return found if isinstance(scaled, float) else scaled
+    return rounded if isinstance(scaled, float) else scaled
 
 
-def _shares(exponentials: list[Cell], found: list[Cell]) -> list[Cell]:
+def _shares(exponentials: list[Cell], rounded: list[Cell]) -> list[Cell]:
     whole = total(exponentials)
     if whole is None:
-        return found
+        return rounded
     return [Fraction(float(e)) / max(whole, Fraction(1)) for e in exponentials]
 
 
@@ -217,7 +218,7 @@ def _shares(exponentials: list[Cell], found: list[Cell]) -> list[Cell]:
 
 
 class Operations(NamedTuple):
-    """How often one multiplies, divides and adds, and looks up an exponential."""
+    """The number of multiplications, divisions, additions and exponentials."""
 
     multiplications: int = 0
     divisions: int = 0
@@ -226,16 +227,16 @@ class Operations(NamedTuple):
 
     @property
     def figures(self) -> dict[str, int]:
-        """By short names, with the total of all that is arithmetic."""
+        """By short names, with the total of all but the exponentials."""
         mul, div, add, exp = self
         return {"mul": mul, "div": div, "add": add, "total": mul + div + add, "exp": exp}
 
 
 def operations(steps: Steps) -> dict[str, Operations]:
-    """What each step costs, by its name; "total" is their sum.
+    """The operations of each step, by its name; "total" is their sum.
 
-    A dot product of d pairs takes d multiplications and d - 1 additions. Subtracting the largest
-    score, which only keeps exponentials from overflowing, is not counted, nor is masking.
+    A dot product of length d takes d multiplications and d - 1 additions. Subtracting the maximum,
+    which only prevents overflow, is not counted, nor is masking.
     """
     (L, S), (K, V) = steps.scores.shape, (steps.key.shape[1], steps.value.shape[1])
     match steps.beta:

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from regard import attend, causal, cli, padding, weights, window
+from regard import attend, causal, padding, weights, window
+from regard.cli import main as cli
 from regard.lab.byhand import by_hand
 from regard.lab.commands.attend import read_mask
 from regard.lab.matrix import Matrix, Root, decimal, inverse_root, latex, plain, read
@@ -315,7 +316,7 @@ def test_a_matrix_may_begin_with_a_minus(text: str, capsys: pytest.CaptureFixtur
         ("--query|1,,2", r"query: row 1 \(1,,2\) lacks a number"),
         ("--query|1/0", "query: 1/0 in row 1 divides by 0"),
         ("--query|nothere.npy", "query: there is no file nothere.npy; write rows as"),
-        ("--query|1 2|--key|1 2 3", "query has 2 columns but key has 3: .*--convention columns"),
+        ("--query|1 2|--key|1 2 3", "query has 2 columns but key has 3; .*--convention columns"),
         ("--query|1 2;3 4|--key|1|--convention|columns", "query has 2 rows but key has 1"),
         ("--query|1|--key|1;2|--value|1", "key has 2 rows but value has 1; every key"),
         ("--query|1|--mask|casual", r"mask \('casual'\) is unknown; choose from causal, window"),
@@ -323,7 +324,7 @@ def test_a_matrix_may_begin_with_a_minus(text: str, capsys: pytest.CaptureFixtur
         ("--query|1|--mask|window:1,2,3", r"mask \('window:1,2,3'\) has 3 numbers"),
         ("--query|1|--mask|padding:2", r"mask \('padding:2'\) leaves 2 keys, but there are 1"),
         ("--query|1|--mask|1 0", "mask is 1 × 2 but must be 1 × 1, queries × keys"),
-        ("--query|1|--mask|2", "mask has 2; write 1 for may attend, and 0"),
+        ("--query|1|--mask|2", "mask has 2; write 1 for may attend and 0 for may not"),
         ("--query|1|--mask|causal & casual", r"mask \('casual'\) is unknown"),
         ("--query|1|--beta|warm", r"beta \('warm'\) is not a number; write 0.5, 1/2 or inf"),
         ("--query|1|--beta|-1", r"beta \(-1.0\) must not be negative"),

@@ -111,7 +111,7 @@ def test_whole_numbers_and_single_precision_are_computed_in_float64() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda q, k, v: steps(q[None], k, v), r"query of shape \(1, 5, 3\) has 3 axes; .* pick"),
+        (lambda q, k, v: steps(q[None], k, v), r"query of shape \(1, 5, 3\) has 3 axes, .* pick"),
         (lambda q, k, v: steps(q, k[:, :2], v), r"query width \(3\) and key width \(2\)"),
         (lambda q, k, v: steps(q, k, v[:4]), "7 keys but 4 values"),
         (lambda q, k, v: steps(q, k, v, beta=-1.0), r"beta \(-1.0\) must not be negative"),

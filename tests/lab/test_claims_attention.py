@@ -73,7 +73,7 @@ def test_operations_were_counted(results: Results) -> None:
 
 
 def test_exponentials_overflow_where_float32_ends(results: Results) -> None:
-    most = measured(results, "overflow", "largest score that the listing bears")
+    most = measured(results, "overflow", "largest score without overflow in the listing")
     assert round(most, 1) == 88.7
     assert most == pytest.approx(math.log(3.4028235e38), abs=1e-5)
     by_listing = {score: plain for score, plain, _ in table(results, "overflow").rows}
@@ -138,9 +138,9 @@ def test_weights_from_hot_to_cold(results: Results) -> None:
 
 
 def test_a_dense_layer_spreads_as_attention_does_at_no_other_beta(results: Results) -> None:
-    even = "β = 0, output less that of a dense layer of weights 1/3"
+    even = "β = 0, output minus that of a dense layer of weights 1/3"
     assert measured(results, "spreading", even) < 1e-15
-    assert measured(results, "spreading", "β = 1/√2, output less that of the same layer") > 0.1
+    assert measured(results, "spreading", "β = 1/√2, output minus that of the same layer") > 0.1
 
 
 def test_errors_of_the_linear_formula(results: Results) -> None:
@@ -156,7 +156,7 @@ def test_errors_of_the_linear_formula(results: Results) -> None:
     small = [n for n, sigma in enumerate(found.x) if sigma < 0.2]
     for n in small:
         assert found.y[n] == pytest.approx(expected.y[n], rel=0.05)
-    assert measured(results, "moved-key-line", "output by the formula, off by") < 2e-15
+    assert measured(results, "moved-key-line", "output by the formula, error") < 2e-15
 
 
 def test_three_directions_of_a_longer_key(results: Results) -> None:
@@ -178,7 +178,7 @@ def test_who_sees_nothing(results: Results) -> None:
     assert found["empty row by attend"] == [0, 0]
     assert found["gradient of its query by attend"] == [0] * 5
     # Lowered alike, hidden scores are as good as those of no mask, but for rounding at 10⁹.
-    assert measured(results, "large-negative", "the same row, less that without any mask") < 1e-6
+    assert measured(results, "large-negative", "the same row, minus that without any mask") < 1e-6
 
 
 def test_the_future_is_exactly_unseen(results: Results) -> None:

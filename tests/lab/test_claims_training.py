@@ -39,5 +39,5 @@ def test_a_verdict_on_conditions_needs_seeds_that_agree() -> None:
     assert on_condition(less, same, margin=0.1) == "wrong as stated"
     assert on_condition(same, same, margin=0.1) == "undecided"
     assert on_condition(more, [0.3, 0.0, 0.3], margin=0.1) == "undecided"
-    with pytest.raises(ValueError, match=r"2 seeds decide nothing"):
+    with pytest.raises(ValueError, match=r"2 seeds are too few"):
         on_condition(more, same[:2], margin=0.1)

@@ -13,7 +13,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from regard import cli
+from regard.cli import main as cli
 from regard.lab import claims, perform, run
 from regard.lab.claims import FAMILIES, by_family, experiments, lines
 from regard.lab.claims.stated import ITEMS, STATED

@@ -20,10 +20,10 @@ from regard import (
     attend,
     causal,
     checkpoint,
-    cli,
     packed,
     window,
 )
+from regard.cli import main as cli
 from regard.lab.commands.cost import named, parser
 from regard.lab.cost import LAYERS, Counter, Sizes, counted, measure, model_cost
 from regard.lab.cost.documents import crossovers, short
@@ -355,7 +355,7 @@ def test_cost_of_layers(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> N
 def test_cost_of_a_model(capsys: pytest.CaptureFixture[str]) -> None:
     said = run(capsys, "tiny", "--length", "32", "--vocabulary", "311")
     assert "attention projections" in said
-    assert "≠ " not in said.split("✓ counted")[0]
+    assert "≠ " not in said.split("✓ the count equals")[0]
 
 
 @pytest.mark.parametrize(
@@ -383,16 +383,16 @@ def test_cost_of_a_folder(capsys: pytest.CaptureFixture[str], tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["bse"], "no folder"),
-        (["base", "--image", "32"], "--image says nothing about base"),
-        (["vit-b/16", "--length", "5"], "--length says nothing about vit-b/16"),
+        (["bse"], "neither a folder nor a known name"),
+        (["base", "--image", "32"], "--image makes no difference to base"),
+        (["vit-b/16", "--length", "5"], "--length makes no difference to vit-b/16"),
         (["vit-x"], "vit-x is unknown"),
         (["vit-b/16", "--image", "100"], "patch"),
         (["layers", "--width", "10", "--heads", "3"], "heads"),
         (["layers", "--length", "0"], "--length (0) must be 1 or more"),
         (["layers", "--length", "many"], "invalid int value"),
         ([], "required"),
-        (["vit-b", "--image", "32", "--plot", "x.svg"], "nothing to draw"),
+        (["vit-b", "--image", "32", "--plot", "x.svg"], "no plot"),
     ],
 )
 def test_bad_words_are_one_line(
@@ -409,6 +409,6 @@ def test_bad_words_are_one_line(
 def test_a_folder_that_is_no_models(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     assert cli.main(["cost", str(tmp_path)]) == 2
-    assert "not a Regard model's" in capsys.readouterr().err
+    assert "not the config of a Regard model" in capsys.readouterr().err
     assert cli.main(["cost", str(tmp_path / "config.json")]) == 2
     assert capsys.readouterr().err.count("\n") == 1

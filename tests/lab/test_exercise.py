@@ -56,7 +56,7 @@ MISTAKES = [
     ),
     (MULTIHEAD, ".nan_to_num(0.0)", "", "attention", "NaN"),
     (MULTIHEAD, "-torch.inf", "-1e9", "attention", "large negative number"),
-    (MULTIHEAD, "return scores.softmax", "scores.softmax", "attention", "gives back nothing"),
+    (MULTIHEAD, "return scores.softmax", "scores.softmax", "attention", "returns nothing"),
     # heads
     (
         MULTIHEAD,
@@ -170,7 +170,7 @@ MISTAKES = [
     (VIT, "self.expand(self.norm2(x))", "self.expand(x)", "Block", "norm2 is missing"),
     (VIT, "self.norm2(x)", "self.norm1(x)", "Block", "norm1 serves twice"),
     (VIT, "F.gelu", "F.relu", "Block", "ReLU"),
-    (VIT, "F.gelu(", "(", "Block", "nothing bends"),
+    (VIT, "F.gelu(", "(", "Block", "activation function is missing"),
     (
         VIT,
         "x = x + self.attention(self.norm1(x))",

@@ -157,7 +157,7 @@ def neighbourly_feed_forward(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def gelu_for_relu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The feed-forward network bends in another way."""
+    """Another activation function."""
     monkeypatch.setattr(
         block.FeedForward, "forward", lambda self, x: self.reduce(F.gelu(self.expand(x)))
     )

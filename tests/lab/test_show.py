@@ -39,7 +39,7 @@ def printed(what: RenderableType, width: int = 100) -> str:
         (-5.8e7, "−5.8×10⁷"),
         (math.inf, "∞"),
         (-math.inf, "−∞"),
-        (math.nan, "not a number"),
+        (math.nan, "NaN"),
         ("soft", "soft"),
         ([0.25, 1], "[0.25, 1]"),
         ([[1, 2], [3, 4]], "[[1, 2]; [3, 4]]"),

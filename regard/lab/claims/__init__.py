@@ -1,7 +1,8 @@
 """What the course documents teach, item by item: experiments in families, and what is only stated.
 
-An experiment's words are literals in its family's file. `lines` reads them there, which takes no
-time; `experiments` imports the files, and with them torch.
+`experiments` imports the families' files, and with them torch. `lines`, the list that `regard lab`
+prints, parses the files instead: their texts are literals, and the list appears at once rather
+than seconds later, for some twenty lines of code (`_read`).
 """
 
 import ast
@@ -16,10 +17,10 @@ from regard.lab.experiment import Experiment
 
 
 class Family(NamedTuple):
-    """Experiments about one thing, in a file of their own."""
+    """Experiments on one topic, in one file."""
 
     name: str
-    """The file's, and what one types for all of them."""
+    """The name of the file; what one types to run all of them."""
     title: str
     about: str
 
@@ -28,59 +29,65 @@ FAMILIES = (
     Family(
         "exercises",
         "Attention by hand",
-        "The worked exercises, and the slips that are easily made in them.",
+        "The worked exercises, and common mistakes in them.",
     ),
     Family(
         "formula",
         "The formula",
-        "What goes into attention, what comes out, and in which order it is written.",
+        "The inputs of attention, its output, and the order in which they are written.",
     ),
     Family("operations", "Operations", "Every multiplication, division and addition, counted."),
     Family(
         "scores",
         "Scores and their scale",
-        "How well a key fits, why that is scaled, and what else may serve as a score.",
+        "How well a key matches a query, why scores are scaled, and other scores.",
     ),
     Family(
         "sources",
         "Self- and cross-attention",
-        "Who asks, who answers, and that they need not be alike.",
+        "Where queries come from, and where keys and values do.",
     ),
-    Family("masks", "Masks", "Who may attend to what, and what becomes of who may not."),
-    Family("temperature", "Temperature", "From the mean of all values to the choice of one."),
+    Family("masks", "Masks", "Which query may attend to which key; rows that may attend to none."),
+    Family(
+        "temperature",
+        "Temperature",
+        "β, from the mean of all values to the choice of one.",
+    ),
     Family("perturbation", "Perturbation", "What a change of one key does to the output."),
-    Family("symmetry", "Order", "What a shuffle of the tokens changes, and what it leaves alone."),
+    Family("symmetry", "Order", "Permutations of the tokens: equivariance and invariance."),
     Family(
         "layers",
         "Self-attention as another layer",
-        "Identity, permutation, convolution: what one layer of attention can be.",
+        "Identity, permutation, convolution: what one layer of attention can express.",
     ),
-    Family("heads", "Heads", "What multi-head attention is made of, and what a head is like."),
-    Family("positions", "Positional encodings", "In which form a token is told where it stands."),
+    Family("heads", "Heads", "The parts of multi-head attention, and what a head computes."),
+    Family("positions", "Positional encodings", "Fixed and learned positions, added or appended."),
     Family(
         "distance",
         "What a position tells",
-        "How alike two positions are, what reads them, and how far they carry.",
+        "How similar two positions are, and what a model can read from them.",
     ),
-    Family("architecture", "Encoder and decoder", "Which part reads what."),
+    Family("architecture", "Encoder and decoder", "Which part attends to what."),
     Family(
         "sublayers",
         "Around attention",
         "The feed-forward network, the residual sum and the normalisation.",
     ),
-    Family("vision", "Vision Transformers", "From pixels to patches, and on to the class token."),
-    Family("costs", "Costs", "Formulas beside what is counted while a layer runs."),
+    Family("vision", "Vision Transformers", "From pixels to patches, and to the class token."),
+    Family("costs", "Costs", "Formulas, and counts taken while a layer runs."),
     Family(
         "pairs",
-        "The price of all pairs",
-        "What attention's two products cost, and what a window saves.",
+        "The cost of all pairs",
+        "The cost of attention's two products, and what a window saves.",
     ),
-    Family("parameters", "Parameters", "How many numbers layers and models learn."),
-    Family("reach", "Steps and reach", "What has to wait for what, and how far a layer sees."),
+    Family("parameters", "Parameters", "The number of parameters of layers and models."),
+    Family("reach", "Steps and reach", "Sequential steps, and the receptive field of a layer."),
     Family(
-        "training", "What training shows", "Small models, three seeds or more each, and a margin."
+        "training",
+        "What training shows",
+        "Small models, with three seeds or more, and a margin.",
     ),
-    Family("ablation", "What a part is worth", "The same small model with it and without it."),
+    Family("ablation", "Ablations", "The same small model with a part and without it."),
 )
 """In the order in which one would read them."""
 
@@ -99,7 +106,7 @@ def experiments() -> tuple[Experiment, ...]:
 
 
 class Line(NamedTuple):
-    """What the list of experiments says of one."""
+    """One line of the list of experiments."""
 
     item: int
     name: str
@@ -108,12 +115,12 @@ class Line(NamedTuple):
 
 @cache
 def lines() -> dict[Family, tuple[Line, ...]]:
-    """The list of experiments, read from the files without importing them."""
+    """The list of experiments, parsed from the files without importing them."""
     return {family: tuple(_read(family.name)) for family in FAMILIES}
 
 
 def names(word: str) -> tuple[str, ...]:
-    """The experiments that a word asks for: a name, an item's number, or a family."""
+    """The experiments that a word names: one of them, an item by its number, or a family."""
     everything = [line for some in lines().values() for line in some]
     for family, some in lines().items():
         if word == family.name:
@@ -121,10 +128,10 @@ def names(word: str) -> tuple[str, ...]:
     found = tuple(line.name for line in everything if word in (line.name, str(line.item)))
     if not found:
         known = [line.name for line in everything] + [family.name for family in FAMILIES]
-        # Who remembers a part of a name wants those that have it.
+        # Names that contain the word come first.
         near = [name for name in known if word and word in name][:5]
         near += [name for name in difflib.get_close_matches(word, known, 5) if name not in near]
-        hint = f"did you mean {', '.join(near[:5])}?" if near else "no name is like it;"
+        hint = f"did you mean {', '.join(near[:5])}?" if near else "no name is similar;"
         raise ValueError(f"no experiment {word!r}: {hint} `regard lab` lists all of them")
     return found
 
@@ -147,6 +154,6 @@ def _read(file: str) -> Iterator[Line]:
         raise ValueError(f"{file}.py has no tuple EXPERIMENTS: tuple[Experiment, ...] = (…)")
     for entry in entries:
         match entry:
-            case ast.Call(args=given, keywords=named):
-                values = dict(zip(fields, given)) | {word.arg: word.value for word in named}
+            case ast.Call(args=positional, keywords=named):
+                values = dict(zip(fields, positional)) | {word.arg: word.value for word in named}
                 yield Line(*(ast.literal_eval(values[field]) for field in Line._fields))

@@ -1,7 +1,7 @@
-"""What a part of a model is worth: the same small model with it and without it, trained.
+"""Ablations: the same small model trained with a part and without it.
 
-Heads, normalisation and scale, on questions of `regard.task.probe`. As in `training`, each model
-is trained once for each seed, and a verdict asks that all of them agree, by a margin.
+Heads, normalisation and scale, on the tasks of `regard.task.probe`. As in `training`, each model is
+trained once for each seed, and a verdict requires that all seeds agree, by a margin.
 """
 
 import math
@@ -14,6 +14,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from regard import MultiHeadAttention
+from regard.lab.claims.sample import parameters, unbuilt
 from regard.lab.experiment import (
     Curve,
     Experiment,
@@ -33,9 +34,9 @@ from regard.task.probe import Task
 
 SEEDS = (0, 1, 2)
 SMALL = ClassifierConfig(2, 13, width=16, heads=2, feed_forward=32, layers=1, dropout=0.0)
-"""One block, which reads thirteen tokens and answers yes or no."""
+"""One block that reads thirteen tokens and has two classes."""
 BITS = replace(SMALL, classes=16, vocabulary=2, pool="last")
-"""The same for questions about bits, answered where the last of them stands."""
+"""The same for tasks on bits, with the logits read at the last position."""
 
 HEADS = (1, 2, 4, 8)
 DEPTHS = (2, 6)
@@ -51,7 +52,7 @@ def trained(
     lr: float = 1e-2,
     attention: MakeAttention | None = None,
 ) -> tuple[TextClassifier, float]:
-    """A model that has learned, and the share of its right answers afterwards."""
+    """A trained model and its accuracy."""
     model = probe.fresh(lambda: TextClassifier(config, attention=attention), seed)
     return model, probe.train(model, task, steps, lr=lr, seed=seed)
 
@@ -63,12 +64,12 @@ def scores(
     lr: float = 1e-2,
     attention: MakeAttention | None = None,
 ) -> list[float]:
-    """The share of right answers of one trained model for each seed."""
+    """The accuracy of one trained model for each seed."""
     return [trained(config, task, steps, seed, lr, attention)[1] for seed in SEEDS]
 
 
 def more(values: Sequence[float], others: Sequence[float]) -> list[float]:
-    """How much more, for each seed."""
+    """The difference for each seed."""
     return [value - other for value, other in zip(values, others, strict=True)]
 
 
@@ -82,7 +83,7 @@ def by_seed(title: str, measured: Mapping[str, Sequence[float]]) -> Table:
 
 
 def on_condition(inside: Sequence[float], outside: Sequence[float], margin: float) -> Verdict:
-    """From each seed's gain, where one is expected and where none is; the seeds have to agree."""
+    """From each seed's gain, where one is expected and where none is; all seeds have to agree."""
     expected = by_seeds(inside, margin)
     if expected != "holds":
         return expected
@@ -96,11 +97,11 @@ def heads_at_once() -> Finding:
     first, last = HEADS[0], HEADS[-1]
     many = {heads: scores(replace(BITS, heads=heads), several, 150, 2e-2) for heads in HEADS}
     one = {n: scores(replace(BITS, heads=n, classes=2), single, 120) for n in (first, last)}
-    parameters = [_parameters(replace(BITS, heads=heads)) for heads in HEADS]
+    sizes = [_parameters(replace(BITS, heads=heads)) for heads in HEADS]
     return Finding(
         on_condition(more(many[last], many[first]), more(one[last], one[first]), margin=0.2),
         {
-            "parameters": parameters,
+            "parameters": sizes,
             **{f"four places, {heads} heads": values for heads, values in many.items()},
             **{f"one place, {heads} heads": values for heads, values in one.items()},
         },
@@ -112,7 +113,7 @@ def heads_at_once() -> Finding:
             Plot(
                 "Reading four places at once",
                 "heads",
-                "right answers",
+                "accuracy",
                 tuple(
                     Curve(f"seed {seed}", list(map(float, HEADS)), [many[h][n] for h in HEADS])
                     for n, seed in enumerate(SEEDS)
@@ -147,8 +148,8 @@ def heads_and_noise() -> Finding:
         },
         tables=(
             Table(
-                "Share of right answers, mean of three seeds",
-                ("question", "heads", *(f"noise {noise:g}" for noise in NOISES)),
+                "Accuracy, mean of three seeds",
+                ("task", "heads", *(f"noise {noise:g}" for noise in NOISES)),
                 tuple(
                     (name, heads, *(mean(column) for column in zip(*rows)))
                     for (name, heads), rows in kept.items()
@@ -160,13 +161,13 @@ def heads_and_noise() -> Finding:
 
 
 def _under_noise(model: TextClassifier, task: Task, noise: float, seed: int) -> float:
-    """The share of right answers where every token's vector is off by normal noise."""
+    """The accuracy with normal noise added to every token's embedding."""
     chance = torch.Generator().manual_seed(seed)
 
-    def spoil(module: nn.Module, given: object, x: Tensor) -> Tensor:
+    def add_noise(module: nn.Module, args: object, x: Tensor) -> Tensor:
         return x + noise * torch.randn(x.shape, generator=chance)
 
-    hook = model.tokens.register_forward_hook(spoil)
+    hook = model.tokens.register_forward_hook(add_noise)
     right = probe.accuracy(model, task, range(1000, 1020), seed)
     hook.remove()
     return right
@@ -177,16 +178,16 @@ def layer_norm() -> Finding:
     names = {True: "with LayerNorm", False: "without"}
 
     def losses(layers: int, norms: bool, rate: float) -> list[float]:
-        """At the end; nothing else steadies the training, neither a warm-up nor clipping."""
+        """The final loss, without warm-up or gradient clipping to stabilise the training."""
         config = replace(SMALL, layers=layers, norm="pre", final_norm=norms)
-        found = []
+        final = []
         for seed in SEEDS:
             model = probe.fresh(lambda: TextClassifier(config), seed)
             if not norms:
                 _remove_norms(model)
             learned = probe.learn(model, task, 40, lr=rate, warmup=0, clip=math.inf, seed=seed)
-            found.append(mean(learned[-10:]))
-        return found
+            final.append(mean(learned[-10:]))
+        return final
 
     measured = {
         (layers, rate): {norms: losses(layers, norms, rate) for norms in names}
@@ -204,7 +205,7 @@ def layer_norm() -> Finding:
         },
         tables=(
             Table(
-                "Loss after 40 steps, mean of three seeds; a guess costs 0.69",
+                "Loss after 40 steps, mean of three seeds; chance level 0.69",
                 ("blocks", "learning rate", *names.values()),
                 tuple(
                     (layers, rate, *(mean(found[norms]) for norms in names))
@@ -252,7 +253,7 @@ def scale_and_training() -> Finding:
         },
         tables=(
             by_seed("Mean loss over 100 steps", losses),
-            by_seed("Share of right answers after them", right),
+            by_seed("Accuracy afterwards", right),
         ),
     )
 
@@ -321,9 +322,7 @@ def heads_and_filters() -> Finding:
 
 
 def _parameters(config: ClassifierConfig, attention: MakeAttention | None = None) -> int:
-    with torch.device("meta"):
-        model = TextClassifier(config, attention=attention)
-    return sum(parameter.numel() for parameter in model.parameters())
+    return parameters(unbuilt(lambda: TextClassifier(config, attention=attention)))
 
 
 EXPERIMENTS: tuple[Experiment, ...] = (

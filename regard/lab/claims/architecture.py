@@ -1,4 +1,4 @@
-"""Encoder and decoder: which part reads what."""
+"""Encoder and decoder: which part attends to what."""
 
 from typing import Any
 
@@ -105,7 +105,7 @@ def _encoder_and_decoder() -> Finding:
 
 
 def _kinds(model: Transformer) -> list[str]:
-    """Each attention as it is called: on one source or two, and what its mask hides."""
+    """Each attention layer as it is called: self or cross, and the mask."""
     seen: list[str] = []
 
     def note(name: str, given: tuple[Any, ...], named: dict[str, Any]) -> None:
@@ -167,18 +167,18 @@ def _three_kinds() -> Finding:
     alike = {type(block) for parts in stacks.values() for stack in parts for block in stack.blocks}
     later = ids.clone()
     later[:, -1] += 1
-    told = apart(chat(later)[:, :-1], chat(ids)[:, :-1])
+    leaked = apart(chat(later)[:, :-1], chat(ids)[:, :-1])
     return Finding(
         holds(
             alike == {Block}
             and list(crossing.values()) == [0, 2, 0]
             and torch.equal(reach, before)
-            and told == 0
+            and leaked == 0
         ),
         {f"blocks with cross-attention, {name}": count for name, count in crossing.items()}
         | {
             "kinds of block in all three": len(alike),
-            "decoder only: what earlier logits notice of the last token": told,
+            "decoder only: what earlier logits notice of the last token": leaked,
         },
     )
 

@@ -1,4 +1,4 @@
-"""What layers cost: multiplications counted while they run, beside what is taught."""
+"""The cost of layers: multiplications counted while they run, beside what is taught."""
 
 import math
 from collections.abc import Callable
@@ -24,12 +24,12 @@ from regard.lab.experiment import (
 from regard.model.baseline import Convolution, Dense, Recurrent
 
 N, D, K = 11, 14, 3
-"""Positions, width and taps, of which no two are the same."""
+"""Positions, width and kernel size, no two the same."""
 SMALL = Sizes(N, D, K, 7)
 
 
 def cost(name: str, sizes: Sizes) -> Measured:
-    """What a layer of the library costs, counted while it runs."""
+    """The cost of one of the library's layers, counted while it runs."""
     found = measure(layer(name), sizes)
     assert found is not None
     return found
@@ -42,7 +42,7 @@ def multiply_adds(run: Callable[[], object]) -> int:
 
 
 def growth(count: Callable[[Sizes], int], sizes: Sizes = SMALL) -> tuple[float, float]:
-    """The powers of n and of d: what doubling either does, as an exponent of two."""
+    """The exponents of n and of d: log₂ of the growth when either doubles."""
     at = count(sizes)
     longer = count(replace(sizes, length=2 * sizes.length))
     wider = count(replace(sizes, width=2 * sizes.width))
@@ -131,8 +131,8 @@ def _per_layer() -> Finding:
     )
 
 
-def _dearer(one: list[int], other: list[int]) -> int | None:
-    """The first length, counted from 1, at which one needs more than the other."""
+def _costlier(one: list[int], other: list[int]) -> int | None:
+    """The first length, counted from 1, at which `one` costs more than the other."""
     return next((n for n, (a, b) in enumerate(zip(one, other), 1) if a > b), None)
 
 
@@ -148,8 +148,8 @@ def _crossover() -> Finding:
     names = ("attention alone", "attention, with projections", *recurrences)
     lengths = range(1, 4 * d + 2)
     counts = {name: [_multiplied(name, Sizes(n, d, heads=1)) for n in lengths] for name in names}
-    alone = {name: _dearer(counts[names[0]], counts[name]) for name in recurrences}
-    whole = {name: _dearer(counts[names[1]], counts[name]) for name in recurrences}
+    alone = {name: _costlier(counts[names[0]], counts[name]) for name in recurrences}
+    whole = {name: _costlier(counts[names[1]], counts[name]) for name in recurrences}
     rows = tuple(
         (name, _equal(alone[name], 4 * d + 1, d), _equal(whole[name], 4 * d + 1, d))
         for name in recurrences
@@ -207,10 +207,10 @@ def _cost_table() -> Finding:
     )
 
 
-def _equal(dearer: int | None, most: int, d: int) -> str:
-    if dearer is None:
+def _equal(first: int | None, most: int, d: int) -> str:
+    if first is None:
         return f"above {most}"
-    return "dearer at any n" if dearer == 1 else f"{dearer - 1} = {(dearer - 1) / d:g} d"
+    return "costs more at any n" if first == 1 else f"{first - 1} = {(first - 1) / d:g} d"
 
 
 def _scaling(width: int) -> Plot:

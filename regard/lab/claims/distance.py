@@ -1,4 +1,4 @@
-"""What a position tells: how alike two are, what reads it, and how far it carries."""
+"""What a position tells: how similar two are, and what a model can read from them."""
 
 import math
 from collections.abc import Callable
@@ -39,7 +39,7 @@ def _number_as_position() -> Finding:
     kernel = r @ r.T
 
     def by_distance(gram: Tensor) -> float:
-        """How much the similarity of neighbours depends on where they stand."""
+        """How much the similarity of neighbours depends on their position."""
         return float(gram.diagonal(1).max() - gram.diagonal(1).min())
 
     def most_like_themselves(gram: Tensor) -> int:
@@ -246,7 +246,7 @@ class _Unskipped(PostNorm):
 
 
 def _probed(residual: type[PostNorm], seed: int) -> list[float]:
-    """What a linear probe misses of the position after each layer: 0 nothing, 1 all of it."""
+    """The share of the position's variance that a linear probe misses after each layer."""
     width, length, batch, layers = 24, 16, 64, 6
     place = torch.arange(length, dtype=torch.float64)
     wanted = ((place - place.mean()) / place.std(correction=0)).repeat(batch)[:, None]

@@ -1,4 +1,4 @@
-"""Worked exercises: attention by hand, and the slips that are easily made.
+"""Worked exercises: attention by hand, and common mistakes.
 
     C = softmax(Q Kᵀ / √d) V
 
@@ -180,14 +180,14 @@ def overflow() -> Finding:
             all(right(listing, score) for score in above),
         ),
         {
-            "largest score that the listing bears": low,
+            "largest score without overflow in the listing": low,
             "logarithm of float32's largest number": math.log(torch.finfo(torch.float32).max),
             "attend is right at 10,000": right(ours, 1e4),
         },
         tables=(
             Table(
                 "weight of a key with this score beside one of 0, in float32",
-                ("score", "listing", "less the maximum first"),
+                ("score", "listing", "minus the maximum first"),
                 tuple(
                     (score, _shown(listing(score)), _shown(ours(score))) for score in below + above
                 ),
@@ -224,7 +224,7 @@ def four_words() -> Finding:
 
 
 def by_hand(query: Tensor, key: Tensor, value: Tensor, beta: float) -> tuple[Tensor, Tensor]:
-    """Weights and output, one query after the other, in plain numbers."""
+    """Weights and output, one query after the other, in Python floats."""
     shares, outputs = [], []
     for q in query.tolist():
         scores = [beta * math.fsum(a * b for a, b in zip(q, k)) for k in key.tolist()]

@@ -1,4 +1,4 @@
-"""The formula: what goes into attention, what comes out, and in which order it is written.
+"""The formula: the inputs of attention, its output, and the order in which they are written.
 
     C = softmax(Q Kᵀ / √d) V        (n_q×d_k), (n_k×d_k), (n_k×d_v) → n_q×d_v
     c_i = Σ_j a_ij v_j              a weighted mean of the values
@@ -18,13 +18,13 @@ from regard.lab.claims.sample import DIFFERENT, SAME, alive, apart, normal
 from regard.lab.experiment import Experiment, Finding, Table, corrected, holds
 
 SIZES = ((2, 3, 2, 3), (5, 7, 11, 13), (7, 5, 3, 2), (1, 1, 1, 1))
-"""n_q, n_k, d_k and d_v that are tried."""
+"""Values of n_q, n_k, d_k and d_v."""
 
 
 def attention_formula() -> Finding:
     rows, worst, fits = [], 0.0, True
     for n_q, n_k, d_k, d_v in SIZES:
-        query, key, value = given(n_q, n_k, d_k, d_v)
+        query, key, value = inputs(n_q, n_k, d_k, d_v)
         output = attend(query, key, value)
         gap = apart(output, by_hand(query, key, value, 1 / math.sqrt(d_k))[1])
         worst, fits = max(worst, gap), fits and output.shape == (n_q, d_v)
@@ -39,7 +39,7 @@ def attention_formula() -> Finding:
 def output_shape() -> Finding:
     rows, taught, correct = [], True, True
     for n_q, n_k, d_k, d_v in SIZES:
-        query, key, value = given(n_q, n_k, d_k, d_v)
+        query, key, value = inputs(n_q, n_k, d_k, d_v)
         A, C = weights(query, key), attend(query, key, value)
         taught &= C.shape == (n_q, n_k)
         correct &= A.shape == (n_q, n_k) and C.shape == (n_q, d_v)
@@ -59,7 +59,7 @@ def output_shape() -> Finding:
 def shapes() -> Finding:
     rows, fits = [], True
     for L_q, L_k, d_q, d_v in ((1, 4, 3, 3), (5, 5, 2, 7), (11, 3, 7, 2), (3, 11, 2, 5)):
-        query, key, value = given(L_q, L_k, d_q, d_v)
+        query, key, value = inputs(L_q, L_k, d_q, d_v)
         output = attend(query, key, value)
         fits &= output.shape == (L_q, d_v) and weights(query, key).shape == (L_q, L_k)
         # One output for each query, whatever the others ask.
@@ -111,8 +111,8 @@ def weighted_sum() -> Finding:
     return Finding(
         holds(apart(output, sums) < SAME and ones < SAME and between),
         {
-            "output less Σ aⱼ vⱼ": apart(output, sums),
-            "equal values come out unchanged, off by": ones,
+            "output minus Σ aⱼ vⱼ": apart(output, sums),
+            "equal values come out unchanged, error": ones,
             "never beyond the values": between,
         },
     )
@@ -143,13 +143,13 @@ def argument_order() -> Finding:
     query, key, value = layer.query(x), layer.key(x), layer.value(x)
     meant = plain.multihead(layer, plain.array(x[0]))[None]
     taught, correct = (
-        plain.apart(attend(*given), meant) for given in ((value, query, key), (query, key, value))
+        plain.apart(attend(*three), meant) for three in ((value, query, key), (query, key, value))
     )
     return Finding(
         corrected(taught < SAME, correct < SAME and plain.apart(layer(x), meant) < SAME),
         {
-            "values, queries, keys: off by": taught,
-            "queries, keys, values: off by": correct,
+            "values, queries, keys: error": taught,
+            "queries, keys, values: error": correct,
         },
     )
 
@@ -165,14 +165,14 @@ def score_indices() -> Finding:
     return Finding(
         corrected(taught < SAME, correct < SAME and fewer.shape == (2, 5)),
         {
-            "scores less qⱼ·kᵢ": taught,
-            "scores less qᵢ·kⱼ": correct,
+            "scores minus qⱼ·kᵢ": taught,
+            "scores minus qᵢ·kⱼ": correct,
             "two queries, five keys": list(fewer.shape),
         },
     )
 
 
-def given(n_q: int, n_k: int, d_k: int, d_v: int) -> tuple[Tensor, Tensor, Tensor]:
+def inputs(n_q: int, n_k: int, d_k: int, d_v: int) -> tuple[Tensor, Tensor, Tensor]:
     """Random queries, keys and values."""
     return normal(0, n_q, d_k), normal(1, n_k, d_k), normal(2, n_k, d_v)
 
@@ -182,7 +182,7 @@ def _by(rows: int, columns: int) -> str:
 
 
 def _centred(scores: Tensor) -> Tensor:
-    """Less each row's mean: what a softmax along rows doesn't see is gone."""
+    """Minus the mean of each row, to which a softmax along rows is invariant."""
     return scores - scores.mean(-1, keepdim=True)
 
 

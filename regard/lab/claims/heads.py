@@ -1,4 +1,4 @@
-"""What multi-head attention is made of, and what its heads are like."""
+"""The parts of multi-head attention, and what its heads compute."""
 
 import numpy as np
 import torch
@@ -12,7 +12,7 @@ from regard.lab.experiment import Experiment, Finding, Table, conditional, corre
 from regard.model.baseline import Convolution
 
 K = D // H
-"""Width of a head."""
+"""The width of a head."""
 
 
 def _multi_head() -> Finding:

@@ -1,4 +1,4 @@
-"""Which other layers self-attention can be: identity, permutation, convolution."""
+"""Which other layers self-attention can express: identity, permutation, convolution."""
 
 import math
 from itertools import pairwise

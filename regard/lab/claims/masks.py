@@ -1,4 +1,4 @@
-"""Masks: who may attend to what, and what becomes of those who may attend to nothing.
+"""Masks: which query may attend to which key, and rows that may attend to none.
 
     a_i = softmax(β s_i + m_i)        m_ij = 0 where query i may see key j, -∞ where it may not
 
@@ -65,7 +65,7 @@ def causal_mask() -> Finding:
         {
             "mask": [L, L],
             "pairs hidden": int((~causal().tensor(L, L)).sum()),
-            "weights less a softmax over the first i keys": by_hand,
+            "weights minus a softmax over the first i keys": by_hand,
             "queries with nothing to see, diagonal kept": int((shares.sum(-1) == 0).sum()),
             "queries with nothing to see, diagonal hidden": empty,
         },
@@ -121,7 +121,7 @@ def large_negative() -> Finding:
         {
             "rows that see something": seen,
             "row that sees nothing": leak,
-            "the same row, less that without any mask": unmasked,
+            "the same row, minus that without any mask": unmasked,
         },
     )
 
@@ -184,7 +184,7 @@ def variable_lengths() -> Finding:
         },
         tables=(
             Table(
-                "sentences of 3, 7 and 5 words in a batch, less the same sentences alone",
+                "sentences of 3, 7 and 5 words in a batch, minus the same sentences alone",
                 ("positions", "padding mask", "largest difference"),
                 tuple((*case, gap) for case, gap in tried.items()),
             ),
@@ -205,9 +205,9 @@ def counting_by_mask() -> Finding:
         corrected(spread < SAME, error < SAME and flat < SAME),
         {
             "outputs, causal mask": masked.tolist(),
-            "less 1/n": error,
-            "largest less least output, causal mask": spread,
-            "largest less least output, no mask": flat,
+            "outputs minus 1/n, largest": error,
+            "largest minus least output, causal mask": spread,
+            "largest minus least output, no mask": flat,
         },
         plots=(
             Plot(

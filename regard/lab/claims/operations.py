@@ -1,4 +1,4 @@
-"""How many operations attention takes, executed one by one and counted."""
+"""The number of operations of attention, executed one by one and counted."""
 
 import math
 from collections import Counter
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from regard import attend
 from regard.lab.byhand import exercise
-from regard.lab.claims.formula import SIZES, given
+from regard.lab.claims.formula import SIZES, inputs
 from regard.lab.claims.sample import SAME, apart
 from regard.lab.experiment import Curve, Experiment, Finding, Plot, Table, holds
 
@@ -22,7 +22,7 @@ def operation_counts() -> Finding:
     agree = apart(output, attend(query, key, value)) < SAME
     rows = []
     for sizes in SIZES:
-        some = given(*sizes)
+        some = inputs(*sizes)
         result, executed = _counted(*some)
         agree = agree and apart(result, attend(*some)) < SAME
         agree = agree and all(executed[kind] == n for kind, n in _listed(*sizes).items())
@@ -45,7 +45,7 @@ def operation_total() -> Finding:
     gaps: list[float] = []
 
     def executed(n_q: int, n_k: int, d_k: int, d_v: int) -> int:
-        some = given(n_q, n_k, d_k, d_v)
+        some = inputs(n_q, n_k, d_k, d_v)
         output, count = _counted(*some)
         gaps.append(apart(output, attend(*some)))
         return sum(count[kind] for kind in KINDS)
@@ -96,7 +96,7 @@ def operation_total() -> Finding:
 
 
 def _counted(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Counter[str]]:
-    """softmax(Q Kᵀ / √d) V number by number, and how often each operation was executed."""
+    """softmax(Q Kᵀ / √d) V number by number, and the count of each operation."""
     count: Counter[str] = Counter()
     root, columns = math.sqrt(key.shape[1]), value.T.tolist()
     outputs = []
@@ -120,7 +120,7 @@ def _counted(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Counter
 
 
 def _dot(a: list[float], b: list[float], count: Counter[str]) -> float:
-    """A sum of products, which takes one addition less than multiplications."""
+    """A sum of products, with one addition fewer than multiplications."""
     total = a[0] * b[0]
     count["mul"] += 1
     for x, y in zip(a[1:], b[1:]):

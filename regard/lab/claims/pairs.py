@@ -1,4 +1,4 @@
-"""The price of all pairs: what attention's two products cost, and what a window saves.
+"""The cost of all pairs: attention's two products, and what a window saves.
 
     n_q n_k d_k + n_q n_k d_v        the scores, and the weighted sum of the values
 

@@ -1,4 +1,4 @@
-"""How many numbers layers and models learn."""
+"""The number of parameters of layers and models."""
 
 from collections.abc import Callable
 
@@ -17,7 +17,7 @@ from regard.model.baseline import Convolution, Dense, Recurrent
 from regard.model.block import FeedForward
 
 N, D, K = 11, 14, 3
-"""Positions, width and taps, of which no two are the same."""
+"""Positions, width and kernel size, no two the same."""
 SIZES: tuple[tuple[str, Callable[[], nn.Module], float], ...] = (
     ("base", lambda: Transformer.base(37_000), 65e6),
     ("big", lambda: Transformer.big(37_000), 213e6),
@@ -26,7 +26,7 @@ SIZES: tuple[tuple[str, Callable[[], nn.Module], float], ...] = (
     ("ViT-L/32", lambda: VisionTransformer.large(1000, patch=32), 307e6),
     ("ViT-H/14", lambda: VisionTransformer.huge(1000), 632e6),
 )
-"""Models, and the sizes that their papers print."""
+"""Models, and the sizes printed in their papers."""
 
 
 def _shared() -> Finding:

@@ -40,8 +40,8 @@ def moved_key_line() -> Finding:
     return Finding(
         holds(max(*worst_a, *worst_h, *worst_line) < SAME),
         {
-            "weight by the formula, off by": max(worst_a),
-            "output by the formula, off by": max(worst_h),
+            "weight by the formula, error": max(worst_a),
+            "output by the formula, error": max(worst_h),
             "distance from the line between vⱼ and the mean of the others": max(worst_line),
         },
         tables=(
@@ -107,8 +107,8 @@ def split_softmax() -> Finding:
     return Finding(
         corrected(added < SAME, multiplied < SAME),
         {
-            "less the sum of two softmaxes": added,
-            "less their product, divided by its sum": multiplied,
+            "softmax of the sum minus the sum of two softmaxes": added,
+            "softmax of the sum minus their normalised product": multiplied,
             "rows of the sum add up to": float((before + alone).sum(-1).mean()),
         },
     )

@@ -1,4 +1,4 @@
-"""The same arithmetic once more, in plain numpy: what modules are held against."""
+"""The same arithmetic in plain numpy, independent of the library: a reference for its modules."""
 
 import math
 
@@ -33,12 +33,12 @@ def layer_norm(part: nn.LayerNorm, x: Array) -> Array:
 
 
 def gelu(x: Array) -> Array:
-    """x Φ(x), with the normal distribution's Φ."""
+    """x Φ(x), with Φ of the normal distribution."""
     return x * np.vectorize(lambda z: (1 + math.erf(z / math.sqrt(2))) / 2)(x)
 
 
 def heads(layer: MultiHeadAttention, x: Array, source: Array | None = None) -> Array:
-    """What the heads give, H·V numbers for each row of x (L, D), before W_O."""
+    """The output of the heads before W_O: H·V numbers for each row of x (L, D)."""
     read = x if source is None else source
     K, V = layer.key_width, layer.value_width
     query, key, value = (
@@ -59,5 +59,5 @@ def multihead(layer: MultiHeadAttention, x: Array, source: Array | None = None) 
 
 
 def apart(one: Tensor, other: Array) -> float:
-    """The largest difference between a module's result and the plain one."""
+    """The largest difference between a module's result and the reference."""
     return float(np.abs(array(one) - other).max())

@@ -1,4 +1,4 @@
-"""Positional encodings: in which form a row is told where it stands."""
+"""Positional encodings: fixed and learned, added or appended."""
 
 import math
 from functools import partial

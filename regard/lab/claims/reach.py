@@ -1,4 +1,4 @@
-"""What waits for what, and how far a layer sees: attention beside recurrence and convolution."""
+"""Sequential steps and receptive fields: attention beside recurrence and convolution."""
 
 from dataclasses import replace
 
@@ -41,7 +41,7 @@ def _chain(name: str, length: int) -> int:
 
 
 def _decoded(length: int) -> int:
-    """Products in a row when each position is made from the one before."""
+    """Sequential products when each position is computed from the one before."""
     made, cache, x = alive(MultiHeadAttention(D, H), 0), SelfCache(), normal(1, 1, 1, D)
     with Counter() as counter, torch.no_grad():
         for _ in range(length):

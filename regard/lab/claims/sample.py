@@ -1,4 +1,4 @@
-"""Matrices and modules to try things on: random, the same each time, and what is asked of them."""
+"""Random matrices and small modules for experiments, from fixed seeds, and how to compare them."""
 
 from collections.abc import Callable
 from typing import TypeVar
@@ -15,15 +15,15 @@ from regard.model.stack import Stack
 M = TypeVar("M", bound=nn.Module)
 
 D, H, HIDDEN, L, S = 12, 3, 17, 7, 11
-"""Width, heads, hidden width, and the lengths of two sequences: small, and no two the same."""
+"""Width, heads, hidden width, and two lengths: small, and no two the same."""
 PLAN = TransformerConfig(
     19, width=D, heads=H, feed_forward=HIDDEN, encoder_layers=2, decoder_layers=2, dropout=0.0
 )
 """A small encoder-decoder."""
 PICTURE = VisionConfig(5, (8, 12), 4, channels=3, width=D, heads=H, feed_forward=HIDDEN, layers=2)
-"""A small ViT, for pictures of six patches."""
+"""A small ViT, for images of six patches."""
 SAME, DIFFERENT = 1e-12, 1e-3
-"""Below the first two results are one up to rounding, above the second they are two."""
+"""Two results are the same, up to rounding, below the first, and different above the second."""
 
 
 def normal(seed: int, *shape: int) -> Tensor:
@@ -32,12 +32,12 @@ def normal(seed: int, *shape: int) -> Tensor:
 
 
 def orthonormal(seed: int, rows: int, columns: int) -> Float[Tensor, "L D"]:
-    """Rows of length 1 at right angles to each other."""
+    """Orthonormal rows."""
     return torch.linalg.qr(normal(seed, columns, rows))[0].mT
 
 
 def alive(module: M, seed: int) -> M:
-    """The module in float64, ready for use, with biases, norms and heads that do something."""
+    """The module in float64 and eval mode, with random biases, norms and heads too."""
     draw = torch.Generator().manual_seed(seed)
     module = module.double().eval()
     with torch.no_grad():
@@ -51,13 +51,13 @@ def alive(module: M, seed: int) -> M:
 
 
 def unbuilt(make: Callable[[], M]) -> M:
-    """A model of any size, without its numbers."""
+    """A model of any size, on the meta device."""
     with torch.device("meta"):
         return make()
 
 
 def base() -> Transformer:
-    """The paper's base model, without its numbers."""
+    """The paper's base model, on the meta device."""
     return unbuilt(lambda: Transformer.base(37_000))
 
 
@@ -77,5 +77,5 @@ def apart(one: Tensor, other: Tensor) -> float:
 def influence(
     function: Callable[[Tensor], Tensor], x: Float[Tensor, "1 S D"]
 ) -> Float[Tensor, "L S"]:
-    """How much row i of the result moves with row j of x: the largest entry of ∂y_i/∂x_j."""
+    """How much row i of the result depends on row j of x: the largest entry of ∂y_i/∂x_j."""
     return jacobian(function, x).abs().amax((0, 2, 3, 5))

@@ -1,4 +1,4 @@
-"""Scores: how well a key fits a query, why that is scaled, and what else may rate it.
+"""Scores: how well a key matches a query, why scores are scaled, and other scores.
 
     s_ij = β q_i·k_j        β = 1/√d keeps the variance of the scores of random vectors at 1
 
@@ -45,7 +45,7 @@ def scale_and_gradient() -> Finding:
             "mean a(1-a), unscaled, d = 512": unscaled[-1],
             "mean a(1-a), scaled, d = 512": scaled[-1],
             "most there can be, all weights alike": uniform,
-            "a(1-a) less what autograd says": formula,
+            "a(1-a) minus what autograd says": formula,
         },
         plots=(
             Plot(
@@ -167,7 +167,7 @@ def no_parameters() -> Finding:
         {
             "parameters of the operation": own,
             "parameters of the projections around it": projections,
-            "attend less the formula": gap,
+            "attend minus the formula": gap,
         },
         tables=(
             Table(

@@ -1,4 +1,4 @@
-"""Self and cross: who asks, who answers, and that they need not be alike."""
+"""Self-attention and cross-attention: where queries come from, and where keys and values do."""
 
 import math
 from dataclasses import replace

@@ -1,24 +1,24 @@
-"""What no computation here can settle: history, opinion, and what others have built.
+"""Statements that no computation can settle: history, opinion, and what others have built.
 
-Each has the words of what is said and the source that settles it, with its number on arXiv where
-it has one. Of some items only a part is of that kind, and is named; the rest of the item is an
-experiment. Together with the experiments these account for every item.
+Each has the statement and the source that settles it, with its arXiv number. Where only a part of
+an item is of that kind, the part is named, and the rest is an experiment. Together with the
+experiments these account for every item.
 """
 
 from typing import NamedTuple
 
 ITEMS = 103
-"""How many items there are, counted from 1."""
+"""The number of items."""
 
 
 class Stated(NamedTuple):
-    """An item, or the part of one, that is only said."""
+    """An item, or a part of one, that is only stated."""
 
     item: int
     part: str
-    """Which part of the item it is, where the rest is computed; otherwise nothing."""
+    """The part of the item, where the rest is computed; otherwise empty."""
     words: str
-    """What is said, in a sentence of our own."""
+    """The statement, in our own words."""
     source: str
     """What settles it, and how."""
 

@@ -1,4 +1,4 @@
-"""What stands around attention in a block: the feed-forward network, the sum, the norm."""
+"""The rest of a block: the feed-forward network, the residual sum, the normalisation."""
 
 from collections.abc import Callable
 from dataclasses import replace

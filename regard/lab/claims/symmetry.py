@@ -1,4 +1,4 @@
-"""What a layer does not notice: the order of a set, the place of a pattern."""
+"""Symmetries: permutations of tokens, and shifts of a pattern."""
 
 from dataclasses import replace
 from functools import partial
@@ -97,16 +97,16 @@ def _texts(*sentences: str) -> list[Tensor]:
 def _two_sentences() -> Finding:
     one, other = _texts(*CRICKET)
     plan = TransformerConfig(6, width=D, heads=H, feed_forward=17, encoder_layers=2)
-    told: dict[str, float] = {}
+    gaps: dict[str, float] = {}
     for position in ("none", "sinusoidal", "learned", "rotary", "linear-bias"):
         model = alive(Transformer(replace(plan, position=position, decoder_layers=0)), 0)
-        told[position] = apart(model.encode(one).mean(1), model.encode(other).mean(1))
-    blind = told["none"]
+        gaps[position] = apart(model.encode(one).mean(1), model.encode(other).mean(1))
+    blind = gaps["none"]
     return Finding(
         holds(
-            blind < SAME and min(seen for name, seen in told.items() if name != "none") > DIFFERENT
+            blind < SAME and min(seen for name, seen in gaps.items() if name != "none") > DIFFERENT
         ),
-        {f"distance between the two, positions: {name}": value for name, value in told.items()},
+        {f"distance between the two, positions: {name}": value for name, value in gaps.items()},
     )
 
 

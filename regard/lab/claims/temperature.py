@@ -1,4 +1,4 @@
-"""Temperature: how decided attention is.
+"""Temperature: how sharp attention is.
 
     a = softmax(β s)        β → 0 spreads it over all keys, β → ∞ puts it on the best one
 
@@ -73,7 +73,7 @@ def cold_limit() -> Finding:
             "limit": found.tolist(),
             "one-hot of the scores has shape": list(encoded.shape),
             "limit has shape": list(found.shape),
-            "limit less that of scores larger by 7": shifted,
+            "limit minus that of scores larger by 7": shifted,
             "two best scores": tied.tolist(),
         },
     )
@@ -90,8 +90,8 @@ def hot_limit() -> Finding:
     return Finding(
         holds(max(zero, mean) < SAME and abs(slope - 1) < 0.01),
         {
-            "β = 0, weights less 1/7": zero,
-            "β = 0, output less the mean of the values": mean,
+            "β = 0, weights minus 1/7": zero,
+            "β = 0, output minus the mean of the values": mean,
             "distance at β = 0.001": distance[1],
             "power of β by which it grows": slope,
         },
@@ -130,7 +130,7 @@ def convenient_beta() -> Finding:
         },
         tables=(
             Table(
-                "how decided random vectors are: log 8 less the mean entropy, in nats",
+                "how decided random vectors are: log 8 minus the mean entropy, in nats",
                 ("d", "variance of q·k/√d", *(f"β = {name}" for name in choices)),
                 (*rows,),
             ),
@@ -185,7 +185,7 @@ def one_hot_suffices() -> Finding:
         ),
         {
             "weights": found.tolist(),
-            "output less the values that were asked for": preserved,
+            "output minus the values that were asked for": preserved,
             "every row has one 1": one_hot,
         },
     )
@@ -202,9 +202,9 @@ def hard_attention() -> Finding:
     return Finding(
         holds(picked == 0 and all(a >= b for a, b in pairwise(distance)) and distance[-1] < 1e-6),
         {
-            "hard attention less the best keys' values": picked,
-            "soft less hard, β = 1": distance[0],
-            "soft less hard, β = 10,000": distance[-1],
+            "hard attention minus the best keys' values": picked,
+            "soft minus hard, β = 1": distance[0],
+            "soft minus hard, β = 10,000": distance[-1],
         },
         tables=(
             Table(
@@ -237,16 +237,16 @@ def spreading() -> Finding:
         ),
         {
             "β = 50, weights are near 0 or 1": peaked,
-            "β = 50, output less the mean of the values": _from_mean(50.0),
-            "β → 0, weights less 1/3": uniform,
-            "β → 0, output less the mean of the values": _from_mean(1e-9),
-            "β = 0, output less that of a dense layer of weights 1/3": like_dense,
-            "β = 1/√2, output less that of the same layer": unlike,
+            "β = 50, output minus the mean of the values": _from_mean(50.0),
+            "β → 0, weights minus 1/3": uniform,
+            "β → 0, output minus the mean of the values": _from_mean(1e-9),
+            "β = 0, output minus that of a dense layer of weights 1/3": like_dense,
+            "β = 1/√2, output minus that of the same layer": unlike,
         },
         tables=(
             Table(
                 "first query of exercise 3",
-                ("β", "a₁", "a₂", "a₃", "output less the mean"),
+                ("β", "a₁", "a₂", "a₃", "output minus the mean"),
                 (*rows,),
             ),
         ),

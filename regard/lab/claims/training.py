@@ -1,8 +1,12 @@
-"""What small models learn: where order matters, how far they remember, what carries over.
+"""What small models learn: order, memory over a distance, transfer.
 
-Every number here comes from models that are trained within seconds, on questions of
-`regard.task.probe`, once for each seed. A verdict asks that all seeds agree, by a margin. What
-single parts of a model are worth is in `ablation`.
+Every number comes from models that are trained within a second or so, on the tasks of
+`regard.task.probe`, once for each seed. A verdict requires that all seeds agree, by a margin.
+`ablation` tests single parts of a model.
+
+More than a hundred such models are trained in memory by the fifteen lines of `probe.learn`:
+`train/fit.py` trains a run, with a folder, checkpoints and evaluations, which would take longer
+than the training itself.
 """
 
 from dataclasses import replace
@@ -32,7 +36,7 @@ SENTENCES: Task = partial(probe.winner, batch=32, teams=TEAMS)
 ORDERS: Task = partial(probe.order, batch=32, length=8)
 BAGS: Task = partial(probe.bag, batch=32, length=8)
 ELSEWHERE: Task = partial(probe.ones, places=(0, 3, 5, 8))
-"""A question about bits at places that an encoder has never been asked about."""
+"""A task on bits at positions that an encoder was not trained on."""
 
 GAPS = (1, 4, 12, 36)
 
@@ -49,23 +53,23 @@ def sentence_order() -> Finding:
     }
     blind, _ = trained(without_positions(config), SENTENCES, 20, seed=0)
     with torch.no_grad():
-        said = torch.tensor([probe.sentence(3, 1, TEAMS), probe.sentence(1, 3, TEAMS)])
-        this, that = blind.double()(said)
+        sentences = torch.tensor([probe.sentence(3, 1, TEAMS), probe.sentence(1, 3, TEAMS)])
+        this, that = blind.double()(sentences)
     return Finding(
         by_seeds(more(*measured.values()), margin=0.3),
         {
             **{f"accuracy {name}": values for name, values in measured.items()},
             "two sentences' logits differ, without positions, by": float((this - that).abs().max()),
         },
-        tables=(by_seed("Who plays better? A guess between two is right in half", measured),),
+        tables=(by_seed("Who plays better? Guessing between the two teams gives 0.5", measured),),
     )
 
 
 def order_and_bag() -> Finding:
     measured = {
-        f"{name}, {told}": scores(config, task, 100)
+        f"{name}, {positions}": scores(config, task, 100)
         for name, task in (("order", ORDERS), ("bag", BAGS))
-        for told, config in (("with positions", SMALL), ("without", without_positions(SMALL)))
+        for positions, config in (("with positions", SMALL), ("without", without_positions(SMALL)))
     }
     needed, unneeded = (
         more(measured[f"{name}, with positions"], measured[f"{name}, without"])
@@ -74,7 +78,7 @@ def order_and_bag() -> Finding:
     return Finding(
         by_seeds([a - abs(b) for a, b in zip(needed, unneeded)], margin=0.2),
         measured,
-        tables=(by_seed("Share of right answers", measured),),
+        tables=(by_seed("Accuracy", measured),),
     )
 
 
@@ -112,13 +116,13 @@ def positions_ignored() -> Finding:
             **{f"accuracy, {name}": values for name, values in right.items()},
             **{f"answers changed by a shuffle, {name}": v for name, v in changed.items()},
         },
-        tables=(by_seed("Share of answers that change when the tokens are shuffled", changed),),
+        tables=(by_seed("Share of predictions that change when the tokens are shuffled", changed),),
     )
 
 
 @torch.no_grad()
 def _changed_by_shuffles(model: TextClassifier, task: Task, seed: int) -> float:
-    """The share of answers that are others where the same tokens stand elsewhere."""
+    """The share of predictions that change when the tokens are shuffled."""
     tokens = torch.cat([task(seed, step).tokens for step in range(1000, 1020)])
     chance = torch.Generator().manual_seed(seed)
     places = torch.rand(tokens.shape, generator=chance).argsort(-1)
@@ -152,7 +156,7 @@ def memory_and_distance() -> Finding:
         },
         tables=(
             Table(
-                "Share of right answers, mean of three seeds; a guess is right in 0.2",
+                "Accuracy, mean of three seeds; chance level 0.2",
                 ("tokens between", *measured),
                 tuple(
                     (gap, *(mean(values[n]) for values in measured.values()))
@@ -164,7 +168,7 @@ def memory_and_distance() -> Finding:
             Plot(
                 "What was the first token?",
                 "tokens between",
-                "right answers",
+                "accuracy",
                 tuple(
                     Curve(name, [float(gap) for gap in GAPS], [mean(each) for each in values])
                     for name, values in measured.items()

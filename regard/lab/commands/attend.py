@@ -1,4 +1,4 @@
-"""`regard attend`: attention by hand, from matrices that are typed or in files.
+"""`regard attend`: attention by hand, for matrices that are typed or read from files.
 
 regard attend --query "1 2; 3 1" --key "2 1; 1 1; 0 1" --value "1 2 -2; 1 1 2; 0 1 -1"
 regard attend --query x.csv --mask causal --explain "A[2,1]"
@@ -37,12 +37,12 @@ def parser() -> argparse.ArgumentParser:
     add("--query", "-q", required=True, metavar="MATRIX", help="one row for each query")
     add("--key", "-k", metavar="MATRIX", help="one row for each key; by default the queries")
     add("--value", "-v", metavar="MATRIX", help="one row for each key's value; by default the keys")
-    add("--beta", help="how sharp the choice is: a number, a fraction or inf; by default 1/√d")
-    add("--no-scale", action="store_true", help="the same as --beta 1")
+    add("--beta", help="inverse temperature: a number, a fraction or inf; by default 1/√d")
+    add("--no-scale", action="store_true", help="do not scale the scores; the same as --beta 1")
     add(
         "--mask",
-        help="causal, window:LEFT or window:LEFT,RIGHT, padding:KEYS, prefix:KEYS, "
-        "documents:ID,ID,…, several joined by &, or a matrix of 0 and 1 (1 may attend)",
+        help="causal, window:LEFT or window:LEFT,RIGHT, padding:KEYS, prefix:KEYS or "
+        "documents:ID,ID,…; several joined by &; or a matrix of 0 and 1 (1 may attend)",
     )
     add(
         "--convention",
@@ -54,46 +54,47 @@ def parser() -> argparse.ArgumentParser:
         "--explain",
         nargs="*",
         metavar="ENTRY",
-        help='the arithmetic of entries, as "A[1,2]" or a whole matrix, C; without a name, of all',
+        help='show the arithmetic of an entry, "A[1,2]", or of a whole matrix, C; without a name, '
+        "of every entry",
     )
-    add("--digits", type=int, default=3, help="decimals (3)")
-    kind = words.add_mutually_exclusive_group()
-    kind.add_argument("--latex", action="store_true", help="as LaTeX, for amsmath")
-    kind.add_argument("--markdown", action="store_true", help="as Markdown")
-    kind.add_argument("--json", action="store_true", help="as JSON, with all digits")
+    add("--digits", type=int, default=3, help="number of decimals (3)")
+    form = words.add_mutually_exclusive_group()
+    form.add_argument("--latex", action="store_true", help="print LaTeX, which needs amsmath")
+    form.add_argument("--markdown", action="store_true", help="print Markdown")
+    form.add_argument("--json", action="store_true", help="print JSON, with all digits")
     return words
 
 
 def attend(words: Sequence[str]) -> None:
-    """Carries out `regard attend`."""
+    """Runs `regard attend`."""
     options = parser().parse_args(_joined(words))
     if not 0 <= options.digits <= 15:
         raise ValueError(f"digits ({options.digits}) must be 0 to 15, as many as float64 has")
     convention: Convention = options.convention
-    found = work_out(options)
+    worked = work_out(options)
     explained: list[Arithmetic] = []
     if options.explain is not None:
-        entries = chosen(stages(found, convention, options.digits), options.explain)
-        explained = [arithmetic(found, *entry, convention, options.digits) for entry in entries]
+        entries = chosen(stages(worked, convention, options.digits), options.explain)
+        explained = [arithmetic(worked, *entry, convention, options.digits) for entry in entries]
     if options.json or options.latex or options.markdown:
         from regard.lab import export
 
-        given = (found, convention, options.digits, explained)
         if options.json:
-            said = export.to_json(found, convention, explained)
-            print(json.dumps(said, ensure_ascii=False, allow_nan=False))
+            data = export.to_json(worked, convention, explained)
+            print(json.dumps(data, ensure_ascii=False, allow_nan=False))
         else:
-            print(export.to_latex(*given) if options.latex else export.to_markdown(*given))
+            write = export.to_latex if options.latex else export.to_markdown
+            print(write(worked, convention, options.digits, explained))
         return
-    _print(found, convention, options.digits, explained)
+    _print(worked, convention, options.digits, explained)
 
 
 def work_out(options: argparse.Namespace) -> Steps:
-    """The steps that these words ask for."""
+    """The steps of attention for these options."""
     query = matrix.read(options.query, "query")
     key = query if options.key is None else matrix.read(options.key, "key")
     value = key if options.value is None else matrix.read(options.value, "value")
-    _check(query, key, value, options.convention, options.value is not None)
+    _check(query, key, value, options.convention)
     if options.convention == "columns":
         query, key, value = query.transposed, key.transposed, value.transposed
     if options.no_scale and options.beta is not None:
@@ -102,9 +103,9 @@ def work_out(options: argparse.Namespace) -> Steps:
     if options.no_scale:
         beta = Fraction(1)
     elif options.beta is not None:
-        given = matrix.number(options.beta, "beta")
-        assert isinstance(given, Fraction | float)
-        beta = given
+        number = matrix.number(options.beta, "beta")
+        assert isinstance(number, Fraction | float)
+        beta = number
     L, S = len(query.rows), len(key.rows)
     mask = None
     if options.mask is not None:
@@ -112,7 +113,7 @@ def work_out(options: argparse.Namespace) -> Steps:
     return steps(query, key, value, mask, beta)
 
 
-def _check(query: Matrix, key: Matrix, value: Matrix, convention: Convention, given: bool) -> None:
+def _check(query: Matrix, key: Matrix, value: Matrix, convention: Convention) -> None:
     across, count = ("column", "row") if convention == "rows" else ("row", "column")
 
     def sizes(one: Matrix) -> tuple[int, int]:
@@ -125,8 +126,8 @@ def _check(query: Matrix, key: Matrix, value: Matrix, convention: Convention, gi
         other = "columns" if convention == "rows" else "rows"
         turned = f"; with --convention {other} they would fit" if _fits(query, key, other) else ""
         raise ValueError(
-            f"query has {_many(width, across)} but key has {key_width}: a query and a key need as "
-            f"many entries to be multiplied{turned}"
+            f"query has {_many(width, across)} but key has {key_width}; a dot product needs the "
+            f"same number{turned}"
         )
     if keys != values:
         raise ValueError(
@@ -150,7 +151,7 @@ MASKS = "causal, window:2, window:2,0, padding:3, prefix:2, documents:0,0,1"
 
 
 def read_mask(text: str, L: int, S: int, convention: Convention = "rows") -> Mask:
-    """A mask in words, several joined by &, or a matrix of 0 and 1."""
+    """A mask by name, several joined by &, or a matrix of 0 and 1."""
     named = [_named(part.strip(), S) for part in text.split("&")]
     known = [mask for mask in named if mask is not None]
     if len(known) == len(named):
@@ -164,12 +165,14 @@ def read_mask(text: str, L: int, S: int, convention: Convention = "rows") -> Mas
             f"mask ({unknown.strip()!r}) is unknown; choose from {MASKS}, or give a matrix "
             "of 0 and 1 (1 may attend)"
         )
-    given = matrix.read(text, "mask")
-    if other := [cell for row in given.rows for cell in row if cell not in (0, 1)]:
-        raise ValueError(f"mask has {matrix.plain(other[0])}; write 1 for may attend, and 0")
-    rows = given if convention == "rows" else given.transposed
+    entries = matrix.read(text, "mask")
+    if other := [cell for row in entries.rows for cell in row if cell not in (0, 1)]:
+        raise ValueError(
+            f"mask has {matrix.plain(other[0])}; write 1 for may attend and 0 for may not"
+        )
+    rows = entries if convention == "rows" else entries.transposed
     if (len(rows.rows), len(rows.rows[0])) != (L, S):
-        size = f"{len(given.rows)} × {len(given.rows[0])}"
+        size = f"{len(entries.rows)} × {len(entries.rows[0])}"
         want = f"{L} × {S}" if convention == "rows" else f"{S} × {L}"
         sides = "queries × keys" if convention == "rows" else "keys × queries"
         raise ValueError(f"mask is {size} but must be {want}, {sides}")
@@ -177,7 +180,7 @@ def read_mask(text: str, L: int, S: int, convention: Convention = "rows") -> Mas
 
 
 def _named(text: str, S: int) -> Mask | None:
-    """A mask by its name and numbers; None where the name is none."""
+    """A mask by its name and numbers; None where the name is unknown."""
     name, colon, numbers = text.partition(":")
     if name == "causal" and not colon:
         return causal()
@@ -185,8 +188,8 @@ def _named(text: str, S: int) -> Mask | None:
         return None
     if not re.fullmatch(r"\d+(,\d+)*", numbers):
         raise ValueError(f"mask ({text!r}) needs whole numbers after {name}; as in {MASKS}")
-    given = [int(number) for number in numbers.split(",")]
-    match name, given:
+    sizes = [int(number) for number in numbers.split(",")]
+    match name, sizes:
         case "window", [left]:
             return window(left)
         case "window", [left, right]:
@@ -199,16 +202,16 @@ def _named(text: str, S: int) -> Mask | None:
             return prefix(length)
         case "documents", ids:
             return documents(ids)
-    raise ValueError(f"mask ({text!r}) has {len(given)} numbers; write it as in {MASKS}")
+    raise ValueError(f"mask ({text!r}) has {len(sizes)} numbers; write it as in {MASKS}")
 
 
-# Words in, words out
+# Options
 
 _TAKERS = ("--query", "-q", "--key", "-k", "--value", "-v", "--beta")
 
 
 def _joined(words: Sequence[str]) -> list[str]:
-    """A matrix may begin with a minus, which is no option then: --query=-1/2."""
+    """A matrix may begin with a minus and is no option then: --query=-1/2."""
     joined: list[str] = []
     for word in words:
         if joined and joined[-1] in _TAKERS and re.match(r"[-−][\d.]", word):
@@ -220,13 +223,13 @@ def _joined(words: Sequence[str]) -> list[str]:
 
 
 def _print(
-    found: Steps, convention: Convention, digits: int, explained: Sequence[Arithmetic]
+    worked: Steps, convention: Convention, digits: int, explained: Sequence[Arithmetic]
 ) -> None:
     from regard.lab.byhand import show, show_arithmetic, show_operations
     from regard.lab.terminal import printing
 
     with printing() as console:
-        show(found, console, convention, digits)
-        show_operations(operations(found), console)
+        show(worked, console, convention, digits)
+        show_operations(operations(worked), console)
         if explained:
             show_arithmetic(explained, console)

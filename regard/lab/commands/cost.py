@@ -1,4 +1,4 @@
-"""`regard cost`: what a layer or a model costs, by formula and counted.
+"""`regard cost`: the cost of layers or of a model, by formula and counted.
 
 regard cost layers --length 512 --width 512 --kernel 3
 regard cost base --length 512
@@ -34,7 +34,7 @@ WIDTH = 140
 TEXT = ("tiny", "base", "big")
 VISION = {"ti": "tiny", "s": "small", "b": "base", "l": "large", "h": "huge"}
 PRINTED = {"base": 65e6, "big": 213e6, "vit-b": 86e6, "vit-l": 307e6, "vit-h": 632e6}
-"""Parameters as the papers print them: Vaswani et al. (2017), Dosovitskiy et al. (2021)."""
+"""Parameters as printed in the papers: Vaswani et al. (2017), Dosovitskiy et al. (2021)."""
 
 
 def parser() -> argparse.ArgumentParser:
@@ -48,28 +48,33 @@ def parser() -> argparse.ArgumentParser:
     add(
         "what",
         metavar="WHAT",
-        help="layers; tiny, base or big; vit-ti, vit-s, vit-b, vit-l or vit-h, with /PATCH; or the "
-        "folder of a run or of a model",
+        help="layers, to compare kinds of layers; a model: tiny, base, big, or vit-ti, vit-s, "
+        "vit-b, vit-l, vit-h with /PATCH; or the folder of a run or of a model",
     )
-    add("--length", type=int, help="positions of a sequence, tokens of a text (512)")
-    add("--batch", type=int, default=1, help="sequences or images at once (1)")
-    add("--precision", choices=("fp32", "bf16", "fp16"), default="fp32", help="of products (fp32)")
-    add("--vocabulary", type=int, help="tokens of tiny, base and big (37,000)")
-    add("--image", type=int, help="pixels along the side of a ViT's image (224)")
-    add("--classes", type=int, help="of a ViT (1,000)")
-    add("--width", type=int, help="d, of layers (512)")
-    add("--kernel", type=int, help="k, taps of a convolution, of layers (3)")
-    add("--heads", type=int, help="h, of layers (8)")
-    add("--window", type=int, help="w, positions to each side, of layers (64)")
-    add("--plot", metavar="FILE.svg", help="draws how the cost grows with the length")
-    kind = words.add_mutually_exclusive_group()
-    kind.add_argument("--json", action="store_true", help="as JSON, with all digits")
-    kind.add_argument("--markdown", action="store_true", help="as Markdown")
+    add("--length", type=int, help="sequence length, in tokens (512)")
+    add("--batch", type=int, default=1, help="batch size (1)")
+    add(
+        "--precision",
+        choices=("fp32", "bf16", "fp16"),
+        default="fp32",
+        help="mixed precision (fp32)",
+    )
+    add("--vocabulary", type=int, help="vocabulary size of tiny, base and big (37,000)")
+    add("--image", type=int, help="image size of a ViT, in pixels (224)")
+    add("--classes", type=int, help="number of classes of a ViT (1,000)")
+    add("--width", type=int, help="layers: model width d (512)")
+    add("--kernel", type=int, help="layers: kernel size k of a convolution (3)")
+    add("--heads", type=int, help="layers: number of heads h (8)")
+    add("--window", type=int, help="layers: window size w, positions to each side (64)")
+    add("--plot", metavar="FILE.svg", help="write a plot of the cost over the sequence length")
+    form = words.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="print JSON, with all digits")
+    form.add_argument("--markdown", action="store_true", help="print Markdown")
     return words
 
 
 def cost(words: Sequence[str]) -> None:
-    """Carries out `regard cost`."""
+    """Runs `regard cost`."""
     options = parser().parse_args(words)
     for name in ("length", "batch", "vocabulary", "image", "classes", "width", "kernel", "heads"):
         value = getattr(options, name)
@@ -103,8 +108,8 @@ def _page(options: argparse.Namespace) -> "Page":
         from regard.lab.cost.show import layers_page
 
         _allow(options, "layers", "length", "width", "kernel", "heads", "window")
-        given = ("length", "width", "kernel", "heads", "window", "batch")
-        chosen = {name: getattr(options, name) for name in given}
+        names = ("length", "width", "kernel", "heads", "window", "batch")
+        chosen = {name: getattr(options, name) for name in names}
         sizes = Sizes(**{name: value for name, value in chosen.items() if value is not None})
         return layers_page(sizes, options.precision, PRECISIONS[options.precision].itemsize)
     from regard.lab.cost.models import model_cost
@@ -114,10 +119,10 @@ def _page(options: argparse.Namespace) -> "Page":
     name, config = named(options)
     if options.plot is not None and isinstance(config, VisionConfig):
         raise ValueError(
-            f"--plot {options.plot}: the length of {name} follows from its image; nothing to draw"
+            f"--plot {options.plot}: the length of {name} follows from its image; no plot"
         )
-    found = model_cost(config, options.length or 512, options.batch, options.precision)
-    return model_page(name, found, PRINTED.get(name.partition("/")[0]))
+    total = model_cost(config, options.length or 512, options.batch, options.precision)
+    return model_page(name, total, PRINTED.get(name.partition("/")[0]))
 
 
 def named(options: argparse.Namespace) -> tuple[str, "Config"]:
@@ -135,14 +140,14 @@ def named(options: argparse.Namespace) -> tuple[str, "Config"]:
         if size not in VISION:
             raise ValueError(f"{what} is unknown; choose from {', '.join(_VISION_NAMES)}")
         _allow(options, what, "image", "classes")
-        cut = int(patch) if patch else 14 if size == "h" else 16
+        side = int(patch) if patch else 14 if size == "h" else 16
         make = getattr(VisionConfig, VISION[size])
-        config = make(options.classes or 1000, options.image or 224, cut)
-        return f"vit-{size}/{cut}", config
+        config = make(options.classes or 1000, options.image or 224, side)
+        return f"vit-{size}/{side}", config
     folder = Path(what)
     if not folder.exists():
         raise ValueError(
-            f"{what} is no folder, and no model that is known by name: choose from layers, "
+            f"{what} is neither a folder nor a known name; choose from layers, "
             f"{', '.join((*TEXT, *_VISION_NAMES))}, or the folder of a run"
         )
     return what, _config(options, folder)
@@ -168,22 +173,22 @@ def _config(options: argparse.Namespace, folder: Path) -> "Config":
         "TextClassifier": ClassifierConfig,
     }
     path = model_folder(folder) / CONFIG
-    said = loads(path.read_bytes(), str(path))
-    kind = said.get("kind") if isinstance(said, dict) else None
-    if not isinstance(said, dict) or kind not in kinds:
+    saved = loads(path.read_bytes(), str(path))
+    kind = saved.get("kind") if isinstance(saved, dict) else None
+    if not isinstance(saved, dict) or kind not in kinds:
         raise ValueError(
-            f"{path} is not a Regard model's: its kind ({kind!r}) must be {', '.join(kinds)}; "
-            "other libraries' models come in through `regard import`"
+            f"{path} is not the config of a Regard model: its kind ({kind!r}) must be "
+            f"{', '.join(kinds)}; convert models of other libraries with `regard import`"
         )
-    config = from_json(kinds[str(kind)], said["model"], str(path), "model")
+    config = from_json(kinds[str(kind)], saved["model"], str(path), "model")
     _allow(options, str(folder), *(() if isinstance(config, VisionConfig) else ("length",)))
     return config
 
 
 def _allow(options: argparse.Namespace, what: str, *names: str) -> None:
-    """Refuses settings that have nothing to do with what is asked for."""
+    """Refuses options that make no difference."""
     every = ("length", "vocabulary", "image", "classes", "width", "kernel", "heads", "window")
     for name in every:
         if getattr(options, name) is not None and name not in names:
             takes = ", ".join(f"--{each}" for each in (*names, "batch", "precision"))
-            raise ValueError(f"--{name} says nothing about {what}, which takes {takes}")
+            raise ValueError(f"--{name} makes no difference to {what}, which takes {takes}")

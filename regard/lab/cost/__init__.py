@@ -1,10 +1,11 @@
-"""What layers and models cost: the formula, and the count of what is executed.
+"""The cost of layers and models: by formula, and counted while they run.
 
-count.py       a counter beneath torch, which sees every product of matrices, fused ones too
-layers.py      attention, convolution, recurrence, one dense layer: formula beside count
+count.py       counts operations beneath torch, those of fused kernels too
+layers.py      attention, convolution, recurrence and a dense layer
+path.py        the longest path between two positions of a layer
 models.py      whole models, part by part
-documents.py   the course documents' tables beside ours, and the lengths where lines cross
-show.py        all of it in tables, for people and for other programs
+documents.py   the tables of the course documents, and the lengths at which two layers cost the same
+show.py        all of it in tables: terminal, Markdown, JSON
 """
 
 from regard.lab.cost.count import Counter, Counts, counted

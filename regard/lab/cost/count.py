@@ -1,12 +1,12 @@
-"""A counter of arithmetic that sits beneath torch, where every operator comes by.
+"""Counts arithmetic beneath torch, in a dispatch mode through which every operator passes.
 
     m x k times k x n     m·n·k multiply-adds, of which m·n·(k - 1) additions
     fused attention       L·S·(K + V) multiply-adds for each head, and the softmax's sums
 
-It knows the fused kernels by name, where torch's own counter passes over the CPU's attention and
-recurrence in silence. What looks like a product and is not known is refused rather than missed.
-Under `without_memory()` operators are dispatched as on a CPU, but no number is stored or computed:
-a model of any size can be run and counted.
+It knows the fused kernels by name; torch's FlopCounterMode silently skips the CPU's attention and
+recurrence. An unknown operator that looks like a product is an error, so that none is missed.
+Under `without_memory()` tensors are fake: operators are dispatched as on a CPU, but nothing is
+stored or computed, so a model of any size can be run and counted.
 """
 
 import math
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -27,7 +27,7 @@ class Counts:
     """Operations on single numbers."""
 
     multiply_adds: int = 0
-    """Multiplications inside products of matrices, convolutions and attention."""
+    """Multiplications in matrix products, convolutions and attention."""
     additions: int = 0
     """All additions: k - 1 for a sum of k products, biases, residual sums, the softmax's sums."""
     others: int = 0
@@ -42,30 +42,30 @@ class Counts:
 
 
 class Counter(TorchDispatchMode):
-    """Counts what is executed inside `with Counter() as counter:`, forwards and backwards."""
+    """Counts what runs inside `with Counter() as counter:`, forward and backward."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.total = Counts()
         self.parts: dict[str, Counts] = {}
-        """By the names given to `within`."""
+        """By the name passed to `within`."""
         self.products: Tally[str] = Tally()
-        """Which operators multiplied, and how often."""
+        """How often each product operator ran."""
         self.chain = 0
-        """The most products of which each waits for the one before."""
+        """Products on the longest chain in which each needs the result of the one before."""
         self._names: list[str] = []
-        # Products behind each tensor's storage, and the storages, so that no address comes twice.
+        # The chain behind each storage. Storages are kept alive so that no address is reused.
         self._behind: dict[int, int] = {}
         self._storages: list[object] = []
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        # Nothing is compiled while it is counted, and asking would import the compiler.
+        # Nothing is compiled while counting, and the default imports the compiler to find out.
         return False
 
     @contextmanager
     def within(self, name: str) -> Iterator[None]:
-        """What is counted meanwhile belongs to a part, too."""
+        """What runs inside is also counted for this part."""
         self.enter(name)
         try:
             yield
@@ -106,14 +106,15 @@ class Counter(TorchDispatchMode):
         if self._names:
             part = self._names[-1]
             self.parts[part] = self.parts.get(part, Counts()) + counts
-        # Fused attention is two products, of which the second waits for the first.
+        # Fused attention is two products, one after the other.
         steps = 0 if rule is None else 2 if "attention" in short else 1
         self._extend((args, kwargs), results, steps)
         return out
 
-    def _extend(self, given: object, results: list[Tensor], steps: int) -> None:
-        """The results come after whatever they were made from."""
-        behind = max((self._behind.get(_storage(t), 0) for t in _tensors(given)), default=0) + steps
+    def _extend(self, inputs: object, results: list[Tensor], steps: int) -> None:
+        """The chain behind the results is the longest behind their inputs, plus these steps."""
+        chains = (self._behind.get(_storage(tensor), 0) for tensor in _tensors(inputs))
+        behind = max(chains, default=0) + steps
         for tensor in results:
             self._storages.append(tensor.untyped_storage())
             at = _storage(tensor)
@@ -122,7 +123,7 @@ class Counter(TorchDispatchMode):
 
 
 def counted(run: Callable[[], object]) -> Counter:
-    """Runs something, and counts."""
+    """Runs a function and counts its operations."""
     with Counter() as counter:
         run()
     return counter
@@ -130,9 +131,36 @@ def counted(run: Callable[[], object]) -> Counter:
 
 @contextmanager
 def without_memory() -> Iterator[None]:
-    """Tensors made inside have a shape and a type, but no numbers."""
+    """Tensors made inside are fake: a shape and a dtype without values."""
     with FakeTensorMode():
         yield
+
+
+class Saved:
+    """What autograd saves for the backward pass."""
+
+    def __init__(self) -> None:
+        self.bytes = 0
+        self.numbers = 0
+
+
+@contextmanager
+def saved_tensors(module: nn.Module) -> Iterator[Saved]:
+    """Sums up the storages that autograd saves meanwhile, each once; parameters are left out."""
+    saved = Saved()
+    # Storages are kept alive so that no address is reused.
+    seen: dict[int, object] = {_storage(parameter): parameter for parameter in module.parameters()}
+
+    def save(tensor: Tensor) -> Tensor:
+        if _storage(tensor) not in seen:
+            storage = tensor.untyped_storage()
+            seen[_storage(tensor)] = storage
+            saved.bytes += storage.nbytes()
+            saved.numbers += storage.nbytes() // tensor.element_size()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(save, lambda tensor: tensor):
+        yield saved
 
 
 # What each operator costs
@@ -141,7 +169,7 @@ Rule = Callable[[tuple[Any, ...], list[Tensor]], Counts]
 
 
 def _sums(entries: int, terms: int, more: int = 0) -> Counts:
-    """So many numbers, each a sum of so many products."""
+    """`entries` numbers, each a sum of `terms` products, and `more` additions."""
     return Counts(entries * terms, entries * max(terms - 1, 0) + more)
 
 
@@ -182,7 +210,7 @@ def _attention_forward(args: tuple[Any, ...], out: list[Tensor]) -> Counts:
 
 
 def _attention_backward(args: tuple[Any, ...], out: list[Tensor]) -> Counts:
-    """Scores once more, and the gradients of values, weights, queries and keys."""
+    """Recomputed scores, and the gradients of values, weights, queries and keys."""
     above, query, key, value = args[:4]
     B, H, L, K = query.shape
     S, V = key.shape[2], value.shape[3]
@@ -230,7 +258,7 @@ _FREE = ("clone", "copy_", "_to_copy", "where", "masked_fill", "masked_fill_", "
 
 
 def _elementwise(name: str, func: Any, args: tuple[Any, ...], out: list[Tensor]) -> Counts:
-    """Everything that is no product; indices and masks, which are not floating, are free."""
+    """Operators that are no product. Integers and booleans, indices and masks, cost nothing."""
     result = out[0]
     if not result.is_floating_point() or name in _FREE:
         return Counts()
@@ -242,7 +270,7 @@ def _elementwise(name: str, func: Any, args: tuple[Any, ...], out: list[Tensor])
         rows = result.numel() // max(result.shape[args[1]], 1)
         return Counts(additions=result.numel() - rows, others=2 * result.numel())
     if name == "native_layer_norm":
-        # The mean, the centred numbers, their squares' mean, and the bias.
+        # The mean, the centred numbers, the mean of their squares, and the bias.
         width = math.prod(args[1])
         rows = result.numel() // max(width, 1)
         return Counts(additions=rows * (4 * width - 1), others=3 * result.numel())
@@ -251,16 +279,16 @@ def _elementwise(name: str, func: Any, args: tuple[Any, ...], out: list[Tensor])
 
 
 def _storage(tensor: Tensor) -> int:
-    # The storage itself rather than its address, which is 0 where there are no numbers.
+    # The storage object, not its data pointer: that of a fake tensor is 0.
     return tensor.untyped_storage()._cdata
 
 
-def _tensors(given: object) -> list[Tensor]:
+def _tensors(nested: object) -> list[Tensor]:
     """All tensors in nested arguments."""
-    if isinstance(given, Tensor):
-        return [given]
-    if isinstance(given, dict):
-        given = tuple(given.values())
-    if isinstance(given, tuple | list):
-        return [tensor for part in given for tensor in _tensors(part)]
+    if isinstance(nested, Tensor):
+        return [nested]
+    if isinstance(nested, dict):
+        nested = tuple(nested.values())
+    if isinstance(nested, tuple | list):
+        return [tensor for part in nested for tensor in _tensors(part)]
     return []

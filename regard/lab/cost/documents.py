@@ -1,4 +1,4 @@
-"""The course documents' tables of costs beside complete ones, and the lengths where costs cross."""
+"""The cost tables of the course documents beside complete ones, and lengths of equal cost."""
 
 from regard.lab.cost.layers import LAYERS, Measured, Sizes, layer
 from regard.lab.experiment import Curve, Plot, Table
@@ -7,7 +7,7 @@ from regard.lab.experiment import Curve, Plot, Table
 def comparison(
     s: Sizes, counted: dict[str, Measured | None]
 ) -> list[tuple[str, str, str, int, str, int, int | None, str]]:
-    """(where, layer, as taught, that is, complete, that is, counted, what is missing)."""
+    """(document, layer, as taught, its value, complete, its value, counted, what is left out)."""
     n, d, k = s.batch * s.length, s.width, s.kernel
     m = s.length
 
@@ -39,7 +39,7 @@ def comparison(
 
 
 def crossovers(s: Sizes) -> list[tuple[str, str, str, float | None]]:
-    """(attention, as what, at which n, that is): from there on attention costs more.
+    """(attention, other layer, n by formula, n): from this length on attention costs more.
 
     a·nd² + 2n²d = b·nd² at n = (b - a)·d/2; None where attention costs more at any length.
     """
@@ -82,7 +82,7 @@ def scaling(s: Sizes) -> Plot:
 
 
 def comparison_table(s: Sizes, counted: dict[str, Measured | None]) -> Table:
-    """`comparison`, for people."""
+    """`comparison` as a table."""
     head = ("document", "layer", "as taught", "", "complete", "", "counted", "left out")
     rows = tuple(
         (where, name, taught, short(gives), whole, short(is_so), mark(is_so, count), missing)
@@ -92,7 +92,7 @@ def comparison_table(s: Sizes, counted: dict[str, Measured | None]) -> Table:
 
 
 def short(number: int | float | None) -> str:
-    """A number with four digits and a letter for the thousands."""
+    """A number with four significant digits and an SI prefix."""
     if number is None:
         return "—"
     size = float(number)
@@ -104,7 +104,7 @@ def short(number: int | float | None) -> str:
 
 
 def mark(formula: int | None, count: int | None) -> str:
-    """A count, and whether it is what the formula says."""
+    """A count, and whether it equals the formula."""
     if count is None:
         return "—"
     return f"{short(count)} {'✓' if formula == count else '≠'}"

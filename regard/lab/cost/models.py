@@ -2,8 +2,8 @@
 
     embedding · attention projections · attention products · feed-forward · norms · output
 
-The model is built and run without memory, so that the largest takes no longer than the smallest;
-what is executed is what a CPU would execute, fused attention included.
+The model is built and run on fake tensors, so that the largest takes no longer than the smallest.
+The operators are those of a CPU, fused attention included.
 """
 
 from collections.abc import Callable, Iterator
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.attention.multihead import Core, MultiHeadAttention
-from regard.lab.cost.count import Counter, without_memory
+from regard.lab.cost.count import Counter, saved_tensors, without_memory
 from regard.model.block import FeedForward, GatedFeedForward
 from regard.model.build import BlockConfig
 from regard.model.classifier import ClassifierConfig, TextClassifier
@@ -47,12 +47,12 @@ PRECISIONS = {
     "bf16": torch.bfloat16,
     "fp16": torch.float16,
 }
-"""As training names them: the products' type; weights, gradients and Adam's sums stay float32."""
+"""Mixed precision: the dtype of products. Weights, gradients and Adam's moments stay float32."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """One kind of layer, all of them together."""
+    """All layers of one kind together."""
 
     parameters: int = 0
     multiply_adds: int = 0
@@ -63,17 +63,17 @@ class Part:
 
 @dataclass(frozen=True)
 class Cached:
-    """Numbers that decoding keeps."""
+    """Numbers in the KV cache while decoding."""
 
     each: int
-    """For every target token."""
+    """For every target token, by self-attention."""
     source: int
-    """For every source token, once."""
+    """For every source token, by cross-attention."""
 
 
 @dataclass(frozen=True)
 class ModelCost:
-    """All that is known of a model's cost."""
+    """The cost of a model."""
 
     config: Config
     length: int
@@ -82,16 +82,16 @@ class ModelCost:
     formula: dict[str, Part]
     measured: dict[str, Part]
     additions: int
-    """Forwards, counted."""
+    """Of the forward pass, counted."""
     backward: int
     """Multiply-adds of the backward pass, counted."""
     activations: int
-    """Bytes kept for the backward pass, counted, before the loss; dropout as the config has it."""
+    """Bytes saved for the backward pass, counted without the loss, with the config's dropout."""
     cache_formula: Cached | None
     cache: Cached | None
-    """Counted in a cache that was filled."""
+    """Counted in a KV cache that was filled."""
     every_row: int | None
-    """Multiply-adds if the last block computed rows that nobody reads, as others do."""
+    """Multiply-adds if the last block also computed the rows that no head reads, as others do."""
 
     @property
     def parameters(self) -> int:
@@ -103,7 +103,7 @@ class ModelCost:
 
     @property
     def training(self) -> int:
-        """Multiply-adds of a step: forwards and backwards."""
+        """Multiply-adds of a training step: forward and backward pass."""
         return self.multiply_adds + self.backward
 
     @property
@@ -112,7 +112,7 @@ class ModelCost:
 
     @property
     def memory(self) -> dict[str, int]:
-        """Bytes, by what they are for."""
+        """Bytes by purpose."""
         return {
             "weights, in use": self.parameters * self.bytes_per_number,
             "weights, in training": self.parameters * 4,
@@ -125,7 +125,7 @@ class ModelCost:
 def model_cost(
     config: Config, length: int = 512, batch: int = 1, precision: str = "fp32"
 ) -> ModelCost:
-    """Builds, runs and counts; `length` is that of source and target, where they are text."""
+    """Builds the model, runs it and counts; `length` is that of source and target, if text."""
     if precision not in PRECISIONS:
         raise ValueError(
             f"precision ({precision!r}) is unknown; choose from {', '.join(PRECISIONS)}"
@@ -165,7 +165,7 @@ def model_cost(
 
 
 def build(config: Config) -> nn.Module:
-    """The model that a config is of."""
+    """The model of a config."""
     match config:
         case TransformerConfig():
             return Transformer(config)
@@ -182,7 +182,7 @@ def build(config: Config) -> nn.Module:
 
 
 def part_of(module: nn.Module, path: str) -> str | None:
-    """Which part a module is, if it is one of its own."""
+    """The part that a module is, if it is one."""
     match module:
         case Embedded():
             return "embedding"
@@ -199,7 +199,7 @@ def part_of(module: nn.Module, path: str) -> str | None:
 
 
 def _parameters(model: nn.Module) -> dict[str, int]:
-    """Each parameter once; a shared table belongs to the embedding."""
+    """Parameters of each part, each counted once; tied weights belong to the embedding."""
     found = dict.fromkeys(PARTS, 0)
     seen: set[int] = set()
 
@@ -209,17 +209,17 @@ def _parameters(model: nn.Module) -> dict[str, int]:
             if id(parameter) not in seen:
                 seen.add(id(parameter))
                 found[part] += parameter.numel()
-        # The output's table, where it is shared, is met in the embedding first.
+        # Weights that the output shares are met in the embedding first.
         for name, child in sorted(module.named_children(), key=lambda c: c[0] == "output"):
             visit(child, f"{path}.{name}".lstrip("."), part)
 
-    visit(model, "", "embedding")  # class token and its position are the model's own
+    visit(model, "", "embedding")  # the class token and its position belong to the model itself
     return found
 
 
 @contextmanager
 def _parts(model: nn.Module, counter: Counter) -> Iterator[None]:
-    """Tells the counter in which part the model is."""
+    """Tells the counter which part of the model is running."""
     hooks = []
     for path, module in model.named_modules():
         part = part_of(module, path)
@@ -242,28 +242,17 @@ def _parts(model: nn.Module, counter: Counter) -> Iterator[None]:
 
 
 def _train(model: nn.Module, inputs: tuple[Tensor, ...], dtype: torch.dtype) -> tuple[int, int]:
-    """Multiply-adds backwards, and the bytes kept for them."""
-    kept: dict[int, int] = {}
-    storages: list[object] = []
-    own = {parameter.untyped_storage()._cdata for parameter in model.parameters()}
-
-    def keep(tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        if storage._cdata not in own:
-            kept[storage._cdata] = storage.nbytes()
-            storages.append(storage)  # so that no address comes twice
-        return tensor
-
+    """Multiply-adds of the backward pass, and the bytes saved for it."""
     mixed = torch.autocast("cpu", dtype, enabled=dtype != torch.float32)
-    with mixed, torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+    with mixed, saved_tensors(model) as saved:
         logits = model(*inputs)
     with Counter() as counter:
         logits.sum().backward()
-    return counter.total.multiply_adds, sum(kept.values())
+    return counter.total.multiply_adds, saved.bytes
 
 
 def _cached(model: nn.Module, length: int) -> Cached | None:
-    """Decodes a few tokens, and counts what is kept."""
+    """Decodes a few tokens and counts the numbers in the KV cache."""
     target, source = 3, 5
 
     def ids(n: int) -> Tensor:
@@ -314,7 +303,7 @@ def model_formula(
 ) -> dict[str, Part]:
     """Parameters and multiply-adds of each part, from the config alone.
 
-    `every_row` is what a ViT would cost that computed the last block's rows that nobody reads.
+    With `every_row` a ViT's last block also computes the rows that its head does not read.
     """
     match config:
         case TransformerConfig():
@@ -329,7 +318,7 @@ def model_formula(
 
 
 class _Sum(dict[str, Part]):
-    """Parts that grow."""
+    """Parts to which layers are added."""
 
     def __init__(self) -> None:
         super().__init__(dict.fromkeys(PARTS, Part()))
@@ -338,7 +327,7 @@ class _Sum(dict[str, Part]):
         self[name] += Part(parameters, multiply_adds)
 
     def attention(self, config: BlockConfig, L: int, S: int, times: int = 1) -> None:
-        """L queries over S keys: W_Q and W_O for the one, W_K and W_V for the other."""
+        """L queries over S keys: W_Q and W_O act on queries, W_K and W_V on keys."""
         d = config.width
         keys = d * (config.key_heads or config.heads) // config.heads
         own, read = d * d, d * keys
@@ -353,7 +342,7 @@ class _Sum(dict[str, Part]):
         self.add("feed-forward", times * (weights + (0 if gated else d + f)), times * L * weights)
 
     def norms(self, config: BlockConfig, layers: int, each: int) -> None:
-        """Two vectors each, and one more norm at the end of a pre-norm stack."""
+        """Two vectors for each norm, and one more norm at the end of a pre-norm stack."""
         final = config.norm == "pre" if config.final_norm is None else config.final_norm
         self.add("norms", (layers * each + final) * 2 * config.width)
 
@@ -394,7 +383,7 @@ def _vision(config: VisionConfig, every_row: bool) -> _Sum:
     learned = config.position == "learned"
     S = patches + token
     found.add("embedding", (pixels + 1) * d + token * d + learned * S * d, patches * pixels * d)
-    # Of the last block only the class token's row is read, and only that is computed.
+    # The head reads only the class token's row, so the last block computes only that.
     last = config.pool == "class" and config.layers > 0 and not every_row
     found.attention(config, S, S, config.layers - last)
     found.feed_forward(config, S, config.layers - last)
@@ -433,7 +422,7 @@ def _classifier(config: ClassifierConfig, S: int) -> _Sum:
 
 
 def _cache_formula(config: Config) -> Cached | None:
-    """2·d·(key heads / heads) numbers for each layer and token."""
+    """KV cache: 2·d·(key heads / heads) numbers for each layer and token."""
     if not isinstance(config, TransformerConfig | LanguageConfig):
         return None
     keys = config.width * (config.key_heads or config.heads) // config.heads

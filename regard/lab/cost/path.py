@@ -1,8 +1,8 @@
-"""How far apart two positions are in a layer: by gradients, and by the graph that they flow along.
+"""The longest path between two positions, measured by gradients and in autograd's graph.
 
-`reaches` says how many layers it takes until one position feels another: the gradient at the last
-position is sent back through the layer, and wherever something arrives it starts again. Within a
-layer, `shortest` counts the products on the shortest way through autograd's graph.
+`reaches` counts the layers until one position depends on another: it sends a gradient from one end
+back through the layer, again and again from wherever it is not zero. Within a layer, `shortest`
+counts the products on the shortest path through autograd's graph.
 """
 
 from collections import deque
@@ -22,7 +22,7 @@ PRODUCTS = ("Mm", "Addmm", "Bmm", "Convolution", "ScaledDotProduct")
 def felt(
     layer: Callable[[Tensor], Tensor], at: Bool[Tensor, " L"], width: int
 ) -> Bool[Tensor, " L"]:
-    """The positions whose input moves some of the outputs in `at`."""
+    """The positions on whose input some of the outputs in `at` depend."""
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(1, len(at), width, generator=generator).requires_grad_()
     y = layer(x)
@@ -32,7 +32,7 @@ def felt(
 
 
 def reaches(layer: Callable[[Tensor], Tensor], length: int, width: int) -> int | None:
-    """Layers until the last position feels the first and the first the last; None if never."""
+    """Layers until the ends depend on each other, both ways; None if they never do."""
     most = 0
     for start, end in ((-1, 0), (0, -1)):
         at = torch.zeros(length, dtype=torch.bool)
@@ -49,7 +49,7 @@ def reaches(layer: Callable[[Tensor], Tensor], length: int, width: int) -> int |
 
 
 def shortest(output: Tensor, leaf: Tensor, kinds: tuple[str, ...]) -> int | None:
-    """Nodes of these kinds on the way that has fewest, from a tensor back to a leaf."""
+    """The fewest nodes of these kinds on a path from a tensor back to a leaf."""
     if output.grad_fn is None:
         return None
     waiting: deque[tuple[Any, int]] = deque([(output.grad_fn, 0)])
@@ -64,13 +64,13 @@ def shortest(output: Tensor, leaf: Tensor, kinds: tuple[str, ...]) -> int | None
         here = before + node.name().startswith(kinds)
         for following, _ in node.next_functions:
             if following is not None:
-                # Fewest first: whatever has cost nothing goes in front.
+                # Breadth first: what adds nothing to the count goes in front.
                 (waiting.append if here > before else waiting.appendleft)((following, here))
     return None
 
 
 def longest_path(layer: nn.Module, length: int, width: int) -> int | None:
-    """Products between the farthest two positions, in as many layers as it takes."""
+    """Products between the first and the last position, in as many layers as it takes."""
     inner = getattr(layer, "forwards", None)
     if inner is not None:
         return _through_states(inner, length, width)
@@ -81,7 +81,7 @@ def longest_path(layer: nn.Module, length: int, width: int) -> int | None:
 
 
 class _Handover(torch.autograd.Function):
-    """Marks in the graph where a state goes from one position to the next."""
+    """Marks in autograd's graph where a state passes from one position to the next."""
 
     @staticmethod
     def forward(ctx: Any, state: Tensor) -> Tensor:
@@ -97,10 +97,10 @@ def _handed(state: Tensor) -> Tensor:
 
 
 def _through_states(recurrent: nn.Module, length: int, width: int) -> int | None:
-    """Steps from the first position to the last, taken one by one: is there a shorter way?
+    """Steps on the shortest path from the first position to the last.
 
-    They are counted rather than products, of which a cell's own state meets none (Hochreiter &
-    Schmidhuber 1997): it is multiplied by a gate, number by number.
+    Steps are counted instead of matrix products: an LSTM's cell state meets none of them, as it is
+    multiplied by a gate elementwise (Hochreiter & Schmidhuber 1997).
     """
     x = torch.zeros(1, 1, width, requires_grad=True)
     y, state = recurrent(x)
@@ -113,7 +113,7 @@ def _through_states(recurrent: nn.Module, length: int, width: int) -> int | None
 
 
 def cached_numbers(layer: nn.Module, length: int, width: int) -> int:
-    """Numbers that attention keeps after so many positions."""
+    """Numbers in attention's KV cache after `length` positions."""
     cache = SelfCache()
     with torch.no_grad():
         layer(torch.zeros(1, length, width), mask=causal(), cache=cache)

@@ -1,4 +1,4 @@
-"""Costs in tables: in a terminal, as Markdown, as JSON."""
+"""Costs in tables: for a terminal, as Markdown, as JSON."""
 
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -22,14 +22,14 @@ from regard.model.transformer import TransformerConfig
 
 @dataclass(frozen=True)
 class Page:
-    """What there is to say about one thing's cost."""
+    """The cost of the layers, or of one model."""
 
     title: str
     tables: tuple[Table, ...]
     plots: tuple[Plot, ...]
     notes: tuple[str, ...]
     data: dict[str, Any]
-    """The same for other programs, with all digits."""
+    """The same as JSON, with all digits."""
 
 
 def layers_page(sizes: Sizes, precision: str, bytes_each: int) -> Page:
@@ -80,7 +80,7 @@ def layers_page(sizes: Sizes, precision: str, bytes_each: int) -> Page:
         for name, other, words, at in documents.crossovers(sizes)
     )
     return Page(
-        f"Layers over n = {n:,} positions of width d = {d:,}: k = {sizes.kernel} taps, "
+        f"Layers over n = {n:,} positions of width d = {d:,}: kernel size k = {sizes.kernel}, "
         f"h = {sizes.heads} heads, a window of w = {sizes.window} to each side, "
         f"batch {sizes.batch}",
         (
@@ -90,18 +90,18 @@ def layers_page(sizes: Sizes, precision: str, bytes_each: int) -> Page:
                 tuple(products),
             ),
             Table(
-                "Additions, and operations on single numbers",
+                "Additions, and elementwise operations",
                 ("layer", "additions by formula", "counted", "others counted"),
                 tuple(sums),
             ),
             Table(
-                "Order: products that wait for each other, and between first and last position",
+                "Sequential steps, and the longest path between two positions",
                 ("layer", "sequential steps", "counted", "longest path", "measured"),
                 tuple(order),
             ),
             Table(
                 f"Memory in {precision}",
-                ("layer", "weights", "kept for the backward pass", "kept for the next position"),
+                ("layer", "weights", "activations", "cache"),
                 tuple(memory),
             ),
             documents.comparison_table(sizes, counted),
@@ -113,11 +113,12 @@ def layers_page(sizes: Sizes, precision: str, bytes_each: int) -> Page:
         ),
         (documents.scaling(sizes),),
         (
-            "✓ counted while the layer ran, and what the formula says; ≠ counted, and something "
-            "else; — too long to run, so by formula alone.",
-            "A window is counted as the kernel computes it, in rectangles; its formula has the "
-            "pairs that are needed.",
-            "What is kept for the next position is by formula, for positions that come one by one.",
+            "✓ the count equals the formula; ≠ it does not; — too long to run, by formula alone.",
+            "A sequential step is a product that needs the result of the one before.",
+            "A window's formula has the pairs that are needed; counted are the blocks that the "
+            "kernel computes.",
+            "Activations are what autograd saves for the backward pass. The cache, by formula, is "
+            "what decoding keeps: keys and values, or a state.",
         ),
         {
             "sizes": asdict(sizes),
@@ -160,7 +161,7 @@ _COMPARED = (
 
 
 def model_page(name: str, cost: ModelCost, printed: int | float | None) -> Page:
-    """One model; `printed` is the size that its paper gives."""
+    """One model; `printed` is the number of parameters in its paper."""
     rows = []
     for part in PARTS:
         formula, counted = cost.formula[part], cost.measured[part]
@@ -185,25 +186,25 @@ def model_page(name: str, cost: ModelCost, printed: int | float | None) -> Page:
         )
     )
     arithmetic = [
-        ("forwards, multiply-adds", short(cost.multiply_adds)),
-        ("forwards, additions", short(cost.additions)),
-        ("backwards, multiply-adds", short(cost.backward)),
-        ("a training step, multiply-adds", short(cost.training)),
-        ("a training step, times forwards", f"{cost.training / cost.multiply_adds:.3f}"),
+        ("forward pass, multiply-adds", short(cost.multiply_adds)),
+        ("forward pass, additions", short(cost.additions)),
+        ("backward pass, multiply-adds", short(cost.backward)),
+        ("training step, multiply-adds", short(cost.training)),
+        ("training step / forward pass", f"{cost.training / cost.multiply_adds:.3f}"),
     ]
     memory = [(what, _bytes(size)) for what, size in cost.memory.items()]
     if cost.cache is not None and cost.cache_formula is not None:
         for what, count, right in (
-            ("cache, each target token", cost.cache.each, cost.cache_formula.each),
-            ("cache, each source token", cost.cache.source, cost.cache_formula.source),
+            ("KV cache, each target token", cost.cache.each, cost.cache_formula.each),
+            ("KV cache, each source token", cost.cache.source, cost.cache_formula.source),
         ):
             sign = "✓" if count == right else "≠"
             memory.append((what, f"{_bytes(count * cost.bytes_per_number)} {sign}"))
-    notes = ["✓ counted while the model ran, and what the formula says; ≠ something else."]
+    notes = ["✓ the count equals the formula; ≠ it does not."]
     if cost.every_row is not None:
         notes.append(
-            f"Of the last block only the class token's row is computed; with all of them it would "
-            f"be {short(cost.every_row)} multiply-adds, as others count."
+            f"The last block computes only the class token's row. With all rows, as others count, "
+            f"it would be {short(cost.every_row)} multiply-adds."
         )
     if printed is not None:
         off = 100 * (cost.parameters / printed - 1)
@@ -212,13 +213,16 @@ def model_page(name: str, cost: ModelCost, printed: int | float | None) -> Page:
             f"({off:+.1f} %)."
         )
     if cost.precision != "fp32":
-        notes.append("Products are mixed: weights, gradients and Adam's sums stay fp32.")
-    notes.append("A backward pass computes fused attention's scores once more: a step is > 3 ×.")
+        notes.append("Mixed precision: weights, gradients and Adam's moments stay fp32.")
+    notes.append(
+        "The backward pass of fused attention recomputes the scores, so a training step costs more "
+        "than 3 forward passes."
+    )
     of = f"{cost.batch} × " if cost.batch > 1 else ""
     size = f"{of}one image"
     if _reads_text(cost):
         both = isinstance(cost.config, TransformerConfig)
-        size = f"{of}{cost.length:,} tokens{' read and as many written' * both}"
+        size = f"{of}{cost.length:,} {'source and as many target ' * both}tokens"
     return Page(
         f"{name}: {short(cost.parameters)} parameters, {short(cost.multiply_adds)} multiply-adds "
         f"for {size}",
@@ -228,8 +232,8 @@ def model_page(name: str, cost: ModelCost, printed: int | float | None) -> Page:
                 ("part", "parameters", "share", "multiply-adds", "share"),
                 tuple(rows),
             ),
-            Table("Arithmetic, counted", ("what", "how many"), tuple(arithmetic)),
-            Table(f"Memory in {cost.precision}", ("what", "bytes"), tuple(memory)),
+            Table("Arithmetic, counted", ("", "operations"), tuple(arithmetic)),
+            Table(f"Memory in {cost.precision}", ("", "bytes"), tuple(memory)),
         ),
         (_model_plot(cost),) if _reads_text(cost) else (),
         tuple(notes),
@@ -266,7 +270,7 @@ def _reads_text(cost: ModelCost) -> bool:
 
 
 def _model_plot(cost: ModelCost) -> Plot:
-    """Each part's multiply-adds against the length, by formula."""
+    """Multiply-adds of each part over the length, by formula."""
     lengths = [2**e for e in range(4, 15)]
     found = [model_formula(cost.config, n, cost.batch) for n in lengths]
     curves = tuple(
@@ -278,7 +282,7 @@ def _model_plot(cost: ModelCost) -> Plot:
 
 
 def print_page(page: Page, console: Console) -> None:
-    """For people, at a terminal."""
+    """Prints tables, plots and notes to a terminal."""
     console.print(Text(page.title, "bold magenta"), "")
     for table in page.tables:
         console.print(indented(Text(table.title, "bold")))
@@ -295,7 +299,7 @@ def print_page(page: Page, console: Console) -> None:
 
 
 def markdown(page: Page) -> str:
-    """The tables, for a page of one's own."""
+    """The tables and notes as Markdown."""
     parts = [f"## {page.title}"]
     for table in page.tables:
         lines = [table.head, tuple("---" for _ in table.head), *table.rows]

@@ -1,6 +1,6 @@
-"""Marking: an answer beside the right one, and beside what each common mistake would have given.
+"""Marking: an answer compared with the right one, and with the result of each common mistake.
 
-A learner hears what is wrong and where. Nothing is raised: a notebook goes on with its next cell.
+A message says what is wrong and where. Nothing is raised, so that a notebook continues.
 """
 
 import linecache
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 CLOSE = 1e-8
-"""Numbers are in float64, so what differs by more is something else."""
+"""The tolerance; numbers are in float64."""
 
 
 @dataclass(frozen=True)
@@ -22,11 +22,11 @@ class Case:
     """One call of what a learner wrote."""
 
     name: str
-    """When it is, for the message: under a causal mask."""
+    """For the message: under a causal mask."""
     run: Callable[[], object]
     right: Tensor
     mistakes: Sequence[tuple[Tensor, str]] = ()
-    """What each common mistake gives, and what to say about it."""
+    """The result of each common mistake, and the message for it."""
 
 
 def mark(part: str, cases: Sequence[Case]) -> None:
@@ -55,9 +55,9 @@ def judge(case: Case) -> str | None:
     except Exception as error:
         return f"{_place(error)}{type(error).__name__}: {' '.join(str(error).split())}"
     if answer is None:
-        return "it gives back nothing; end it with `return`"
+        return "it returns nothing; end it with `return`"
     if not isinstance(answer, Tensor):
-        return f"it gives back a {type(answer).__name__}, but should give back a tensor"
+        return f"it returns a {type(answer).__name__}, but should return a tensor"
     if _same(answer, case.right):
         return None
     for wrong, message in case.mistakes:
@@ -70,7 +70,7 @@ Module = TypeVar("Module", bound=nn.Module)
 
 
 def drawn(module: Module) -> Module:
-    """A module in float64 whose parameters are all drawn by chance, biases too."""
+    """A module in float64 whose parameters are all random, biases too."""
     generator = torch.Generator().manual_seed(11)
     for parameter in module.double().parameters():
         nn.init.normal_(parameter, std=0.4, generator=generator)
@@ -80,15 +80,15 @@ def drawn(module: Module) -> Module:
 def filled(
     part: str, make: Callable[[], nn.Module], weights: Mapping[str, Tensor]
 ) -> nn.Module | None:
-    """A learner's module with these weights; None, and a line that says why, where it fails."""
+    """The learner's module with these weights; None, and a printed reason, where that fails."""
     try:
         module = make().double().eval()
         module.load_state_dict(weights)
     except NotImplementedError:
         print(f"… {part}: {BLANK}")
     except Exception as error:
-        said = " ".join(str(error).split())
-        print(f"✗ {part}: {_place(error)}{said}; leave __init__ as it was given")
+        message = " ".join(str(error).split())
+        print(f"✗ {part}: {_place(error)}{message}; leave __init__ as it was given")
     else:
         return module
     return None
@@ -115,7 +115,7 @@ def _difference(answer: Tensor, right: Tensor) -> str:
 
 
 def _place(error: Exception) -> str:
-    """The line of the learner's that led to an error, as far as it is known."""
+    """The line of the learner's code that led to an error, as far as it is known."""
     here, torch_home = Path(__file__).parent.parent.parent, Path(torch.__file__).parent
     frames = [
         frame

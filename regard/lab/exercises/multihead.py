@@ -1,4 +1,4 @@
-"""Checks for the exercise on multi-head attention; what is right is what Regard computes."""
+"""Checks for the exercise on multi-head attention; Regard's own result is the right one."""
 
 from collections.abc import Callable
 from functools import partial
@@ -42,9 +42,9 @@ def attention(answer: Callable[..., object]) -> None:
         (scaled.softmax(-2) @ value, f"the softmax runs down the queries (dim=-2); {ALONG}"),
         (scaled.softmax(1) @ value, f"the softmax runs over the heads (dim=1); {ALONG}"),
         (scaled.softmax(0) @ value, f"the softmax runs over the batch (dim=0); {ALONG}"),
-        (scaled @ value, "there is no softmax: the values are multiplied with the scores"),
-        (scaled.softmax(-1), "these are the weights; multiply them with the values"),
-        (scaled, "these are the scores; a softmax and the values are to come"),
+        (scaled @ value, "there is no softmax: the values are multiplied by the scores"),
+        (scaled.softmax(-1), "these are the weights; multiply them by the values"),
+        (scaled, "these are the scores; a softmax and the values are missing"),
     ]
     inverted = scaled.masked_fill(allowed, -torch.inf).softmax(-1)
     after = scaled.softmax(-1) * allowed
@@ -57,7 +57,7 @@ def attention(answer: Callable[..., object]) -> None:
         (inverted.nan_to_num(0.0) @ value, "the mask is inverted: -∞ goes where it is False"),
         (
             (scaled * allowed).softmax(-1) @ value,
-            "forbidden scores become 0, which is a score like others; they have to become -∞",
+            "forbidden scores become 0, which is an ordinary score; they have to become -∞",
         ),
         (
             (scaled + allowed).softmax(-1) @ value,
@@ -240,13 +240,13 @@ def _formula(
     mixed_in: bool = False,
     mixed_out: bool = False,
 ) -> Tensor:
-    """Multi-head attention, with whatever somebody may get wrong."""
+    """Multi-head attention with the common mistakes as options."""
 
-    def split(given: Tensor) -> Tensor:
-        B, L, D = given.shape
+    def split(x: Tensor) -> Tensor:
+        B, L, D = x.shape
         if mixed_in:
-            return given.reshape(B, heads, L, D // heads)
-        return given.view(B, L, heads, D // heads).transpose(1, 2)
+            return x.reshape(B, heads, L, D // heads)
+        return x.view(B, L, heads, D // heads).transpose(1, 2)
 
     projections: dict[str, Any] = {"value": layer.value, "key": layer.key, "none": nn.Identity()}
     query, key = split(layer.query(x)), split(layer.key(source))
@@ -256,8 +256,8 @@ def _formula(
     scores = query @ key.mT * (key.shape[-1] ** -0.5 if scale is None else scale)
     if allowed is not None:
         scores = scores.masked_fill(~allowed, -torch.inf)
-    found = scores.softmax(along).nan_to_num(0.0) @ value
-    B, _, L, _ = found.shape
-    joined = found.reshape(B, L, -1) if mixed_out else found.transpose(1, 2).reshape(B, L, -1)
+    heads_BHLV = scores.softmax(along).nan_to_num(0.0) @ value
+    B, _, L, _ = heads_BHLV.shape
+    joined = (heads_BHLV if mixed_out else heads_BHLV.transpose(1, 2)).reshape(B, L, -1)
     result: Tensor = layer.output(joined) if output else joined
     return result.detach()

@@ -1,4 +1,4 @@
-"""Checks for the exercise on the Vision Transformer; what is right is what Regard computes."""
+"""Checks for the exercise on the Vision Transformer; Regard's own result is the right one."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -115,7 +115,7 @@ def tokens(answer: Callable[..., nn.Module]) -> None:
 
 
 def _token_weights(model: VisionTransformer) -> dict[str, Tensor]:
-    """By the names that the exercise has for them: one table of positions for all tokens."""
+    """By the exercise's names: one table of positions for all tokens."""
     ours = {name: tensor.detach() for name, tensor in model.state_dict().items()}
     return {
         "projection.weight": ours["patches.projection.weight"],
@@ -130,7 +130,7 @@ def _token_weights(model: VisionTransformer) -> dict[str, Tensor]:
 
 @dataclass(frozen=True)
 class _Parts:
-    """A block's parts as functions, to be put together rightly or wrongly."""
+    """A block's parts as functions, to be combined rightly or wrongly."""
 
     first: nn.Module
     attention: nn.Module
@@ -195,11 +195,11 @@ def _wrong_blocks(p: _Parts, x: Tensor) -> list[tuple[Tensor, str]]:
         (y + p.mlp(y), "norm2 is missing: the feed-forward network reads norm2(x)"),
         (unnormed + p.mlp(unnormed), "both norms are missing"),
         (y + p.mlp(p.first(y)), "norm1 serves twice; the feed-forward network has norm2"),
-        (y + p.mlp(p.second(y), F.relu), "ReLU bends the feed-forward network; in ViT it is GELU"),
-        (y + p.mlp(p.second(y), identity), "nothing bends the feed-forward network: GELU between"),
+        (y + p.mlp(p.second(y), F.relu), "the activation function is ReLU; in ViT it is GELU"),
+        (y + p.mlp(p.second(y), identity), "the activation function is missing: GELU"),
         (
             y + p.mlp(p.second(x)),
-            "the feed-forward network reads what attention read; it reads what attention gave",
+            "the feed-forward network reads the input of attention; it reads the sum after it",
         ),
         (normed + p.mlp(p.second(normed)), "the skip carries norm1(x); it carries x itself"),
         (

@@ -1,1 +1,1 @@
-"""Notebooks to fill in, solved; `regard.lab.exercise` takes the solutions out."""
+"""Exercises with their solutions; `regard.lab.exercise` takes the solutions out."""
