@@ -1,11 +1,11 @@
-"""Which examples make a step, and the tensors they become, without padding.
+"""Batches without padding: which examples make a step, and their tensors.
 
     plan(lengths, budget, seed, epoch)      the epoch's global batches, by (seed, epoch) alone
     share(batch, rank, world, accumulate)   what one process takes of one of them
     text_batch(pairs, start, end)           its tensors: source, start + y, y + end
 
-A batch holds about as many tokens as the budget says. Examples of similar length come together:
-attention over short sequences costs little, and none waits for a long one.
+A batch holds about as many tokens as the budget says (dynamic batching). Examples of similar
+length are bucketed together: attention over short sequences costs little.
 """
 
 from collections.abc import Callable, Sequence
@@ -37,7 +37,7 @@ def plan(
 
     A batch's tokens, all sides together, are `budget` at most; an example longer than that has a
     batch of its own, or is refused. Examples are shuffled, sorted by length within pools of about
-    `bucket` batches, cut into batches, and the batches shuffled: `bucket=1` is pure chance. Images
+    `bucket` batches, cut into batches, and the batches shuffled: `bucket=1` ignores lengths. Images
     have length 1, and their budget is the number of images.
     """
     if over not in get_args(Over):
@@ -60,14 +60,14 @@ def plan(
     for n, begin in enumerate(range(0, len(order), pool)):
         part = order[begin : begin + pool]
         part = part[np.argsort(tokens[part], kind="stable")]
-        # Up and down in turn, so that a batch over the seam of two pools has like lengths too.
+        # Ascending and descending in turn, so that a batch across two pools has similar lengths too.
         order[begin : begin + pool] = part[::-1] if n % 2 else part
     batches = np.split(order, _cuts(tokens[order], budget))
     return [batches[i] for i in chance.permutation(len(batches))]
 
 
 def _cuts(tokens: Integer[np.ndarray, "n"], budget: int) -> list[int]:
-    """Where batches begin, but the first, when each takes as much as it may."""
+    """Where the second batch and later ones begin, filled greedily."""
     ends = np.cumsum(tokens, dtype=np.int64)
     cuts = [0]
     while cuts[-1] < len(ends):
@@ -144,12 +144,12 @@ class Batch(Tensors):
     source_lengths: Packed | None
     """None for images."""
     target: Int[Tensor, "1 L"]
-    """What the decoder is given: start, and the tokens."""
+    """The decoder's input: the start token, and the target."""
     target_lengths: Packed
     labels: Int[Tensor, "1 L"]
-    """What it should say: the tokens, and end."""
+    """The decoder's labels: the target, and the end token."""
     tokens: int
-    """Labels, which the loss counts."""
+    """Number of labels in the loss."""
 
     def __len__(self) -> int:
         return len(self.target_lengths)
@@ -163,7 +163,7 @@ class LanguageBatch(Tensors):
     lengths: Packed
     labels: Int[Tensor, "1 L"]
     tokens: int
-    """Labels, which the loss counts."""
+    """Number of labels in the loss."""
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -178,7 +178,7 @@ class LabelBatch(Tensors):
     """None for images."""
     labels: Int[Tensor, "B"]
     tokens: int
-    """Labels, which the loss counts."""
+    """Number of labels in the loss."""
 
     def __len__(self) -> int:
         return len(self.labels)

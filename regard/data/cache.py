@@ -1,4 +1,4 @@
-"""What is made once of the user's files and kept: folders that are there whole, or not at all.
+"""The cache of tokenized text and decoded images: folders that are written atomically.
 
 folder/KEY-CONTENT/header.json …    a store; its header says how long its files are
 folder/.KEY.saving-RANDOM/          one that is being made, or whose maker was killed
@@ -39,7 +39,7 @@ def keep(
     find: Callable[[Path], T | None],
     make: Callable[[Path], T],
 ) -> T:
-    """What `find` finds in the cache folder, or else what `make` puts there.
+    """What `find` finds in the cache folder, or else what `make` writes there.
 
     Processes that want the same at once wait for the one that makes it.
     """
@@ -58,7 +58,7 @@ def keep(
 
 
 class Draft:
-    """A store in the making: its files are appended to and hashed as values come."""
+    """A store that is being written: values are appended to its files and hashed."""
 
     def __init__(self, folder: Path, key: str, names: Sequence[str]):
         self.folder, self.names = folder, tuple(names)
@@ -72,7 +72,7 @@ class Draft:
 
     def __exit__(self, *error: object) -> None:
         for file in self.files.values():
-            with contextlib.suppress(OSError):  # what it could not write is thrown away
+            with contextlib.suppress(OSError):  # what it could not write is discarded
                 file.close()
         self._making.__exit__(None, None, None)
 
@@ -82,7 +82,7 @@ class Draft:
         self.hashes[name].update(data)
 
     def finish(self, name: str, header: dict[str, Any]) -> Path:
-        """Gives the store its name, when all of it is on the disk."""
+        """Syncs the store to the disk, and renames it into place."""
         files = {}
         for file_name, file in self.files.items():
             file.close()
@@ -103,7 +103,7 @@ class Draft:
 
 
 def header(folder: Path, verify: bool = False) -> dict[str, Any]:
-    """A store's header, if its files are as it says; whether byte by byte is a matter of time."""
+    """A store's header, if its files have the sizes it says; with `verify`, and the checksums."""
     try:
         said = json.loads((folder / _HEADER).read_bytes())
     except (OSError, ValueError) as error:
@@ -121,7 +121,7 @@ def header(folder: Path, verify: bool = False) -> dict[str, Any]:
 
 
 def digest(*parts: object) -> str:
-    """A name for what the parts, as JSON, say."""
+    """A hash of the parts, as JSON."""
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:_KEY]
 
 

@@ -1,7 +1,7 @@
 """A file's lines, plain or compressed, whatever its size.
 
-How a file is compressed is known by its first bytes. What lies on the disk is hashed on the way,
-so that a text is read once only.
+Compression is recognised by a file's first bytes. Files are hashed while they are read, so that a
+text is read once only.
 """
 
 import bz2
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, cast
 
 LINE = 2**20
-"""Bytes of a line that are read before it counts as too long."""
+"""Maximum bytes of a line; longer ones are skipped."""
 
 
 class Reading:

@@ -1,4 +1,4 @@
-"""Images as tensors of bytes: decoded once, kept at one size, changed on the device.
+"""Images as tensors of bytes: decoded once, cached at one size, augmented on the device.
 
     folders("photos", Decoding((32, 32)))       one folder for each class
     idx("images.gz", "labels.gz"), npz("a.npz"), digits()
@@ -6,9 +6,9 @@
 
     normalize(augment(images, how, seed, step), mean, std)
 
-Files are decoded by Pillow, in worker processes, and what cannot be decoded is counted and named.
-Pixels lie in a mapped file, found again by the names, sizes and times of the files; so all of a
-user's images are known to be good, and how many they are, before the first step.
+Files are decoded by Pillow, in worker processes; those that cannot be decoded are counted and named.
+Pixels are cached in a memory-mapped file under the names, sizes and times of the files. So all
+images are known to be good, and how many they are, before the first step.
 """
 
 import contextlib
@@ -55,7 +55,7 @@ __all__ = [
 
 Policy: TypeAlias = Literal["none", "rand", "auto", "trivial"]
 
-_TOGETHER = 16  # files that a worker is given at a time
+_TOGETHER = 16  # files of one task of a worker
 _SMALL = 2000  # files that are not worth starting workers
 
 
@@ -67,7 +67,7 @@ class Images:
     """Images of one size, with their classes or their texts."""
 
     pixels: UInt8[np.ndarray, "m C Y X"] = field(repr=False)
-    """In memory, or mapped from a file."""
+    """In memory, or memory-mapped."""
     labels: Int64[np.ndarray, "n"] | None = None
     """The number of each image's class."""
     classes: tuple[str, ...] = ()
@@ -256,7 +256,7 @@ def _decoded(
     workers: int | None,
     progress: Progress | None,
 ) -> tuple[UInt8[np.ndarray, "n C Y X"], Int64[np.ndarray, "n"]]:
-    """All pixels, mapped, and which of the files they are of."""
+    """All pixels, memory-mapped, and the index of each one's file."""
     if on_bad not in get_args(OnBad):
         raise ValueError(f"on_bad ({on_bad!r}) must be {' or '.join(get_args(OnBad))}")
     remedy = "mend the files, or pass on_bad='skip' to go on without these"
@@ -455,7 +455,7 @@ def normalize(
         raise ValueError(
             f"mean ({len(mean)}) and std ({len(std)}) must have a number for each channel ({C})"
         )
-    # From the host to the device without waiting; and one multiplication and addition for all.
+    # One multiply-add on the device, whose factors are copied without waiting.
     scale = 255 if images.dtype == torch.uint8 else 1
     numbers = [[1 / (scale * s) for s in std], [-m / s for m, s in zip(mean, std)]]
     factor, offset = torch.tensor(numbers, dtype=torch.float32).to(
@@ -466,25 +466,25 @@ def normalize(
 
 @dataclass(frozen=True)
 class Augmentation:
-    """How training images are varied."""
+    """Data augmentation of training images."""
 
     flip: bool = False
-    """Left and right exchanged in half of them."""
+    """Random horizontal flips."""
     crop: tuple[float, float] | None = None
-    """Cut out a part of this share of the area, from least to most, and enlarge it."""
+    """Random resized crops: the least and the most of the area to keep."""
     policy: Policy = "none"
-    """rand: RandAugment (Cubuk et al. 2020); auto: AutoAugment's for ImageNet; trivial:
-    TrivialAugment (Müller & Hutter 2021)."""
+    """Augmentation policy: rand is RandAugment (Cubuk et al. 2020), auto AutoAugment's for ImageNet,
+    trivial TrivialAugment (Müller & Hutter 2021)."""
     operations: int = 2
-    """Of RandAugment, one after the other."""
+    """RandAugment's number of operations."""
     magnitude: int = 9
-    """Of RandAugment's operations, below 30."""
+    """RandAugment's magnitude, below 30."""
     erase: float = 0.0
-    """The chance that a rectangle is erased (Zhong et al. 2020)."""
+    """Random erasing: its probability (Zhong et al. 2020)."""
     mixup: bool = False
-    """Each image is blended with another, and its label too (Zhang et al. 2018)."""
+    """MixUp: blend each image, and its label, with another (Zhang et al. 2018)."""
     cutmix: bool = False
-    """A rectangle of another image, and its share of the label (Yun et al. 2019)."""
+    """CutMix: paste a rectangle of another image, and its share of the label (Yun et al. 2019)."""
 
     def __post_init__(self) -> None:
         if self.policy not in get_args(Policy):
@@ -515,7 +515,7 @@ def augment(
     *,
     rank: int = 0,
 ) -> Float[Tensor, "B C Y X"]:
-    """Images from 0 to 1, varied at random by (seed, step, rank) alone, where they are."""
+    """Augmented images from 0 to 1, on their device; random by (seed, step, rank) alone."""
     x = images.float() / 255 if images.dtype == torch.uint8 else images
     C, Y, X = x.shape[1:]
     parts = _parts(how, Y, X)
@@ -523,7 +523,7 @@ def augment(
         return x
     with seeded(combined(seed, step, rank), x.device):
         for part, groups in parts:
-            # A policy draws one recipe for all images that it is given: so it is given few.
+            # A policy draws once for all images of a call, so each call has few.
             pieces = x.split(-(-len(x) // groups)) if groups > 1 else (x,)
             x = torch.cat(
                 [part(piece) if C == 3 or groups == 1 else _grey(part, piece) for piece in pieces]
@@ -540,7 +540,7 @@ def mix(
     *,
     rank: int = 0,
 ) -> Mixed:
-    """Each image mixed with another of the batch, if `how` says so; one of two ways by chance."""
+    """MixUp or CutMix of each image with another of the batch, as `how` says."""
     ways = [name for name in ("mixup", "cutmix") if getattr(how, name)]
     if not ways or not len(images):
         return Mixed(images, labels, labels, torch.ones_like(labels, dtype=torch.float32))
@@ -559,13 +559,13 @@ def _kornia() -> Any:
     try:
         import kornia
     except ImportError:
-        raise ValueError("varying images needs the kornia package; pip install kornia") from None
+        raise ValueError("data augmentation needs the kornia package; pip install kornia") from None
     return kornia.augmentation
 
 
 @lru_cache(maxsize=16)
 def _parts(how: Augmentation, rows: int, columns: int) -> list[tuple[Any, int]]:
-    """What is applied, one after the other, and to how many groups of the images separately."""
+    """The augmentations in their order, and to how many groups of images each is applied."""
     parts: list[tuple[Any, int]] = []
     if how.crop:
         crop = _kornia().RandomResizedCrop(
@@ -596,5 +596,5 @@ def _mixing(way: str) -> Any:
 
 
 def _grey(part: Any, images: Tensor) -> Tensor:
-    """Policies know colours only; what they do to three equal ones is grey again."""
+    """Applies a policy, which needs three channels, to grey images."""
     return cast(Tensor, part(images.expand(-1, 3, -1, -1).contiguous())).mean(1, keepdim=True)

@@ -1,6 +1,6 @@
 """One image file as pixels: decoded, upright, at one size, or refused with the reason.
 
-It knows no tensors, so that processes which only decode start at once.
+It does not import torch, so that worker processes start quickly.
 """
 
 import contextlib
@@ -28,15 +28,15 @@ class Decoding:
     """How a file becomes a tensor."""
 
     size: tuple[int, int]
-    """Rows and columns that every image is given."""
+    """Image size: rows and columns."""
     channels: Literal[1, 3] = 3
-    """3 for colour, 1 for grey."""
+    """Channels: 3 for colour, 1 for grey."""
     fit: Fit = "crop"
-    """What happens to other shapes: the middle is cut out, or the rest is filled."""
+    """Other aspect ratios: centre crop, or padding."""
     background: int = 255
-    """What is behind transparent pixels and around padded images: 0 black to 255 white."""
+    """Background of transparent pixels and of padding: 0 black to 255 white."""
     most: int = 50_000_000
-    """Pixels of the largest image that is decoded at all."""
+    """Most pixels of an image; larger ones are refused."""
 
     def __post_init__(self) -> None:
         if len(self.size) != 2 or min(self.size) < 1:
@@ -60,7 +60,7 @@ def decode(file: PathLike | bytes, how: Decoding) -> UInt8[np.ndarray, "C Y X"]:
     name = "the image" if isinstance(file, bytes) else str(file)
     try:
         with warnings.catch_warnings():
-            # Pillow's own alarm, which sounds above a size that is fixed in it.
+            # Pillow's own limit, which is fixed.
             warnings.simplefilter("error", Image.DecompressionBombWarning)
             # Others are about damage that it could work around.
             warnings.simplefilter("ignore", UserWarning)
@@ -87,7 +87,7 @@ def _pixels(image: "Image.Image", how: Decoding) -> UInt8[np.ndarray, "C Y X"]:
     # Photographs are decoded at about the size that is needed, if their format can.
     image.draft(None, (2 * max(how.size), 2 * max(how.size)))
     image.load()
-    with contextlib.suppress(Exception):  # damaged notes about an image do not damage it
+    with contextlib.suppress(Exception):  # damaged metadata
         image = ImageOps.exif_transpose(image)
     upright = _eight_bits(image, how)
     return channels_first(fitted(upright, how.size, how.fit, how.background))

@@ -1,4 +1,4 @@
-"""What was wrong with the user's files: counted, with examples, never passed over in silence."""
+"""Problems in the user's files: counted, with examples, never ignored in silence."""
 
 from typing import Any
 

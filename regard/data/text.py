@@ -1,15 +1,15 @@
-"""Text of any size: read in one pass, bad lines counted, tokens kept in a file for every epoch.
+"""Text of any size: tokenized in one pass, bad lines counted, tokens cached for every epoch.
 
     Pairs("train.en.gz", "train.de.gz")     two files, line by line
     Table("pairs.tsv", columns=(0, 1))      one file with tabs
     Lines("text.txt")                       one side: a line is an example
     Documents("text.txt")                   one side: blank lines part examples
 
-    store(text, (source, target))  ->  Store, whose examples are views into mapped files
+    store(text, (source, target))  ->  Store, whose examples are views into memory-mapped files
 
 Files may be plain or compressed (gzip, xz, bzip2, zstandard), which is known by their first bytes.
 Lines end with a newline, whatever else Unicode takes for one; blanks around them are dropped.
-A store is found again by its content: the sha256 of the files, the tokenizers and the rules.
+A store's key is its content: the sha256 of the files, the tokenizers and the rules.
 """
 
 import contextlib
@@ -53,11 +53,11 @@ class Rules:
     """Which lines are bad. Empty, undecodable and garbled ones always are."""
 
     longest: int | None = 1000
-    """Tokens that a side may have."""
+    """Maximum length of a side, in tokens."""
     ratio: float | int | None = 9
-    """How many times longer than the other one side may be, in tokens."""
+    """Maximum length ratio of the two sides, in tokens."""
     short: int = 5
-    """A side with fewer tokens counts as having so many when sides are compared."""
+    """Shorter sides count as this long in the length ratio."""
 
     def __post_init__(self) -> None:
         if self.longest is not None and self.longest < 1:
@@ -70,7 +70,7 @@ class Rules:
 
 
 class Store:
-    """Examples as token ids in mapped files: any of them at once, none of them in memory."""
+    """Examples as token ids in memory-mapped files, with random access."""
 
     def __init__(self, folder: PathLike, verify: bool = False):
         self.folder = Path(folder)

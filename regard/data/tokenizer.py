@@ -19,7 +19,7 @@ from jaxtyping import Integer
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, trainers
 
 SPECIALS = ("<pad>", "<s>", "</s>", "<unk>")
-"""Padding, start, end, unknown: ids 0 to 3 of every tokenizer that is trained here."""
+"""Special tokens: padding, start, end, unknown; ids 0 to 3 of every tokenizer trained here."""
 
 _NAMES = {
     "pad": ("<pad>", "[PAD]", "<PAD>", "<|pad|>", "<blank>"),
@@ -55,7 +55,7 @@ class Tokenizer:
         self.pad, self.start, self.end, self.unknown = pad, start, end, unknown
         self._specials = {pad, start, end, unknown}
         self.size: int = 1 + max(inner.get_vocab(with_added_tokens=True).values())
-        """Rows that an embedding needs: the largest id and one."""
+        """Vocabulary size: the largest id plus one."""
         self._description: dict[str, Any] = json.loads(inner.to_str())
         self._named = {token["content"] for token in self._description["added_tokens"]}
         self._words = _Words(inner)

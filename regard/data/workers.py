@@ -185,12 +185,12 @@ class _Worker:
         self.process.kill()
         self.process.wait()
         for pipe in (self.output, self.input):
-            with contextlib.suppress(BrokenPipeError):  # something it was never told
+            with contextlib.suppress(BrokenPipeError):  # unsent data
                 pipe.close()
 
 
 def serve() -> None:
-    """A worker's life: what to do, and then task after task until the pipe ends."""
+    """The worker process's main loop: the work and its state first, then tasks until the pipe closes."""
     tasks, results = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     # Whatever a library prints goes to the terminal, not among the results.
     os.dup2(2, 1)

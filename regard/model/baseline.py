@@ -1,4 +1,4 @@
-"""What there was before attention, and beside it: recurrence, convolution, one dense layer.
+"""Alternatives to attention: recurrence, convolution, one dense layer.
 
     recurrent     h_n = cell(x_n, h_{n-1})           one step after the other
     convolution   y_n = Σ_δ W_δ x_{n+δ} + b          a weight for each distance
@@ -8,9 +8,9 @@ Each takes the place of self-attention in a block, so that nothing but the mixin
 
     Transformer(config, attention=lambda position: Recurrent(config.width))
 
-They mean the masks of a model as attention does: under `causal()` nothing comes from the right,
-under `padding(lengths)` nothing from the filling, under `packed(lengths)` nothing from another
-sequence. What only attention can do, to read a source or to obey any other mask, they refuse.
+They obey a model's masks as attention does: under `causal()` nothing comes from the right, under
+`padding(lengths)` nothing from the padding, under `packed(lengths)` nothing from another sequence.
+Cross-attention and other masks are refused: only attention can do those.
 """
 
 from typing import Literal, NamedTuple, TypeAlias, get_args
@@ -30,7 +30,7 @@ Kind: TypeAlias = Literal["lstm", "gru"]
 
 
 class Order(NamedTuple):
-    """What a mask says to a layer that has no weights for pairs."""
+    """A mask, for a layer that has no weights for pairs."""
 
     causal: bool = False
     lengths: Tensor | None = None
@@ -38,7 +38,7 @@ class Order(NamedTuple):
 
 
 class Baseline(nn.Module):
-    """A layer with the face of self-attention; a kind of it says how rows `mix`, and `step`."""
+    """A layer with the interface of self-attention; subclasses define `mix` and `step`."""
 
     def __init__(self, width: int):
         super().__init__()
@@ -251,7 +251,7 @@ class Dense(Baseline):
 
 
 def _order(name: str, mask: Mask | None, x: Tensor) -> Order:
-    """The mask in the words that these layers understand."""
+    """The mask as these layers understand it."""
     check_mask(mask)
     order = Order()
     for part in () if mask is None else mask.parts:
@@ -272,7 +272,7 @@ def _order(name: str, mask: Mask | None, x: Tensor) -> Order:
 
 
 def _emptied(x: Tensor, lengths: Tensor | None) -> Tensor:
-    """Rows after each sequence's length become zero, whatever they held."""
+    """Sets rows after each sequence's length to zero."""
     if lengths is None:
         return x
     index = torch.arange(x.shape[1], device=x.device)

@@ -1,4 +1,4 @@
-"""A block: attention, then a network of its own for each position, each inside a residual.
+"""A block (layer): attention, then a position-wise feed-forward network, each with a residual.
 
     post-norm (Vaswani et al. 2017)    x = LayerNorm(x + Dropout(Sublayer(x)))
     pre-norm  (ViT, GPT)               x = x + Dropout(Sublayer(LayerNorm(x)))
@@ -25,7 +25,7 @@ Sublayer: TypeAlias = Callable[[Tensor], Tensor]
 
 
 class FeedForward(nn.Module):
-    """y = W₂ a(W₁ x + b₁) + b₂ for each position alone: expands, bends, reduces."""
+    """y = W₂ a(W₁ x + b₁) + b₂ for each position alone, with an activation function a."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class GatedFeedForward(nn.Module):
 class PostNorm(nn.Module):
     """LayerNorm(x + Dropout(Sublayer(x))): section 3.1 of Vaswani et al. (2017), 5.4 for dropout.
 
-    `rows` keeps the first rows alone, where nobody reads the others; the sublayer then gives those.
+    `rows` computes the first rows alone, where the others are not read.
     """
 
     def __init__(self, width: int, dropout: float | int = 0.0, epsilon: float = 1e-5):
@@ -81,7 +81,7 @@ class PostNorm(nn.Module):
 
 
 class PreNorm(nn.Module):
-    """x + Dropout(Sublayer(LayerNorm(x))): a straight path from the last layer to the first."""
+    """x + Dropout(Sublayer(LayerNorm(x))): residual connections all the way to the first layer."""
 
     def __init__(self, width: int, dropout: float | int = 0.0, epsilon: float = 1e-5):
         super().__init__()
@@ -95,7 +95,7 @@ class PreNorm(nn.Module):
 
 
 class BlockCache(NamedTuple):
-    """What a block keeps between decoding steps."""
+    """A block's KV cache."""
 
     own: SelfCache
     cross: CrossCache
@@ -145,7 +145,7 @@ class Block(nn.Module):
             def read(x: Tensor) -> Tensor:
                 if across is None or across.beams == 1:
                     return cross(x, memory, mask=memory_mask, cache=across)
-                # Rows that share a source read it together, as more queries of one row.
+                # Beams that share a source attend to it together, as more queries of one row.
                 queries = x.unflatten(0, (-1, across.beams)).flatten(1, 2)
                 return cross(queries, memory, mask=memory_mask, cache=across).view_as(x)
 

@@ -1,7 +1,7 @@
-"""From a config's words to parts: the one place where a name becomes a class.
+"""Builds a model's parts from its config: the one place where a name becomes a class.
 
-Models are assembled here from leaf modules that know of no config. A part of one's own is given
-as a function that makes it, and takes the place of the one that the config names.
+Leaf modules know of no config. A custom part is passed as a function that makes it, and replaces
+the one that the config names.
 """
 
 from collections.abc import Callable
@@ -46,34 +46,35 @@ MakeFeedForward: TypeAlias = Callable[[], nn.Module]
 
 @dataclass(frozen=True, kw_only=True)
 class BlockConfig:
-    """What every model says about its blocks."""
+    """Hyperparameters that all models share."""
 
     width: int = 512
-    """Width of the vectors between the layers."""
+    """Model width (d_model, hidden size): of the vectors between the layers."""
     heads: int = 8
-    """Attention heads."""
+    """Number of attention heads."""
     key_heads: int | None = None
-    """Heads of keys and values, shared by groups of query heads; by default as many as heads."""
+    """Number of key-value heads, for grouped-query attention; by default as many as heads."""
     feed_forward: int = 2048
-    """Hidden width of the feed-forward networks."""
+    """Hidden width of the feed-forward networks (d_ff)."""
     activation: Activation = "relu"
-    """What bends the feed-forward networks: relu, gelu, silu, or swiglu with its gate."""
+    """Activation function of the feed-forward networks: relu, gelu, silu, or gated swiglu."""
     norm: Norm = "post"
-    """LayerNorm after each residual sum (post), as in the paper, or before each sublayer (pre)."""
+    """Pre-norm or post-norm: LayerNorm before each sublayer, or after each residual sum as in the
+    paper."""
     final_norm: bool | None = None
-    """A LayerNorm at the end of a stack; by default where norm is pre."""
+    """A final LayerNorm at the end of a stack; by default where norm is pre."""
     dropout: float = 0.1
-    """On the embedded input and on every sublayer's output."""
+    """Dropout on the embedded input and on every sublayer's output."""
     attention_dropout: float = 0.0
-    """On attention weights; the paper has none."""
+    """Dropout on attention weights; the paper has none."""
     hidden_dropout: float = 0.0
-    """Inside the feed-forward networks; the paper has none."""
+    """Dropout inside the feed-forward networks (after the activation); the paper has none."""
     epsilon: float = 1e-5
-    """Added to the variance in LayerNorms."""
+    """Epsilon of the LayerNorms, added to the variance."""
 
 
 def check(config: object, kind: type, **makers: object) -> None:
-    """Refuse what is no such config, and parts where functions that make parts are wanted."""
+    """Checks the type of the config, and that custom parts are passed as functions."""
     if not isinstance(config, kind):
         raise ValueError(
             f"config ({shown(config)}) must be a {kind.__name__}; "
@@ -96,7 +97,7 @@ def stack(
     attention: MakeAttention | None = None,
     feed_forward: MakeFeedForward | None = None,
 ) -> Stack:
-    """As many blocks as asked for; a position that acts inside attention goes into each."""
+    """A stack of blocks; a position that acts inside attention goes into each."""
 
     check_integer("layers", blocks, least=0)
 
@@ -120,7 +121,7 @@ def stack(
 
 
 def made(position: MakePosition) -> AnyPosition:
-    """What the function makes, if it is a position."""
+    """Calls the function, and checks that it makes a position."""
     part = position()
     if part is not None and not isinstance(part, InputPosition | AttentionPosition):
         raise ValueError(
@@ -131,7 +132,7 @@ def made(position: MakePosition) -> AnyPosition:
 
 
 def added(position: MakePosition) -> InputPosition | None:
-    """What the function makes, if it goes to the input."""
+    """The same, if it is a position of the input."""
     part = made(position)
     return part if isinstance(part, InputPosition) else None
 

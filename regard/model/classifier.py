@@ -1,10 +1,10 @@
-"""A class for a text: an encoder reads it, and a linear head reads the mean of what it made of it.
+"""A text classifier: an encoder, and a linear head on the mean of its output.
 
     memory = encoder(embed(tokens))         the Transformer's own encoder, block by block
     logits = head(mean_n memory_n)          or of the last token's vector alone
 
-`TextClassifier.of(transformer, classes)` takes the encoder of a trained Transformer: what it has
-learned about a language transfers, be it frozen or trained on.
+`TextClassifier.of(transformer, classes)` takes the encoder of a trained Transformer, for transfer
+learning: frozen, or fine-tuned.
 """
 
 import copy
@@ -36,37 +36,37 @@ TextPool: TypeAlias = Literal["mean", "last"]
 
 @dataclass(frozen=True, kw_only=True)
 class EncoderShape(BlockConfig):
-    """What can be chosen before anything is known of the texts."""
+    """Hyperparameters that do not depend on the texts."""
 
     layers: int = 6
-    """Blocks."""
+    """Number of layers (blocks)."""
     position: Position = "sinusoidal"
-    """How order is told."""
+    """Positional encoding."""
     length: int = 1024
-    """Longest sequence for which there are learned positions; the others have no end."""
+    """Maximum sequence length for learned positions; the others have no limit."""
     scale: bool = True
-    """Multiply token vectors by √width."""
+    """Multiply token embeddings by √width."""
     pool: TextPool = "mean"
-    """What stands for the text: the mean over its tokens, or the last one's vector."""
+    """Pooling: the mean over the tokens, or the last token."""
 
 
 @dataclass(frozen=True)
 class ClassifierConfig(EncoderShape):
-    """All that it takes to build a text classifier."""
+    """The whole config of a text classifier."""
 
     classes: int
-    """Labels."""
+    """Number of classes."""
     vocabulary: int
-    """Tokens."""
+    """Vocabulary size."""
 
     @classmethod
     def tiny(cls, classes: int, vocabulary: int) -> "ClassifierConfig":
-        """Two blocks of width 128, to try things out."""
+        """Two layers of width 128, to try things out."""
         return cls(classes, vocabulary, width=128, heads=4, feed_forward=256, layers=2)
 
 
 class TextClassifier(nn.Module):
-    """Texts to logits; parts of one's own are given as functions, as to Transformer."""
+    """Texts to logits; custom parts are passed as functions, as to Transformer."""
 
     def __init__(
         self,
@@ -147,7 +147,7 @@ class TextClassifier(nn.Module):
     def represent(
         self, tokens: Int[Tensor, "B S"], *, lengths: Lengths = None
     ) -> Float[Tensor, "T D"]:
-        """One vector for each text: what the head reads."""
+        """The pooled features of each text, which the head reads."""
         memory = self.features(tokens, lengths=lengths)
         if self.config.pool == "mean":
             return _mean(memory, lengths)
@@ -156,7 +156,7 @@ class TextClassifier(nn.Module):
     def features(
         self, tokens: Int[Tensor, "B S"], *, lengths: Lengths = None
     ) -> Float[Tensor, "B S D"]:
-        """The last vectors of all tokens."""
+        """The last hidden states of all tokens."""
         return self.encoder(self.tokens(tokens, places(lengths, tokens)), mask=own_mask(lengths))
 
     def with_classes(self, classes: int) -> "TextClassifier":
@@ -170,7 +170,7 @@ class TextClassifier(nn.Module):
         return model
 
     def freeze(self) -> "TextClassifier":
-        """Train the head alone: the rest becomes a fixed extractor of features."""
+        """Freezes all but the head: the rest becomes a fixed feature extractor."""
         for parameter in self.parameters():
             parameter.requires_grad_(False)
         for parameter in self.head.parameters():
@@ -179,7 +179,7 @@ class TextClassifier(nn.Module):
 
 
 def _mean(memory: Float[Tensor, "B S D"], lengths: Lengths) -> Float[Tensor, "T D"]:
-    """The mean over each text's own tokens; of an empty text it is zero."""
+    """Mean pooling over each text's own tokens; zero for an empty text."""
     if lengths is None:
         return memory.mean(1)
     if isinstance(lengths, Packed):

@@ -1,4 +1,4 @@
-"""Dropout (Srivastava et al. 2014), quick on the CPU as well.
+"""Dropout (Srivastava et al. 2014), fast on the CPU as well.
 
     y = x m / (1 - p),   m = 0 with probability p, else 1
 
@@ -15,7 +15,7 @@ LEVELS = 2**16
 
 
 class Dropout(nn.Dropout):
-    """`nn.Dropout` with another source of chance on the CPU; elsewhere, and compiled, itself."""
+    """`nn.Dropout` with faster random numbers on the CPU; elsewhere, and compiled, unchanged."""
 
     def forward(self, x: Float[Tensor, "*b D"]) -> Float[Tensor, "*b D"]:
         dropped = round(self.p * LEVELS)

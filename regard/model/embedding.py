@@ -1,4 +1,4 @@
-"""What becomes vectors: tokens of text, patches of an image, frames of sound.
+"""Embeddings: of tokens, of an image's patches, of frames of audio.
 
     tokens    x_n = √D · E[id_n] + r_n          Vaswani et al. (2017), sections 3.4 and 3.5
     patches   x_n = W vec(patch_n) + b + r_n    Dosovitskiy et al. (2021), equation 1
@@ -25,7 +25,7 @@ Size: TypeAlias = int | tuple[int, int]
 
 
 class Embedded(nn.Module):
-    """Vectors receive their positions, then dropout."""
+    """Adds positions to vectors, and applies dropout."""
 
     def __init__(self, width: int, position: InputPosition | None, dropout: float | int):
         super().__init__()
@@ -36,7 +36,7 @@ class Embedded(nn.Module):
 
     @property
     def inner(self) -> int:
-        """How wide the vectors are before a position is put beside them."""
+        """Width of the vectors before positions are concatenated."""
         if not isinstance(self.position, Concatenated):
             return self.width
         if self.position.width >= self.width:
@@ -51,10 +51,10 @@ class Embedded(nn.Module):
 
 
 class Tokens(Embedded):
-    """A row of the table for each token, times √D.
+    """Token embeddings, times √D.
 
-    The table serves as the output's weights too, whose entries want to be of the size 1/√D; the
-    factor brings the vectors to the size of the positions.
+    With tied weights the table is the output layer's too, whose entries should be of the size 1/√D;
+    the factor brings the vectors to the size of the positions.
     """
 
     def __init__(

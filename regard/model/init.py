@@ -1,6 +1,6 @@
-"""Every initial value of every model, with its reason.
+"""Initialisation of every model, with the reasons.
 
-Three habits, one for each family, as its paper or its authors' code has them:
+Three schemes, one for each family, as in its paper or its authors' code:
 
     transformer   Glorot's uniform matrices: the variance of what flows forwards and of the
                   gradients that flow back stays alike through square layers, whose post-norm

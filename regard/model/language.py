@@ -29,37 +29,37 @@ from regard.model.stack import StackCache
 
 @dataclass(frozen=True, kw_only=True)
 class LanguageShape(BlockConfig):
-    """What can be chosen before anything is known of the text."""
+    """Hyperparameters that do not depend on the text."""
 
     layers: int = 6
-    """Blocks."""
+    """Number of layers (blocks)."""
     activation: Activation = "swiglu"
-    """What bends the feed-forward networks: relu, gelu, silu, or swiglu with its gate."""
+    """Activation function of the feed-forward networks: relu, gelu, silu, or gated swiglu."""
     norm: Norm = "pre"
-    """LayerNorm after each residual sum (post) or before each sublayer (pre)."""
+    """Pre-norm or post-norm: LayerNorm before each sublayer, or after each residual sum."""
     position: Position = "rotary"
-    """How order is told."""
+    """Positional encoding."""
     length: int = 1024
-    """Longest sequence for which there are learned positions; the others have no end."""
+    """Maximum sequence length for learned positions; the others have no limit."""
     share: bool = True
-    """One table for the input and for the output's weights."""
+    """Weight tying: one matrix for input embeddings and output weights."""
 
 
 @dataclass(frozen=True)
 class LanguageConfig(LanguageShape):
-    """All that it takes to build a language model."""
+    """The whole config of a language model."""
 
     vocabulary: int
-    """Tokens."""
+    """Vocabulary size."""
 
     @classmethod
     def tiny(cls, vocabulary: int) -> "LanguageConfig":
-        """Four blocks of width 128, to try things out."""
+        """Four layers of width 128, to try things out."""
         return cls(vocabulary, width=128, heads=4, feed_forward=344, layers=4)
 
 
 class LanguageModel(nn.Module):
-    """A decoder without a source; parts of one's own are given as functions, as to Transformer."""
+    """A decoder-only Transformer; custom parts are passed as functions, as to Transformer."""
 
     def __init__(
         self,
@@ -114,7 +114,7 @@ class LanguageModel(nn.Module):
         lengths: Lengths = None,
         cache: StackCache | None = None,
     ) -> Float[Tensor, "B L N"]:
-        """With a cache the tokens are the new ones alone."""
+        """With a KV cache the tokens are the new ones alone."""
         return self.output(self.states(tokens, lengths=lengths, cache=cache))
 
     def states(
@@ -124,16 +124,16 @@ class LanguageModel(nn.Module):
         lengths: Lengths = None,
         cache: StackCache | None = None,
     ) -> Float[Tensor, "B L D"]:
-        """The last vectors, before they become logits."""
+        """The last hidden states, before the output layer."""
         at = places(lengths, tokens) if cache is None else cache.places(tokens.shape[1])
         return self.decoder(self.tokens(tokens, at), mask=causal_mask(lengths), cache=cache)
 
     def cache(self, capacity: int | None = None) -> StackCache:
-        """An empty cache for `forward`; with a capacity it never changes its shape."""
+        """An empty KV cache for `forward`; with a capacity its shape is static."""
         return StackCache(len(self.decoder.blocks), capacity)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "LanguageModel":
-        """Moves the model. To and from the meta device torch makes a parameter for each name."""
+        """Moves the model and ties its weights again: torch unties them to and from meta."""
         shared = getattr(self.output, "weight", None) is self.tokens.table.weight
         nn.Module._apply(self, fn, recurse)
         if shared:

@@ -1,8 +1,8 @@
 """How a batch says how long its sequences are, and what follows for masks and positions.
 
     None             every row is a whole sequence
-    lengths (B,)     a padded batch: row b holds lengths[b] tokens, and then filling
-    Packed(lengths)  a packed batch, (1, T): all sequences end to end, without filling
+    lengths (B,)     a padded batch: row b holds lengths[b] tokens, and then padding
+    Packed(lengths)  a packed batch, (1, T): all sequences end to end, without padding
 
 Padding is never guessed from token ids.
 """
@@ -30,7 +30,7 @@ def own_mask(lengths: Lengths) -> Mask | None:
 def causal_mask(lengths: Lengths) -> Mask:
     """For a decoder's self-attention: each token sees itself and those before it.
 
-    Filling comes after the real tokens, where a causal mask hides it already: naming it as well
+    Padding comes after the real tokens, where a causal mask hides it already: masking it as well
     would only cost the fast kernel.
     """
     return causal() & packed(lengths) if isinstance(lengths, Packed) else causal()

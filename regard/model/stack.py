@@ -22,9 +22,9 @@ from regard.model.block import Block, BlockCache
 
 
 class StackCache:
-    """Keys and values of every block, kept between decoding steps.
+    """The KV cache of every block.
 
-    With a `capacity` each is allocated once, and a step can be captured in a graph.
+    With a `capacity` each is allocated once, and a step can be captured in a CUDA graph.
     """
 
     def __init__(self, blocks: int, capacity: int | None = None):
@@ -76,8 +76,8 @@ class StackCache:
 class Stack(nn.Module):
     """Blocks one after the other.
 
-    `checkpointing` keeps only each block's input for the backward pass and computes the rest again:
-    less memory, a third more arithmetic, the same gradients.
+    `checkpointing` (gradient checkpointing) keeps each block's input alone for the backward pass
+    and recomputes the rest: less memory, a third more arithmetic, the same gradients.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class Stack(nn.Module):
         cache: StackCache | None = None,
         rows: int | None = None,
     ) -> Float[Tensor, "B R D"]:
-        """`rows` gives the first rows of the result alone; only the last block can save on it."""
+        """`rows` returns the first rows of the result alone; only the last block can save on it."""
         if cache is not None:
             self._check_cache(cache)
         last = len(self.blocks) - 1

@@ -39,7 +39,7 @@ class TextSource:
 
     kind: Literal["text"] = "text"
     vocabulary: int | None = None
-    """Source tokens; by default the target's, as with one tokenizer for both languages."""
+    """Vocabulary size of the source; by default the target's, with one joint tokenizer."""
 
 
 @dataclass(frozen=True)
@@ -48,13 +48,13 @@ class ImageSource:
 
     kind: Literal["image"] = "image"
     image: Size = 224
-    """Pixels: (rows, columns), or one number for a square."""
+    """Image size in pixels: (rows, columns), or one number for a square."""
     patch: int = 16
-    """Pixels along a patch's side."""
+    """Patch size in pixels."""
     channels: int = 3
-    """3 for colour, 1 for grey."""
+    """Channels: 3 for colour, 1 for grey."""
     position: GridPosition = "learned"
-    """A trained vector for each patch, or sines of its row and of its column."""
+    """Positional encoding of patches: learned, or sinusoids of row and column."""
 
 
 @dataclass(frozen=True)
@@ -63,38 +63,39 @@ class AudioSource:
 
     kind: Literal["audio"] = "audio"
     features: int = 80
-    """Numbers in a frame."""
+    """Features of a frame."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TransformerShape(BlockConfig):
-    """What can be chosen before anything is known of the data."""
+    """Hyperparameters that do not depend on the data."""
 
     encoder_layers: int = 6
-    """Blocks of the encoder."""
+    """Number of encoder layers."""
     decoder_layers: int = 6
-    """Blocks of the decoder."""
+    """Number of decoder layers."""
     position: Position = "sinusoidal"
-    """How order is told."""
+    """Positional encoding."""
     length: int = 1024
-    """Longest sequence for which there are learned positions; the others have no end."""
+    """Maximum sequence length for learned positions; the others have no limit."""
     share: Share = "all"
-    """One table for source, target and output weights; for target and output; or none shared."""
+    """Weight tying: one matrix for source embeddings, target embeddings and output weights (all),
+    for target and output (target), or none."""
     scale: bool = True
-    """Multiply token vectors by √width."""
+    """Multiply token embeddings by √width."""
     output_bias: bool = False
-    """A bias for each target token's logit."""
+    """A bias in the output layer."""
 
 
 @dataclass(frozen=True)
 class TransformerConfig(TransformerShape):
-    """All that it takes to build a Transformer; the defaults are the paper's base model."""
+    """The whole config of a Transformer; the defaults are the paper's base model."""
 
     vocabulary: int
-    """Target tokens."""
+    """Vocabulary size of the target."""
     _: KW_ONLY
     source: TextSource | ImageSource | AudioSource = field(default_factory=TextSource)
-    """What is read: text, an image or audio."""
+    """The source: text, an image or audio."""
 
     @classmethod
     def base(cls, vocabulary: int) -> "TransformerConfig":
@@ -125,7 +126,7 @@ class Transformer(nn.Module):
 
         Transformer(replace(TransformerConfig.base(37_000), norm="pre", position="rotary"))
 
-    Parts of one's own are given as functions that make them: `position`, `attention` (the
+    Custom parts are passed as functions that make them: `position`, `attention` (the
     self-attention, handed the position that acts inside it, or None) and `feed_forward`.
     """
 
@@ -203,10 +204,10 @@ class Transformer(nn.Module):
         source_lengths: Lengths = None,
         cache: StackCache | None = None,
     ) -> Float[Tensor, "B L D"]:
-        """The decoder's last vectors, before they become logits.
+        """The decoder's last hidden states, before the output layer.
 
-        With a cache the target holds the new tokens alone; after the first step the cache has the
-        memory's keys and values, and memory may be None.
+        With a KV cache the target holds the new tokens alone; after the first step the cache has
+        the memory's keys and values, and memory may be None.
         """
         if memory is None and cache is None:
             raise ValueError(
@@ -224,11 +225,11 @@ class Transformer(nn.Module):
         )
 
     def cache(self, capacity: int | None = None) -> StackCache:
-        """An empty cache for `decode`; with a capacity it never changes its shape."""
+        """An empty KV cache for `decode`; with a capacity its shape is static."""
         return StackCache(len(self.decoder.blocks), capacity)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Transformer":
-        """Moves the model. To and from the meta device torch makes a parameter for each name."""
+        """Moves the model and ties its weights again: torch unties them to and from meta."""
         table = self.target.table
         tables = (self.output, self.source.table if isinstance(self.source, Tokens) else table)
         shared = [part for part in tables if getattr(part, "weight", None) is table.weight]

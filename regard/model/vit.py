@@ -29,49 +29,49 @@ Pool: TypeAlias = Literal["class", "mean"]
 
 @dataclass(frozen=True, kw_only=True)
 class VisionShape(BlockConfig):
-    """What can be chosen before anything is known of the images."""
+    """Hyperparameters that do not depend on the images."""
 
     layers: int = 12
-    """Blocks."""
+    """Number of layers (blocks)."""
     width: int = 768
-    """Width of the vectors between the layers."""
+    """Model width (d_model, hidden size): of the vectors between the layers."""
     heads: int = 12
-    """Attention heads."""
+    """Number of attention heads."""
     feed_forward: int = 3072
-    """Hidden width of the feed-forward networks."""
+    """Hidden width of the feed-forward networks (d_ff)."""
     activation: Activation = "gelu"
-    """What bends the feed-forward networks: relu, gelu, silu, or swiglu with its gate."""
+    """Activation function of the feed-forward networks: relu, gelu, silu, or gated swiglu."""
     norm: Norm = "pre"
-    """LayerNorm after each residual sum (post) or before each sublayer (pre)."""
+    """Pre-norm or post-norm: LayerNorm before each sublayer, or after each residual sum."""
     position: GridPosition = "learned"
-    """A trained vector for each patch, sines of its row and of its column, or none."""
+    """Positional encoding of patches: learned, sinusoids of row and column, or none."""
     pool: Pool = "class"
-    """What stands for the image: a class token's last vector, or the mean over the patches."""
+    """Pooling: the class token, or the mean over the patches."""
     class_token: bool | None = None
-    """A trained vector in front of the patches; by default where pool is class."""
+    """A learned class token in front of the patches; by default where pool is class."""
     pool_norm: bool = False
-    """The last LayerNorm after the mean over the patches, instead of before it."""
+    """The final LayerNorm after pooling instead of before it."""
     head_width: int | None = None
-    """A hidden tanh layer of this width in the head, as at pre-training; by default none."""
+    """Width of a hidden tanh layer in the head, as at pre-training; by default none."""
     dropout: float = 0.0
-    """On the embedded input and on every sublayer's output."""
+    """Dropout on the embedded input and on every sublayer's output."""
     epsilon: float = 1e-6
-    """Added to the variance in LayerNorms."""
+    """Epsilon of the LayerNorms, added to the variance."""
 
 
 @dataclass(frozen=True)
 class VisionConfig(VisionShape):
-    """All that it takes to build a Vision Transformer; the defaults are ViT-B/16's."""
+    """The whole config of a Vision Transformer; the defaults are ViT-B/16's."""
 
     classes: int
-    """Labels."""
+    """Number of classes."""
     image: Size = 224
-    """Pixels: (rows, columns), or one number for a square."""
+    """Image size in pixels: (rows, columns), or one number for a square."""
     patch: int = 16
-    """Pixels along a patch's side."""
+    """Patch size in pixels."""
     _: KW_ONLY
     channels: int = 3
-    """3 for colour, 1 for grey."""
+    """Channels: 3 for colour, 1 for grey."""
 
     @classmethod
     def tiny(cls, classes: int, image: Size = 224, patch: int = 16) -> "VisionConfig":
@@ -172,17 +172,17 @@ class VisionTransformer(nn.Module):
         return self.head(self.represent(images))
 
     def represent(self, images: Float[Tensor, "B C Y X"]) -> Float[Tensor, "B D"]:
-        """One vector for each image: what the head reads, and what transfers to other tasks."""
+        """The pooled features of each image, which the head reads."""
         if self.config.pool == "mean":
             patches = self.features(images)[:, 0 if self.class_token is None else 1 :]
             pooled = patches.mean(1)
         else:
-            # The last block's other rows are read by nobody, so they are not computed.
+            # Only the class token of the last block is read, so the other rows are not computed.
             pooled = self.encoder(self.embed(images), rows=None if self.whole else 1)[:, 0]
         return pooled if self.norm is None else self.norm(pooled)
 
     def features(self, images: Float[Tensor, "B C Y X"]) -> Float[Tensor, "B S D"]:
-        """The last vectors of all patches, after the class token's where there is one."""
+        """The last hidden states of all patches, after the class token where there is one."""
         return self.encoder(self.embed(images))
 
     def embed(self, images: Float[Tensor, "B C Y X"]) -> Float[Tensor, "B S D"]:
@@ -204,7 +204,7 @@ class VisionTransformer(nn.Module):
         return model
 
     def at_size(self, image: Size) -> "VisionTransformer":
-        """A copy for images of another size: the table of positions is resized as a picture."""
+        """A copy for images of another size, with interpolated positional embeddings."""
         rows, columns = grid(image, self.config.patch)
         model = copy.deepcopy(self)
         model.config = replace(self.config, image=image)
@@ -215,7 +215,7 @@ class VisionTransformer(nn.Module):
         return model
 
     def freeze(self) -> "VisionTransformer":
-        """Train the head alone: the rest becomes a fixed extractor of features."""
+        """Freezes all but the head: the rest becomes a fixed feature extractor."""
         for parameter in self.parameters():
             parameter.requires_grad_(False)
         for parameter in self.head.parameters():
@@ -224,7 +224,7 @@ class VisionTransformer(nn.Module):
 
 
 class Head(nn.Module):
-    """One linear layer, behind a hidden tanh layer at pre-training."""
+    """One linear layer, after a hidden tanh layer at pre-training."""
 
     def __init__(self, width: int, classes: int, hidden: int | None):
         super().__init__()
