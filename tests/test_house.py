@@ -2,10 +2,12 @@
 
 import importlib
 import importlib.metadata
+import os
 import re
 import signal
 import subprocess
 import sys
+import tempfile
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -121,6 +123,12 @@ def test_an_unknown_command_lists_the_known_ones(capsys: pytest.CaptureFixture[s
             "regard: heads (3) must divide width (512); try 4 or 8\n",
         ),
         (KeyboardInterrupt(), 130, ""),
+        (
+            MemoryError(),
+            2,
+            "regard: there is not enough memory; use a smaller model or a smaller batch "
+            "(MemoryError)\n",
+        ),
     ],
 )
 def test_what_stops_a_command(
@@ -136,6 +144,47 @@ def test_what_stops_a_command(
     monkeypatch.setattr(cli, "_demo", stop)
     assert cli.main(["demo"]) == status
     assert capsys.readouterr() == ("", said)
+
+
+def test_a_fault_of_our_own_is_said_to_be_one(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    def stop(options: object) -> None:
+        raise KeyError("pears")
+
+    monkeypatch.setattr(cli, "_demo", stop)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    assert cli.main(["demo"]) == 70
+    line = capsys.readouterr().err
+    assert line.count("\n") == 1
+    (kept,) = tmp_path.iterdir()
+    assert str(kept) in line
+    assert "Traceback" in kept.read_text()
+    with pytest.raises(KeyError):
+        cli.main(["--debug", "demo"])
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin1"])
+def test_terminals_that_cannot_show_a_sign(encoding: str) -> None:
+    environment = {**os.environ, "PYTHONIOENCODING": encoding}
+    done = subprocess.run(
+        [sys.executable, "-m", "regard", "demo", "byhand"],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        timeout=HANG,
+    )
+    assert done.returncode == 0, done.stderr
+    assert b"A = E /" in done.stdout
+
+
+@pytest.mark.parametrize("stream", ["<&-", ">&-", "2>&-"])
+def test_streams_that_are_closed(stream: str) -> None:
+    words = (
+        f"{sys.executable} -m regard attend --query '1 0' --key '1 0; 0 1' --value '1; 2' {stream}"
+    )
+    done = subprocess.run(["sh", "-c", words], cwd=ROOT, capture_output=True, timeout=HANG)
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_reader_that_leaves_is_no_error() -> None:

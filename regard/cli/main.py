@@ -6,12 +6,11 @@ the traceback instead.
 """
 
 import argparse
-import os
-import sys
 from collections.abc import Callable, Sequence
 
 from regard import __version__
 from regard.cli.arguments import Parser
+from regard.cli.errors import guarded
 
 
 def _demo(options: argparse.Namespace) -> None:
@@ -140,28 +139,14 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Runs one command and returns its exit status.
-
-    1 means that something it tried failed, 2 that the words or the data were wrong; 130 and 141
-    are what a shell reports for a command that was interrupted or whose reader went away.
-    """
+    """Runs one command and returns its exit code, of which `cli/errors.py` has the list."""
     debug = False
-    try:
+
+    def run() -> int | None:
+        nonlocal debug
         options = _parser().parse_args(words)
         debug = options.debug
         status: int | None = options.run(options)
-        sys.stdout.flush()
-    except KeyboardInterrupt:
-        if debug:
-            raise
-        return 130
-    except BrokenPipeError:
-        # Python flushes once more at exit, and would complain about the closed pipe then.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 141
-    except (ValueError, OSError) as error:
-        if debug:
-            raise
-        print("regard:", " ".join(str(error).split()), file=sys.stderr)
-        return 2
-    return status or 0
+        return status
+
+    return guarded(run, lambda: debug)

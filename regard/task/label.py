@@ -28,7 +28,7 @@ from regard.model.classifier import ClassifierConfig, EncoderShape, TextClassifi
 from regard.model.transformer import Transformer
 from regard.seeding import seeded
 from regard.task.folder import model_folder
-from regard.task.settings import Preset, absolute, check_preset, check_start, recorded
+from regard.task.settings import Preset, absolute, check_preset, check_start, check_texts, recorded
 from regard.task.spec import Evaluation, TaskSpec
 from regard.task.text import About, Progress
 from regard.train.config import TrainingConfig
@@ -379,8 +379,7 @@ class Labeler:
     @torch.inference_mode()
     def probabilities(self, texts: Sequence[str], *, batch: int = 4096) -> Float[Tensor, "B N"]:
         """How likely each label is, for each text; `batch` is in tokens."""
-        if isinstance(texts, str):
-            raise ValueError("texts must be several strings, not one; pass [text]")
+        check_texts(texts)
         ids = encoded(self.tokenizer, texts, self.longest)
         found = torch.zeros(len(ids), len(self.labels))
         if not ids:

@@ -33,7 +33,7 @@ from regard.model.language import LanguageConfig, LanguageModel, LanguageShape
 from regard.seeding import seeded
 from regard.task.folder import model_folder
 from regard.task.search import SearchSettings
-from regard.task.settings import Preset, absolute, check_preset, check_start, recorded
+from regard.task.settings import Preset, absolute, check_preset, check_start, check_texts, recorded
 from regard.task.spec import Evaluation, TaskSpec
 from regard.task.text import About, Progress
 from regard.train.config import TrainingConfig
@@ -455,8 +455,7 @@ class Generator:
         A temperature of 0 takes the likeliest token each time. Of a long prompt only the end is
         read, as much as the model has ever looked back on.
         """
-        if isinstance(prompts, str):
-            raise ValueError("prompts must be several strings, not one; pass [prompt]")
+        check_texts(prompts, "prompts")
         settings = self.search
         before = [self.tokenizer.encode(prompt) for prompt in prompts]
 

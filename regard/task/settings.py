@@ -1,7 +1,7 @@
 """What the configs of all tasks have in common."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal, TypeAlias, TypeVar, get_args
 
@@ -31,6 +31,22 @@ def recorded(kind: type[Kind], task: Mapping[str, Any] | None, where: object) ->
     """The config that a model's folder keeps; None of one that was imported."""
     config = (task or {}).get("config")
     return None if config is None else from_json(kind, config, str(where), "task.config")
+
+
+def check_texts(texts: object, name: str = "texts") -> None:
+    """Texts are given as a list, of which every one is a string: one in, one out."""
+    one = name.removesuffix("s")
+    if isinstance(texts, str):
+        raise ValueError(f"{name} must be a list of strings, not one string; pass [{one}]")
+    if not isinstance(texts, Sequence):
+        raise ValueError(f"{name} ({texts!r}) must be a list of strings, not a {_kind(texts)}")
+    for n, text in enumerate(texts):
+        if not isinstance(text, str):
+            raise ValueError(f"{name}[{n}] ({text!r}) must be a string, not a {_kind(text)}")
+
+
+def _kind(value: object) -> str:
+    return type(value).__name__
 
 
 def absolute(config: Config, *names: str) -> Config:

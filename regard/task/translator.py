@@ -23,6 +23,7 @@ from regard.decode.search.hypothesis import Hypothesis
 from regard.look.align import Example, Found, Head, Links, cross, find, links, words
 from regard.model.transformer import Transformer
 from regard.task.search import SearchSettings, search
+from regard.task.settings import check_texts
 
 Pair: TypeAlias = tuple[str, str]
 """A source and its target."""
@@ -127,9 +128,9 @@ class Translator:
         self, texts: Sequence[str], *, beams: int | None = None, batch: int = 64
     ) -> list[str]:
         """A text for each text; an empty one for an empty one."""
-        if isinstance(texts, str):
-            raise ValueError("texts must be several strings, not one; pass [text]")
-        return list(self.stream(texts, beams=beams, batch=batch))
+        check_texts(texts)
+        best = self.translations(texts, beams=beams, batch=batch, soon=False)
+        return [written[0].text for written in best]
 
     def stream(
         self, texts: Iterable[str | None], *, beams: int | None = None, batch: int = 64
@@ -142,6 +143,7 @@ class Translator:
         self, texts: Sequence[str], *, n_best: int = 1, beams: int | None = None
     ) -> list[list[Written]]:
         """The best few for each text, best first."""
+        check_texts(texts)
         return list(self.translations(texts, n_best=n_best, beams=beams))
 
     def translations(

@@ -5,6 +5,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from regard.model.transformer import Transformer
 from regard.task import translate
 from regard.task.load import load
 from regard.task.search import SearchSettings, search
+from regard.task.settings import check_texts
 from regard.task.text import build_transformer
 from regard.task.translate import Config, build
 from regard.task.translator import Translator
@@ -310,7 +312,7 @@ def test_one_line_says_what_is_wrong(tmp_path: Path, config: Config) -> None:
     one = lines(tmp_path / "one", ["ab"])
     with pytest.raises(ValueError, match="too few to train"):
         build(replace(config, source=(one,), target=(one,)))
-    with pytest.raises(ValueError, match="must be several strings"):
+    with pytest.raises(ValueError, match="must be a list of strings"):
         Translator(Transformer.tiny(5), build(config).tokenizers, build(config).search).translate(
             "a"
         )
@@ -354,3 +356,10 @@ def test_the_report_says_how_scores_were_computed(tmp_path: Path, config: Config
     report = (run / "report.md").read_text(encoding="utf-8")
     assert "- bleu: nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:" in report
     assert "- chrf: nrefs:1|case:mixed|eff:yes|nc:6|nw:0|space:no|version:" in report
+
+
+@pytest.mark.parametrize("wrong", [None, 3, ("a", None), [b"a"], ["a", None], [["a"]], [3.0]])
+def test_one_in_one_out_or_an_error_that_names_it(wrong: Any) -> None:
+    with pytest.raises(ValueError, match="texts") as error:
+        check_texts(wrong)
+    assert "must be a" in str(error.value)

@@ -1,0 +1,97 @@
+"""From exceptions to exit codes: whatever goes wrong is one line that begins with `regard:`.
+
+0    done
+1    something that was tried failed, or a part of the input could not be used
+2    the words or the data were wrong, and the line says what to do
+70   a fault of Regard's own; the line names a file with the traceback
+130  interrupted
+141  whoever read the output went away
+"""
+
+import os
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable
+
+FAULT = 70
+
+
+def guarded(run: Callable[[], int | None], debug: Callable[[], bool]) -> int:
+    """The exit code of a command. With `debug`, exceptions pass through as they are."""
+    _prepare_streams()
+    try:
+        status = run()
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # Python flushes once more at exit, and would complain about the closed pipe then.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+    except KeyboardInterrupt:
+        if debug():
+            raise
+        return 130
+    except Exception as error:
+        if debug():
+            raise
+        return _report(error)
+    return status or 0
+
+
+def one_line(error: BaseException) -> str:
+    return " ".join(str(error).split())
+
+
+def _report(error: Exception) -> int:
+    if isinstance(error, ValueError | OSError) and one_line(error):
+        _say(one_line(error))
+        return 2
+    if _out_of_memory(error):
+        _say(f"there is not enough memory; use a smaller model or a smaller batch ({_kind(error)})")
+        return 2
+    place = _kept(error)
+    _say(
+        f"this is a fault of Regard's own ({_kind(error)}); the traceback is in {place}; please "
+        "report it"
+    )
+    return FAULT
+
+
+def _kind(error: Exception) -> str:
+    text = one_line(error)
+    return f"{type(error).__name__}: {text[:200]}" if text else type(error).__name__
+
+
+def _out_of_memory(error: Exception) -> bool:
+    text = str(error)
+    known = ("not enough memory", "out of memory", "can't allocate memory")
+    return isinstance(error, MemoryError) or any(words in text for words in known)
+
+
+def _kept(error: Exception) -> str:
+    """A file with the traceback, for a report."""
+    text = "".join(traceback.format_exception(error))
+    try:
+        with tempfile.NamedTemporaryFile(
+            "w", prefix="regard-", suffix=".txt", encoding="utf-8", delete=False
+        ) as file:
+            file.write(text)
+        return file.name
+    except OSError:
+        return "no file, since none could be written; --debug shows it"
+
+
+def _say(text: str) -> None:
+    print("regard:", text, file=sys.stderr)
+
+
+def _prepare_streams() -> None:
+    """Signs that a terminal cannot show are replaced; streams that were closed swallow all."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
+        elif getattr(stream, "errors", None) == "strict" and hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")
+    if sys.stdin is None:
+        sys.stdin = open(os.devnull, encoding="utf-8")  # noqa: SIM115
