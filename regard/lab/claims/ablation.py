@@ -332,10 +332,10 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         source="homework",
         taught="Several heads give richer representations than one.",
         method="One block of the same width, and so of the same number of parameters, with 1 to 8 "
-        "heads learns to read the bits at four places of a row at once, and at one place.",
-        correct="Where several places must be told apart at once, several heads learn it and one "
-        "does not: all it has is one mean of what it reads. Where one place suffices, one head is "
-        "as good.",
+        "heads learns to read the bits at four positions of a row at once, and at one position.",
+        correct="Where several positions must be read at once, several heads learn it and one "
+        "does not: it has only one weighted mean. Where one position suffices, one head is as "
+        "good.",
         run=heads_at_once,
         equations=(
             r"\mathrm{head}_h = \mathrm{softmax}\left(\beta\, Q_h K_h^\top\right) V_h",
@@ -348,11 +348,11 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         name="heads-and-noise",
         source="homework",
         taught="Several heads make attention less sensitive to noise.",
-        method="Models with one head and with four learn three questions from clean tokens, and "
-        "answer them with normal noise added to every token's vector. Compared is the share of "
-        "right answers under noise, for each question and each seed.",
+        method="Models with one head and with four learn three tasks from clean tokens, and are "
+        "evaluated with normal noise added to every token's embedding. The accuracy under noise "
+        "is compared for each task and each seed.",
         correct="Nothing of the kind follows from the number of heads alone: what four heads gain "
-        "or lose under noise differs from question to question and from seed to seed.",
+        "or lose under noise differs from task to task and from seed to seed.",
         run=heads_and_noise,
         trained=True,
     ),
@@ -363,7 +363,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         taught="LayerNorm stabilises and speeds up training.",
         method="Two blocks and six learn of which of two tokens there are more, with a LayerNorm "
         "before each sublayer and with none, at a low and at a high learning rate, without "
-        "warm-up or clipping.",
+        "warm-up or gradient clipping.",
         correct="It lets six blocks train at a high learning rate, at which they diverge without "
         "it. With two blocks, or at a low rate, both learn.",
         run=layer_norm,
@@ -377,8 +377,8 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         taught="Scaling the scores is optional, but helps training.",
         method="One block with one head learns from sentences which team plays better, with "
         "β = 1/√K and with β = 1, for narrow keys and for wide ones.",
-        correct="With wide keys, whose products are large, training without the scale falls behind "
-        "for every seed, though it learns something. With narrow keys it rarely matters.",
+        correct="With wide keys, whose dot products are large, training without the scale falls "
+        "behind for every seed, though it learns something. With narrow keys it rarely matters.",
         run=scale_and_training,
         equations=(r"\mathrm{softmax}\left(\frac{Q K^\top}{\sqrt{K}}\right) V",),
         trained=True,
@@ -388,10 +388,10 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         name="heads-and-filters",
         source="handout",
         taught="The number of heads is like the number of a convolution's filters.",
-        method="One block reads the bits at four places at once, either with 1 to 8 heads or with "
-        "a convolution of 1 to 8 filters over the whole row. Parameters are counted beside it.",
-        correct="More of either tells more apart. But more filters are more parameters, while "
-        "heads divide a width that stays, and their weights are found anew for every row.",
+        method="One block reads the bits at four positions at once, either with 1 to 8 heads or "
+        "with a convolution of 1 to 8 filters over the whole row. Parameters are counted as well.",
+        correct="More of either reads more at once. But more filters are more parameters, while "
+        "heads divide a fixed width, and their weights are computed anew for every row.",
         run=heads_and_filters,
         trained=True,
     ),

@@ -201,9 +201,9 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "queries-from-below",
         "slides",
         "Cross-attention takes its queries from the layer below.",
-        "What cross-attention is asked with is compared with the output of the masked "
-        "self-attention under it.",
-        "It does: the target's rows ask, and the source's rows answer.",
+        "The input of cross-attention's queries is compared with the output of the masked "
+        "self-attention below it.",
+        "It does: queries come from the target, keys and values from the source.",
         _queries_from_below,
     ),
     Experiment(
@@ -223,7 +223,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "exercise sheet",
         "Of the three attention boxes in the paper's figure one is self, one masked self and one "
         "cross.",
-        "Every attention of a running model reports whether it was given another source and what "
+        "Every attention layer of a running model reports whether it has another source and what "
         "its mask allows.",
         "Self in the encoder; in each decoder block masked self first, then cross.",
         _boxes,

@@ -238,8 +238,8 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "dense-parameters",
         "slides",
         "One dense layer over all tokens has O(N²D²) parameters and costs as much.",
-        "The length and the width are doubled, and weights and executed multiply-adds are counted. "
-        "What doubling does, as a power of two, is the exponent.",
+        "The length and the width are doubled, and weights and executed multiply-adds are "
+        "counted. The exponents are the base-2 logarithms of the growth.",
         "Exactly N²D² of each: both exponents are 2.",
         _dense,
         (r"N^2 D^2",),

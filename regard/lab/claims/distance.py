@@ -301,10 +301,10 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "number-as-position",
         "handout",
         "A position's bare number, φ(i) = i, does not do: similarity should fall with distance.",
-        "Products of twenty positions are computed for φ(i) = i and for sinusoids: who is most "
-        "like whom, and whether neighbours are alike everywhere.",
-        "It does not do: every position is most like the last one. Sinusoids are most like "
-        "themselves, and their similarity depends on the distance alone.",
+        "Dot products of twenty positions are computed for φ(i) = i and for sinusoids: which "
+        "position is most similar to which, and whether neighbours are similar everywhere.",
+        "It does not do: every position is most similar to the last one. Sinusoids are most "
+        "similar to themselves, and their similarity depends on the distance alone.",
         _number_as_position,
     ),
     Experiment(
@@ -312,8 +312,8 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "position-kernel",
         "handout",
         "Sinusoids are a truncated radial basis function: φ(i)·φ(j) falls like exp(−λ(i − j)²).",
-        "The products of 200 sinusoids of width 64 are compared with the sum of cosines and with "
-        "the Gaussian of the λ that fits best.",
+        "The dot products of 200 sinusoids of width 64 are compared with the sum of cosines and "
+        "with the Gaussian of the λ that fits best.",
         "Their kernel is Σ cos ω(i − j). It depends on the distance alone, but no Gaussian is "
         "near it: it rises again after a few steps and stays well above zero.",
         _kernel,
@@ -338,9 +338,9 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "exercise sheet",
         "Order is told by vectors added to the input, which are either fixed or learned.",
         "Nothing is added to the input. Two rows are exchanged under attention without positions, "
-        "with rotary ones and with a linear bias; the scores are looked at by distance.",
-        "Rotary positions turn queries and keys, biases lower the scores of distant pairs; both "
-        "tell the order without a vector, and both depend on distances alone.",
+        "with rotary ones and with a linear bias; the scores are compared by distance.",
+        "Rotary positions rotate queries and keys, biases lower the scores of distant pairs; both "
+        "encode the order without a vector, and both depend on distances alone.",
         _relative,
         (r"(R_i q) \cdot (R_j k) = q \cdot R_{j-i} k", r"s_{ij} = \beta q_i k_j - m_h |i - j|"),
     ),
@@ -351,7 +351,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "Positional encodings capture long-range dependencies.",
         "The Jacobian gives the longest distance over which a row of the output depends on a row "
         "of the input, for attention and for a convolution, with and without sinusoids.",
-        "They encode where a row stands. How far a layer reaches is the layer's doing, with "
+        "They encode the position of a row. How far a layer reaches depends on the layer, with "
         "positions or without.",
         _long_range,
     ),
@@ -361,10 +361,9 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "handout",
         "A position is information that training may use or ignore.",
         "Three attention layers read the same rows with positions: one with random matrices, one "
-        "whose matrices overlook the positions' directions, and one with zeros for appended "
-        "columns.",
-        "Matrices exist for both. Overlooking appended positions costs nothing; overlooking added "
-        "ones costs the directions that they take.",
+        "whose matrices ignore the positions' directions, and one with zeros for appended columns.",
+        "Matrices exist for both. Ignoring appended positions costs nothing; ignoring added ones "
+        "costs the directions that they take.",
         _optional,
     ),
     Experiment(

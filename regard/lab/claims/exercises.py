@@ -258,7 +258,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "The weights and the context come from weights() and attend() at β = 1, with the states as "
         "keys and as values, and again from exponentials written out one by one.",
         "It is. Most of the attention falls on the first state, so the context is close to it; "
-        "scaled by 1/√3, as in a Transformer, the choice would be less decided.",
+        "scaled by 1/√3, as in a Transformer, the weights would be less sharp.",
         exercise_1,
         (r"c = \sum_j \frac{e^{s \cdot h_j}}{\sum_k e^{s \cdot h_k}} h_j",),
     ),
@@ -299,7 +299,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "exercises",
         "Forgetting the scale, or taking the softmax down the columns, gives another answer to "
         "exercise 3.",
-        "The right answer and both slips are computed with weights() and attend(), and their "
+        "The right answer and both mistakes are computed with weights() and attend(), and their "
         "first rows compared.",
         "It does, and all three answers look plausible, since they have the same shape. Without "
         "the scale the weights are too sharp; down the columns a query's weights don't add up to "
@@ -321,11 +321,11 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "overflow",
         "exercises",
         "A softmax is the exponentials of the scores divided by their sum.",
-        "In float32, a key of a growing score stands beside one of score 0. The largest score with "
-        "a finite answer is found by halving an interval, for exponentials taken as they are.",
-        "In float32 that only works while no exponential exceeds the largest number there is; "
-        "beyond it the quotient is NaN. Taking the row's maximum from all scores first changes "
-        "nothing, and then no exponential exceeds 1.",
+        "In float32, one key has a growing score and another the score 0. Bisection finds the "
+        "largest score for which plain exponentials give a finite result.",
+        "In float32 that works only while no exponential overflows; beyond it the quotient is "
+        "NaN. Subtracting the row's maximum from all scores first changes nothing, and then no "
+        "exponential exceeds 1.",
         overflow,
         (
             r"\frac{e^{s_i}}{\sum_j e^{s_j}} = \frac{e^{s_i - m}}{\sum_j e^{s_j - m}}, \quad "
@@ -339,7 +339,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "Four words attend to each other through random 3×2 matrices; the third word is the sum "
         "of the first two, and so are its scores.",
         "For 50 draws of the matrices, the score of the third word is compared with the sum of "
-        "those of the first and the second, and the weights are checked for what follows.",
+        "those of the first and the second, and a consequence for the weights is checked.",
         "Whatever the matrices are, projections and scores are linear, so s₁₃ = s₁₁ + s₁₂. An "
         "answer can be checked by it without knowing the random numbers.",
         four_words,

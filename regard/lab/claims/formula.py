@@ -194,8 +194,8 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "For all queries at once, attention is a softmax of Q Kᵀ over √d, times V.",
         "attend() is compared with loops over plain numbers, for matrices of four different "
         "shapes.",
-        "It is, where Q is n_q×d_k, K is n_k×d_k and V is n_k×d_v; attend() scales by 1/√d_k when "
-        "nothing else is asked for.",
+        "It is, where Q is n_q×d_k, K is n_k×d_k and V is n_k×d_v; attend() scales by 1/√d_k by "
+        "default.",
         attention_formula,
         (r"C = \operatorname{softmax}\!\left(\frac{Q K^\top}{\sqrt{d_k}}\right) V",),
     ),
@@ -217,9 +217,9 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "handout",
         "Queries and keys are equally wide, keys and values equally many, and queries may be of "
         "any number.",
-        "attend() is given four such triples, and each query is also asked alone.",
-        "The output has a row for each query and is as wide as the values. The queries don't see "
-        "each other.",
+        "attend() computes four such triples, and each query alone as well.",
+        "The output has a row for each query and is as wide as the values. The queries are "
+        "independent of each other.",
         shapes,
         (r"(L_q \times d_q), \ (L_k \times d_q), \ (L_k \times d_v) \mapsto L_q \times d_v",),
     ),
@@ -240,7 +240,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "homework",
         "Attention maps a query and pairs of keys and values to a weighted sum of the values.",
         "The sum is written out for random vectors. Then all values are made equal, and outputs "
-        "are compared with the largest and the least of the values.",
+        "are compared with the largest and the smallest of the values.",
         "As the weights are positive and sum to 1 it is a weighted mean: it never leaves the range "
         "of the values.",
         weighted_sum,
@@ -277,8 +277,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "The score of position i for position j is the product of query j and key i.",
         "The logarithms of the weights, which are the scores up to a constant in each row, are "
         "compared with q_j·k_i and with q_i·k_j.",
-        "It is query i and key j: row i belongs to the query that asks, and the softmax runs over "
-        "the keys j.",
+        "It is query i and key j: row i belongs to query i, and the softmax runs over the keys j.",
         score_indices,
         (r"s_{ij} = q_i^\top k_j",),
     ),

@@ -212,7 +212,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "homework",
         "The output of multi-head attention is what its heads give, stacked.",
         "The heads are computed in numpy and compared with the module's output before and after "
-        "W_O. Then one head's values are changed, and the columns that notice are counted.",
+        "W_O. Then one head's values are changed, and the columns that change are counted.",
         "The stack goes through a matrix W_O, which is what lets the heads mix; without it each "
         "head would have columns of its own.",
         _output_projection,
@@ -222,10 +222,9 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "stacked-heads",
         "homework",
         "Multi-head self-attention gives an array with an axis for the heads, d′×n×h.",
-        "What arrives at the output projection is looked at, and what leaves it; the sizes are "
-        "unlike each other.",
-        "The heads stand one above the other, h·d′ numbers for each token, and W_O maps them to "
-        "the width. No axis is left for heads.",
+        "The input of the output projection is compared with its output; all sizes differ.",
+        "The heads are concatenated, h·d′ numbers for each token, and W_O maps them to the width. "
+        "No axis is left for heads.",
         _stacked_heads,
         (r"W_O \, [H_1; \ldots; H_h], \quad H_i \in \mathbb{R}^{d' \times n}",),
     ),
@@ -234,10 +233,10 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "subspaces",
         "homework",
         "Heads attend in different subspaces; their results are concatenated and projected.",
-        "The output is put together in numpy from each head's own part of W_O. The heads' weights "
-        "are compared, and the heads trade places with all that belongs to them.",
-        "They do. Concatenating and projecting is the same as adding up what each head's part of "
-        "W_O makes of its result, so that the order of the heads means nothing.",
+        "The output is assembled in numpy from each head's own part of W_O. The heads' weights "
+        "are compared, and the heads are permuted with all of their parameters.",
+        "They do. Concatenating and projecting is the same as adding up each head's result times "
+        "its part of W_O, so that the order of the heads means nothing.",
         _subspaces,
         (r"[h_1; \ldots; h_H] W_O = \sum_i h_i W_O^i",),
     ),

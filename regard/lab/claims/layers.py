@@ -287,9 +287,9 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "convolution-by-heads",
         "homework",
         "Self-attention can act as a convolution with a kernel wider than 1.",
-        "Head δ turns the query's sinusoid by δ places and finds the row that stands there; W_O "
-        "holds the taps. Its error against the real convolution is measured as β grows; one head "
-        "is tried with the best of matrices behind it.",
+        "Head δ rotates the query's sinusoid by δ positions and attends to the row there; W_O "
+        "holds the taps. The error against the real convolution is measured as β grows; one head "
+        "is tried with the best matrix after it.",
         "It can, with one head for each tap, positions, and a large β. One head alone cannot.",
         _convolution,
         (

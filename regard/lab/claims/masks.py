@@ -232,7 +232,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "The weights under causal() are compared with a softmax over the first i keys of row i. "
         "Then the diagonal is hidden as well.",
         "The matrix is n×n, -∞ strictly above the diagonal and 0 on it and below. With -∞ on the "
-        "diagonal too, the first query could see nothing.",
+        "diagonal too, the first query could attend to nothing.",
         causal_mask,
         (r"M_{ij} = -\infty \text{ for } j > i, \quad M_{ij} = 0 \text{ for } j \le i",),
     ),
@@ -241,10 +241,10 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "masked-row",
         "exercises",
         "With -∞ added to the scores, the softmax does what is wanted by itself.",
-        "One of three queries may see nothing. The output and the gradients of a plain softmax are "
-        "compared with those of attend().",
-        "It does where a row has at least one key to see. A row of -∞ alone is 0/0, and its NaN "
-        "reaches the gradient of every value; attend() gives zeros there, and zero gradients.",
+        "One of three queries may attend to nothing. The output and the gradients of a plain "
+        "softmax are compared with those of attend().",
+        "It does where a row may attend to at least one key. A row of -∞ alone gives 0/0, and its "
+        "NaN reaches the gradient of every value; attend() gives zeros there, and zero gradients.",
         masked_row,
     ),
     Experiment(
@@ -252,9 +252,9 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "large-negative",
         "exercises",
         "A large negative number does as well as -∞.",
-        "-10⁹ is added to the scores of hidden pairs, with one query that may see nothing.",
-        "It does where something may be seen. Where nothing may be seen, all scores are lowered "
-        "alike, which a softmax doesn't notice, and the hidden values come out.",
+        "-10⁹ is added to the scores of hidden pairs, with one query that may attend to nothing.",
+        "It does where a row may attend to some key. Where it may attend to none, all scores are "
+        "lowered alike, to which a softmax is invariant, and the hidden values come out.",
         large_negative,
     ),
     Experiment(

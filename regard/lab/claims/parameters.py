@@ -204,8 +204,8 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "model-sizes",
         "homework",
         "The Transformer has 65 and 213 million parameters, ViT 86, 307 and 632 million.",
-        "The library's models are built without their numbers, for 37,000 tokens or 1,000 "
-        "classes, and their parameters counted.",
+        "The library's models are built on the meta device, for 37,000 tokens or 1,000 classes, "
+        "and their parameters counted.",
         "They do, up to a few percent: papers round, and count other vocabularies and heads.",
         _sizes,
     ),

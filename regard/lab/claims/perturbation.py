@@ -175,9 +175,9 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "moved-key-line",
         "homework",
         "What a small change of one key does to the output can be written down.",
-        "One of five keys is moved by ε, of deviation 0.001 to 5. Weight and output are computed "
-        "by attend() and by closed formulas, with δ = ε·q, in 401 draws each.",
-        "Exactly: the key's weight changes as below, and the output slides on the straight line "
+        "One of five keys is moved by ε, of standard deviation 0.001 to 5. Weight and output are "
+        "computed by attend() and by closed formulas, with δ = ε·q, in 401 draws each.",
+        "Exactly: the key's weight changes as below, and the output moves on the straight line "
         "between that key's value and the mean of the others. That is so for large changes too.",
         moved_key_line,
         (
@@ -191,7 +191,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "homework",
         "When a key moves, the output changes linearly: by β aⱼ δ (vⱼ - h), where δ = ε·q.",
         "The linear formula's error, relative to how far the output moved, is measured in 4,001 "
-        "draws for changes of deviation 0.001 to 5, beside the exact formula's.",
+        "draws for changes of standard deviation 0.001 to 5, beside the exact formula's.",
         "That is the first term of a series. Its relative error grows with the change, about as "
         "|(1/2 - aⱼ) βδ|: it is good for small changes alone, while the exact formula has no "
         "error at all.",
@@ -203,10 +203,10 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "split-softmax",
         "homework",
         "A softmax of a sum is the sum of the softmaxes.",
-        "Scores with something added to them are weighed by weights(), and compared with the sum "
-        "of two softmaxes, and with their product divided by its sum.",
-        "It is the first softmax times the exponential of what was added, divided by the sum "
-        "along the row. A sum of two softmaxes has rows that add up to 2.",
+        "A term is added to the scores, and the weights are compared with the sum of two "
+        "softmaxes, and with their normalised product.",
+        "It is the first softmax times the exponential of the added term, normalised along the "
+        "row. A sum of two softmaxes has rows that add up to 2.",
         split_softmax,
         (r"\operatorname{softmax}(s + t)_j \propto \operatorname{softmax}(s)_j \, e^{t_j}",),
     ),

@@ -203,7 +203,7 @@ def _class_position() -> Finding:
     return Finding(
         corrected(taught=vectors == patches, correct=vectors == patches + 1),
         {
-            "patches of a picture": patches,
+            "patches of an image": patches,
             "learned vectors for patches": len(table.table),
             "learned vectors for the class token": own,
             "learned numbers in all": vectors * vit.config.width,
@@ -255,7 +255,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "Fifty positions of the layer are compared with the formula, entry by entry; the layout "
         "with all sines first is compared with a permutation of it.",
         "It is the paper's formula with L = 10000 and i from 0. A sine and its cosine share a "
-        "frequency, so each pair goes round a circle; which columns they stand in is a convention.",
+        "frequency, so each pair moves on a circle; which columns they stand in is a convention.",
         _formula,
         (r"r_{n,2k} = \sin(n / L^{2k/D}), \quad r_{n,2k+1} = \cos(n / L^{2k/D})",),
     ),
@@ -276,8 +276,8 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "fixed-and-learned",
         "homework",
         "Positions are fixed at the inputs of encoder and decoder, and learned in ViT.",
-        "The published sizes are built without their numbers, and the parameters of their "
-        "positions are counted.",
+        "The published sizes are built on the meta device, and the parameters of their positions "
+        "are counted.",
         "The Transformer's sinusoids have no parameters; ViT-B/16 learns one vector for each "
         "patch.",
         _fixed_and_learned,

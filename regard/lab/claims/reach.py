@@ -62,7 +62,7 @@ def _parallel() -> Finding:
             inside=constant[0] and constant[1] and chains["LSTM"] == list(lengths),
             outside=len(set(decoded)) == 1,
         ),
-        {f"products in a row, {name}": chain for name, chain in chains.items()},
+        {f"sequential products, {name}": chain for name, chain in chains.items()},
         (Table("Products that wait for each other", ("n", *map(str, lengths)), rows),),
     )
 
@@ -95,8 +95,8 @@ def _whole_model() -> Finding:
         ),
         {
             "tokens": list(lengths),
-            "products in a row, Transformer of 2 + 2 blocks": attention,
-            "products in a row, two LSTM layers": recurrence,
+            "sequential products, Transformer of 2 + 2 blocks": attention,
+            "sequential products, two LSTM layers": recurrence,
             "recurrent layers in the Transformer": len(recurrent),
         },
     )
@@ -220,8 +220,8 @@ def _both_directions() -> Finding:
             correct=torch.equal(one, past) and bool(both.all()),
         ),
         {
-            "one way: pairs that depend on a later row": int((one & ~past).sum()),
-            "both ways: pairs that depend on a later row": int((both & ~past).sum()),
+            "unidirectional: pairs that depend on a later row": int((one & ~past).sum()),
+            "bidirectional: pairs that depend on a later row": int((both & ~past).sum()),
             "pairs with a later row": int((~past).sum()),
         },
     )
@@ -272,10 +272,10 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "sequential-steps",
         "exercise sheet",
         "Recurrence is sequential; convolution and attention are computed in parallel.",
-        "While a layer runs, the longest chain of products is followed in which each waits for "
-        "the one before. The same is done for attention that writes token by token.",
-        "That is true of reading and of training. Writing stays sequential with attention too, "
-        "since each token is made from the one before.",
+        "While a layer runs, the longest chain of products is followed in which each needs the "
+        "result of the one before. The same is done for autoregressive decoding with attention.",
+        "That is true of encoding and of training. Decoding stays sequential with attention too, "
+        "since each token is computed from the one before.",
         _parallel,
     ),
     Experiment(
@@ -305,7 +305,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "homework",
         "A Transformer computes the whole sequence at once, and gets what it would get step by "
         "step.",
-        "A causal model computes seven tokens in one pass, and token by token with a cache; "
+        "A causal model computes seven tokens in one pass, and token by token with a KV cache; "
         "self-attention computes its rows together and one by one.",
         "All rows come from one pass, which gives what single steps give. A recurrent layer gives "
         "the same either way too, but has to compute one step after the other.",
@@ -318,8 +318,9 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "Between two positions the path is O(1) long in self-attention and O(n) in recurrence.",
         "Gradients tell how many layers it takes from the first position to the last, and the "
         "graph of a layer how many products lie between. Recurrence is followed step by step.",
-        "Attention joins every pair in one layer, through three products: value, mean and output. "
-        "Recurrence takes n steps, and a convolution the more layers the longer the sequence is.",
+        "Attention connects every pair in one layer, through three products: value, mean and "
+        "output. Recurrence takes n steps, and a convolution the more layers the longer the "
+        "sequence is.",
         _longest_path,
     ),
     Experiment(
@@ -327,8 +328,8 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "receptive-field",
         "handout",
         "Convolutions reach far through depth.",
-        "Gradients at the middle position are sent back through more and more layers, and the "
-        "positions at which something arrives are counted.",
+        "Gradients at the middle position are propagated back through more and more layers, and "
+        "the positions with a nonzero gradient are counted.",
         "They do: each layer adds k − 1 positions. Attention sees all positions in its first "
         "layer.",
         _receptive_field,
@@ -339,9 +340,9 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "both-directions",
         "handout",
         "A recurrent network sees the past only.",
-        "Jacobians of a recurrent layer that reads one way and of one that reads both ways say "
+        "Jacobians of a unidirectional and of a bidirectional recurrent layer say "
         "which row depends on which.",
-        "One that reads one way does. One that reads both ways sees the whole sequence.",
+        "A unidirectional one does. A bidirectional one sees the whole sequence.",
         _both_directions,
     ),
     Experiment(
@@ -349,7 +350,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "variable-size",
         "handout",
         "Convolutional networks cannot deal with inputs of variable size.",
-        "Sequences and pictures of several sizes are given to convolutions, to a dense layer, and "
+        "Sequences and images of several sizes are given to convolutions, to a dense layer, and "
         "to two small CNNs with different heads.",
         "Convolutions take any size, and compute the same at each place in a longer sequence. "
         "What refuses another size is a dense layer, be it alone or a CNN's head.",

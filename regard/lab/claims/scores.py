@@ -199,10 +199,10 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "exercises",
         "Scores are divided by √d_k, because without it the softmax saturates and its gradient "
         "vanishes.",
-        "128 random queries look at 64 sets of 16 random keys of growing width. The slope of the "
-        "softmax, a(1 - a), is averaged, with scores scaled and not; autograd confirms it.",
-        "Unscaled, the slope falls with the width; scaled, it stays nearly as large as it can be. "
-        "The reason is the variance of q·k, which is d_k.",
+        "128 random queries attend to 64 sets of 16 random keys of growing width. The slope of "
+        "the softmax, a(1 - a), is averaged, with scores scaled and not; autograd confirms it.",
+        "Unscaled, the slope falls with the width; scaled, it stays near its maximum. The reason "
+        "is the variance of q·k, which is d_k.",
         scale_and_gradient,
         (r"\frac{\partial a_j}{\partial s_j} = a_j (1 - a_j)",),
     ),

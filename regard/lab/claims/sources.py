@@ -167,8 +167,8 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "Words may attend to the frames of a recording, of which there are more.",
         "Multi-head attention reads a recording's frames, which are wider than the words; then "
         "the frames shuffled, and all but one of them.",
-        "There is an output for each word, whatever the number of frames. Without positions the "
-        "frames' order isn't seen, but which frames there are is.",
+        "There is one output for each word, whatever the number of frames. Without positions the "
+        "order of the frames makes no difference, but which frames there are does.",
         audio_and_text,
     ),
     Experiment(
@@ -176,8 +176,8 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "modalities",
         "exercise sheet",
         "Cross-attention joins modalities.",
-        "A decoder of text reads an image's patches, then a recording's frames, and the gradient "
-        "of each word's logits by the source is looked at.",
+        "A text decoder reads an image's patches, then a recording's frames, and the gradient of "
+        "each word's logits with respect to the source is computed.",
         "Every word depends on every pixel and on every frame; the decoder is the same for both.",
         _modalities,
     ),
@@ -198,7 +198,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "homework",
         "There are four types of attention: self or cross, each of them hard or soft.",
         "The same function is called with one or two sequences, and with β = 1/√d or β = ∞.",
-        "What is read and how sharply are two separate choices, and one function does all four.",
+        "The source and the sharpness are two independent choices, and one function does all four.",
         four_kinds,
     ),
 )

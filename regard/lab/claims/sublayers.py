@@ -150,9 +150,9 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "residual-path",
         "slides",
         "Encoder and decoder are stacks with residual connections.",
-        "Every sublayer of both stacks is silenced by zeros in its last matrix, and what remains "
-        "is compared with the input.",
-        "They are: the input goes through untouched in pre-norm stacks, and normalised in "
+        "Every sublayer of both stacks is silenced by zeros in its last matrix, and the result is "
+        "compared with the input.",
+        "They are: the input passes unchanged through pre-norm stacks, and normalised through "
         "post-norm ones, since sublayers only add to it.",
         _residual_path,
         (r"x_{n+1} = x_n + \mathrm{Sublayer}(x_n)",),

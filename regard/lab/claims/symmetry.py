@@ -156,7 +156,7 @@ def _tied_weights() -> Finding:
     )
 
 
-def _picture_model(position: str) -> VisionTransformer:
+def _image_model(position: str) -> VisionTransformer:
     plan = VisionConfig(
         5, (8, 12), 4, channels=1, width=D, heads=H, feed_forward=17, layers=2, position="none"
     )
@@ -167,17 +167,17 @@ def _picture_model(position: str) -> VisionTransformer:
 
 def _vit_locality() -> Finding:
     n = 16
-    x, (block, _) = normal(1, 1, n, D), blocks(_picture_model("none").encoder)
+    x, (block, _) = normal(1, 1, n, D), blocks(_image_model("none").encoder)
     seen = {
         "convolution of 3": influence(alive(Convolution(D, 3), 2), x),
         "attention": influence(block.attention, x),
         "feed-forward": influence(block.feed_forward, x),
     }
     most = {name: int((by > 0).sum(-1).max()) for name, by in seen.items()}
-    patches, picture = _picture_model("none").patches, normal(3, 1, 1, 8, 12)
-    touched = picture.clone()
+    patches, image = _image_model("none").patches, normal(3, 1, 1, 8, 12)
+    touched = image.clone()
     touched[..., 0, 0] += 1
-    changed = (patches(touched) - patches(picture)).abs().amax(-1) > SAME
+    changed = (patches(touched) - patches(image)).abs().amax(-1) > SAME
     return Finding(
         conditional(
             inside=most == {"convolution of 3": 3, "attention": n, "feed-forward": 1},
@@ -189,13 +189,13 @@ def _vit_locality() -> Finding:
 
 
 def _vit_shift() -> Finding:
-    picture = normal(1, 1, 1, 8, 12)
+    image = normal(1, 1, 1, 8, 12)
 
     def change(model: VisionTransformer, pixels: int) -> float:
-        """Between the moved picture's features and the features moved along."""
+        """Between the moved image's features and the features moved along."""
         moved, still = (
             model.features(p)[:, 1:].unflatten(1, model.patches.grid)
-            for p in (picture.roll(pixels, -1), picture)
+            for p in (image.roll(pixels, -1), image)
         )
         return apart(moved, still.roll(pixels // 4, 2))
 
@@ -203,9 +203,9 @@ def _vit_shift() -> Finding:
     rows = tuple(
         (
             pixels,
-            apart(convolution(picture.roll(pixels, -1)), convolution(picture).roll(pixels, -1)),
-            change(_picture_model("none"), pixels),
-            change(_picture_model("learned"), pixels),
+            apart(convolution(image.roll(pixels, -1)), convolution(image).roll(pixels, -1)),
+            change(_image_model("none"), pixels),
+            change(_image_model("learned"), pixels),
         )
         for pixels in (1, 4, 8)
     )
@@ -236,10 +236,10 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "equivariance",
         "slides",
         "The Transformer is permutation invariant.",
-        "Two blocks without positions read seven random rows, in order and shuffled. The output is "
-        "compared with the old one, and with the old one shuffled in the same way.",
-        "It is equivariant: shuffled rows give the same outputs, shuffled. Invariant is the output "
-        "for one query under a shuffling of what it reads.",
+        "Two blocks without positions read seven random rows, in order and permuted. The output "
+        "is compared with the old one, and with the old one permuted in the same way.",
+        "It is equivariant: permuted rows give the same outputs, permuted. Invariant is the "
+        "output for one query under a permutation of keys and values.",
         _equivariance,
         (r"f(PX) = P f(X)", r"\mathrm{attend}(q, PK, PV) = \mathrm{attend}(q, K, V)"),
     ),
@@ -250,8 +250,8 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "A Transformer without positions does not notice a shuffling of its rows.",
         "The same two blocks, once without a mask and once under a causal one, read rows in order "
         "and shuffled.",
-        "That is so as long as every row may see every other. A causal mask says who came first, "
-        "and the symmetry is gone.",
+        "That is so as long as every row may attend to every other. A causal mask depends on the "
+        "order, and breaks the symmetry.",
         _equivariance_causal,
     ),
     Experiment(
@@ -281,10 +281,10 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "tied-weights",
         "handout",
         "A convolution ties its weights to distances, a dense layer to absolute positions.",
-        "A pattern is moved by two places, and each layer's output is compared with the old one "
-        "moved along. The convolution is also computed tap by tap.",
-        "The convolution's output moves along exactly. The dense layer uses other weights at other "
-        "places, and gives something else.",
+        "A pattern is shifted by two positions, and each layer's output is compared with the old "
+        "one, shifted. The convolution is also computed tap by tap.",
+        "The convolution's output shifts along exactly. The dense layer has other weights at "
+        "other positions, and gives something else.",
         _tied_weights,
         (r"y_n = \sum_\delta W_\delta x_{n+\delta} + b", r"y_n = \sum_m W_{nm} x_m + b_n"),
     ),
@@ -294,8 +294,8 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "homework",
         "In a Vision Transformer only the MLP is local; in a CNN every layer is.",
         "The Jacobian says which rows each row of the output depends on, for attention, the "
-        "feed-forward network and a convolution; one pixel is changed before the map of patches.",
-        "Within the blocks it is so. Before them the map of patches is local as well: a pixel "
+        "feed-forward network and a convolution; one pixel is changed before the patch embedding.",
+        "Within the blocks it is so. Before them the patch embedding is local as well: a pixel "
         "reaches one patch alone.",
         _vit_locality,
     ),
@@ -304,10 +304,10 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "vit-shift",
         "homework",
         "A CNN is translation equivariant, a Vision Transformer is not.",
-        "A picture is moved around by one pixel, one patch and two patches; the features are "
-        "compared with the old ones moved along (with a wrapped border for all).",
+        "An image is shifted by one pixel, one patch and two patches; the features are compared "
+        "with the old ones, shifted (with a wrapped border for all).",
         "A ViT with learned positions is not. Without them its attention treats patches as a set "
-        "and moves along with whole patches, though not with single pixels.",
+        "and shifts along with whole patches, though not with single pixels.",
         _vit_shift,
     ),
 )

@@ -276,8 +276,8 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "β sets how sharp the weights are: a smaller β makes them smoother.",
         "For the first query of exercise 3, the entropy of the weights and the largest of them are "
         "followed while β grows from 0.01 to 100.",
-        "The entropy falls from log m to 0 and the largest weight rises from 1/m to 1, without "
-        "ever turning back.",
+        "The entropy falls from log m to 0 and the largest weight rises from 1/m to 1, both "
+        "monotonically.",
         sharpness,
         (r"a_j = \frac{e^{\beta s_j}}{\sum_k e^{\beta s_k}}",),
     ),
@@ -309,9 +309,8 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "convenient-beta",
         "homework",
         "A convenient β is 1/√d.",
-        "How much less entropy the weights of random vectors have than uniform ones is averaged "
-        "at four widths, with β = 1/√d, with 1/d and with 1, and with what attend() uses by "
-        "default.",
+        "By how much the entropy of the weights falls below that of uniform ones is averaged over "
+        "random vectors at four widths, with β = 1/√d, 1/d and 1, and with attend()'s default.",
         "With 1/√d the weights are equally sharp at any width. With 1 they become hard as vectors "
         "grow wider, with 1/d uniform.",
         convenient_beta,
@@ -346,8 +345,8 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "Attention that picks one value is called hard.",
         "attend() at β = ∞ is compared with picking the value of the best key, and soft attention "
         "with hard as β grows.",
-        "At β = ∞ the output is exactly the best key's value. Soft attention comes as near as one "
-        "likes, but where two keys are almost equally good that takes a large β.",
+        "At β = ∞ the output is exactly the best key's value. Soft attention comes arbitrarily "
+        "close, but where two keys are almost equally good that takes a large β.",
         hard_attention,
         (r"\lim_{\beta \to \infty} c_i = v_{\arg\max_j q_i \cdot k_j}",),
     ),

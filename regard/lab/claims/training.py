@@ -208,7 +208,7 @@ def reusable_encoder() -> Finding:
 
 def transfer() -> Finding:
     config = replace(BITS, heads=8)
-    measured: dict[str, list[float]] = {"after another question": [], "from nothing": []}
+    measured: dict[str, list[float]] = {"after another task": [], "from scratch": []}
     for seed in SEEDS:
         new = probe.fresh(lambda: TextClassifier(config), seed)
         learned, _ = trained(config, probe.number, 150, seed, 2e-2)
@@ -229,8 +229,8 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         taught="The order of words matters: the same words in another order praise another team.",
         method="Sentences such as “A plays better, not B” and “not B, A plays better” are read by "
         "one block with positions and by one without, which learn to name the better team.",
-        correct="With positions the better team is found. Without them both sentences about two "
-        "teams are one, so that no training can do more than choose one of the two.",
+        correct="With positions the better team is found. Without them both sentences are the "
+        "same bag of words, so that no training can do better than choose one of the two teams.",
         run=sentence_order,
         trained=True,
     ),
@@ -241,8 +241,8 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         taught="Positions are needed where order matters.",
         method="One block learns which of two tokens comes first, and of which of them there are "
         "more, each with positions and without.",
-        correct="The question of order is learned with positions alone; the question about the bag "
-        "of tokens just as well without.",
+        correct="The task on order is learned only with positions; the task on the bag of tokens "
+        "just as well without.",
         run=order_and_bag,
         trained=True,
     ),
@@ -251,8 +251,8 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         name="positions-and-range",
         source="homework",
         taught="Positional encodings capture dependencies over long ranges.",
-        method="One block is to name, at the end of a row, the token that began it, with positions "
-        "and without.",
+        method="At the end of a row, one block has to name its first token, with positions and "
+        "without.",
         correct="A position says where a token stands. What reaches far is attention itself, which "
         "finds a distant token by what it is, also without any position.",
         run=positions_and_range,
@@ -263,11 +263,11 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         name="positions-ignored",
         source="handout",
         taught="A position is information that training may use or ignore.",
-        method="Two models of the same kind, both with positions, learn a question about order and "
-        "one about a bag. Then the tokens of new rows are shuffled, and answers that change are "
-        "counted.",
-        correct="A model that was asked about order answers otherwise after a shuffle; one that "
-        "was asked about a bag has learned to leave the positions aside.",
+        method="Two models of the same kind, both with positions, learn a task on order and one "
+        "on a bag of tokens. Then the tokens of new rows are shuffled, and predictions that "
+        "change are counted.",
+        correct="A model trained on order changes its predictions after a shuffle; one trained on "
+        "a bag of tokens has learned to ignore the positions.",
         run=positions_ignored,
         trained=True,
     ),
@@ -278,10 +278,10 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         taught="Attention reaches any distance at once, a recurrent state is overwritten on the "
         "way; the price is quadratic.",
         method="A block with attention and the same block with an LSTM in its place learn to name "
-        "the token that began a row, over growing distances, with equally many steps.",
-        correct="Near by both learn it. Over a distance the LSTM, whose gradient has to pass "
-        "every step between, learns nothing in the same time, while the work of attention "
-        "grows with the square of the length.",
+        "the first token of a row, over growing distances, with equally many steps.",
+        correct="At a short distance both learn it. At a long one the LSTM, whose gradient has to "
+        "pass through every step between, learns nothing in the same time, while the cost of "
+        "attention grows with the square of the length.",
         run=memory_and_distance,
         trained=True,
     ),
@@ -290,11 +290,11 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         name="reusable-encoder",
         source="handout",
         taught="A trained encoder can be reused to extract features for other tasks.",
-        method="An encoder that has learned to read the bits at four places is frozen, and a new "
-        "linear head learns how many of four bits are 1: at the same places, and at others. An "
-        "encoder that has learned nothing is treated alike.",
-        correct="What it has learned serves questions that need the same features. For others a "
-        "frozen encoder is no better, or worse, than one that has learned nothing.",
+        method="An encoder that has learned to read the bits at four positions is frozen, and a "
+        "new linear head learns how many of four bits are 1: at the same positions, and at "
+        "others. An untrained encoder is treated alike.",
+        correct="What it has learned serves tasks that need the same features. For others a "
+        "frozen encoder is no better, or worse, than an untrained one.",
         run=reusable_encoder,
         trained=True,
     ),
@@ -303,10 +303,10 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         name="transfer",
         source="handout",
         taught="Transformers lend themselves to transfer learning.",
-        method="A model that has learned to read the bits at four places gets a new head and few "
-        "steps to learn how many of them are 1; another begins from nothing.",
-        correct="After a related question far fewer steps are needed. The number of parameters is "
-        "the same: what transfer saves is training.",
+        method="A model that has learned to read the bits at four positions gets a new head and "
+        "few steps to learn how many of them are 1; another is trained from scratch.",
+        correct="After a related task far fewer steps are needed. The number of parameters is the "
+        "same: what transfer saves is training.",
         run=transfer,
         trained=True,
     ),

@@ -32,10 +32,10 @@ TEXT = {"base": TransformerConfig.base, "big": TransformerConfig.big}
 
 
 def _patch_convolution() -> Finding:
-    layer, pictures = alive(Patches(32, 4, 3, D), 0), normal(1, 2, 3, 32, 32)
+    layer, images = alive(Patches(32, 4, 3, D), 0), normal(1, 2, 3, 32, 32)
     kernel = layer.projection.weight.view(D, 3, 4, 4)
-    convolved = F.conv2d(pictures, kernel, layer.projection.bias, stride=4).flatten(2).mT
-    difference = apart(layer(pictures), convolved)
+    convolved = F.conv2d(images, kernel, layer.projection.bias, stride=4).flatten(2).mT
+    difference = apart(layer(images), convolved)
     return Finding(
         corrected(taught=difference > SAME, correct=difference < SAME),
         {
@@ -46,9 +46,9 @@ def _patch_convolution() -> Finding:
 
 
 def _flattened_patches() -> Finding:
-    pictures, side = normal(0, 2, 3, 8, 12), 4
-    have = flat_patches(pictures, side)
-    numbers = plain.array(pictures)
+    images, side = normal(0, 2, 3, 8, 12), 4
+    have = flat_patches(images, side)
+    numbers = plain.array(images)
     by_hand = [
         [
             numbers[b, :, y : y + side, x : x + side].ravel()
@@ -63,15 +63,15 @@ def _flattened_patches() -> Finding:
         holds(error == 0 and tuple(published[1:]) == (196, 768)),
         {
             "distance from patches cut out one by one": error,
-            "patches of a picture of 224 pixels, patch 16": published[1],
+            "patches of an image of 224 pixels, patch 16": published[1],
             "numbers in each": published[2],
         },
     )
 
 
 def _vit_by_hand() -> Finding:
-    model, picture = alive(VisionTransformer(PICTURE), 0), normal(1, 1, 3, 8, 12)
-    numbers, side = plain.array(picture[0]), PICTURE.patch
+    model, image = alive(VisionTransformer(PICTURE), 0), normal(1, 1, 3, 8, 12)
+    numbers, side = plain.array(image[0]), PICTURE.patch
     patches = np.array(
         [
             numbers[:, y : y + side, x : x + side].ravel()
@@ -94,7 +94,7 @@ def _vit_by_hand() -> Finding:
         x = x + plain.linear(dense.reduce, plain.gelu(inner))
     assert isinstance(model.encoder.norm, nn.LayerNorm)
     logits = plain.linear(model.head.output, plain.layer_norm(model.encoder.norm, x)[:1])
-    error = plain.apart(model(picture), logits)
+    error = plain.apart(model(image), logits)
     return Finding(
         holds(error < SAME),
         {
@@ -106,18 +106,18 @@ def _vit_by_hand() -> Finding:
 
 
 def _class_token() -> Finding:
-    model, picture = alive(VisionTransformer(PICTURE), 0), normal(1, 1, 3, 8, 12)
-    x = model.embed(picture)
+    model, image = alive(VisionTransformer(PICTURE), 0), normal(1, 1, 3, 8, 12)
+    x = model.embed(image)
     for block in blocks(model.encoder):
         x = block(x)
     norm = model.encoder.norm
     assert isinstance(norm, nn.LayerNorm)
     last = plain.layer_norm(norm, plain.array(x[:, 0]))
-    error = plain.apart(model.represent(picture), last)
-    raw = apart(model.represent(picture), x[:, 0])
-    before = apart(model.embed(picture)[:, 0], model.embed(picture + 1)[:, 0])
-    picture.requires_grad_()
-    (gradient,) = torch.autograd.grad(model.represent(picture).sum(), picture)
+    error = plain.apart(model.represent(image), last)
+    raw = apart(model.represent(image), x[:, 0])
+    before = apart(model.embed(image)[:, 0], model.embed(image + 1)[:, 0])
+    image.requires_grad_()
+    (gradient,) = torch.autograd.grad(model.represent(image).sum(), image)
     depends = float((gradient != 0).double().mean())
     return Finding(
         holds(error < SAME and before == 0 and depends == 1 and raw > DIFFERENT),
@@ -125,7 +125,7 @@ def _class_token() -> Finding:
             "distance from the class token's last state after LayerNorm": error,
             "distance from the same before LayerNorm": raw,
             "share of the pixels that it depends on": depends,
-            "change of the token itself with the picture": before,
+            "change of the token itself with the image": before,
         },
     )
 
@@ -137,10 +137,10 @@ def _head() -> Finding:
     assert hidden is not None
     inner = np.tanh(plain.linear(hidden, plain.array(x)))
     error = plain.apart(before.head(x), plain.linear(before.head.output, inner))
-    after, picture = before.with_classes(7), normal(3, 1, 3, 8, 12)
+    after, image = before.with_classes(7), normal(3, 1, 3, 8, 12)
     alive(after.head, 2)
     straight = plain.apart(after.head(x), plain.linear(after.head.output, plain.array(x)))
-    kept = apart(before.represent(picture), after.represent(picture))
+    kept = apart(before.represent(image), after.represent(image))
     return Finding(
         holds(error < SAME and straight < SAME and after.head.hidden is None and kept == 0),
         {
@@ -194,9 +194,9 @@ def _frozen_encoder() -> Finding:
     other = alive(trained.with_classes(3).head, 1)
     model = trained.with_classes(3).freeze()
     model.head.load_state_dict(other.state_dict())
-    pictures = normal(2, 2, 3, 8, 12)
-    same = apart(model.represent(pictures), trained.represent(pictures))
-    model(pictures).square().sum().backward()
+    images = normal(2, 2, 3, 8, 12)
+    same = apart(model.represent(images), trained.represent(images))
+    model(images).square().sum().backward()
     moved = [name for name, p in model.named_parameters() if p.grad is not None]
     return Finding(
         holds(same == 0 and all(name.startswith("head.") for name in moved) and bool(moved)),
@@ -221,10 +221,10 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "patch-convolution",
         "homework",
         "There is no convolution in ViT.",
-        "The map of patches is compared with torch's convolution of the same weights, with patch "
-        "as kernel and as stride.",
+        "The patch embedding is compared with torch's convolution of the same weights, with the "
+        "patch size as kernel size and stride.",
         "Its first layer is one: a linear map of patches that do not overlap is a convolution "
-        "whose kernel and stride are the patch.",
+        "whose kernel size and stride are the patch size.",
         _patch_convolution,
     ),
     Experiment(
@@ -232,7 +232,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "flattened-patches",
         "homework",
         "An image becomes a sequence of flattened patches.",
-        "Patches are cut out of two pictures one by one in numpy and compared.",
+        "Patches are cut out of two images one by one in numpy and compared.",
         "It does: HW/P² rows of P²C numbers each.",
         _flattened_patches,
         (r"x \in \mathbb{R}^{HW/P^2 \times P^2 C}",),
@@ -255,8 +255,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "The blocks are run one by one, the token's last state is normalised in numpy, and the "
         "result is compared with what the head reads. Its gradient shows which pixels it depends "
         "on.",
-        "It does. The token starts the same for every picture and ends as a function of all "
-        "pixels.",
+        "It does. The token starts the same for every image and ends as a function of all pixels.",
         _class_token,
     ),
     Experiment(
@@ -275,8 +274,9 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "vit-structure",
         "homework",
         "ViT is a Transformer with some of its parts left out, exchanged or added.",
-        "The modules of ViT-B/16 and of the Transformer's base model are looked through.",
-        "ViT has the encoder alone, norms before its sublayers, GELU for ReLU, and a class token.",
+        "The modules of ViT-B/16 and of the Transformer's base model are compared.",
+        "ViT has the encoder alone, norms before its sublayers, GELU instead of ReLU, and a class "
+        "token.",
         _vit_structure,
     ),
     Experiment(
@@ -294,7 +294,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "handout",
         "A trained encoder is a reusable feature extractor.",
         "A model gets a head for other classes and is frozen. Its features are compared with the "
-        "old ones, and a backward pass shows what training would move.",
+        "old ones, and a backward pass shows which parameters receive gradients.",
         "It is: the features stay, and only the new head receives gradients.",
         _frozen_encoder,
     ),

@@ -221,15 +221,7 @@ LAYERS: tuple[Layer, ...] = (
         _attention,
         lambda s: MultiHeadAttention(s.width, s.heads),
     ),
-    Layer(
-        "attention alone",
-        "0",
-        "2n²d",
-        "2",
-        "1",
-        _attention_alone,
-        lambda s: Attention(s.heads),
-    ),
+    Layer("attention alone", "0", "2n²d", "2", "1", _attention_alone, lambda s: Attention(s.heads)),
     Layer(
         "attention in a window",
         "0",

@@ -200,7 +200,7 @@ def part_of(module: nn.Module, path: str) -> str | None:
 
 def _parameters(model: nn.Module) -> dict[str, int]:
     """Parameters of each part, each counted once; tied weights belong to the embedding."""
-    found = dict.fromkeys(PARTS, 0)
+    counts = dict.fromkeys(PARTS, 0)
     seen: set[int] = set()
 
     def visit(module: nn.Module, path: str, part: str) -> None:
@@ -208,13 +208,13 @@ def _parameters(model: nn.Module) -> dict[str, int]:
         for parameter in module.parameters(recurse=False):
             if id(parameter) not in seen:
                 seen.add(id(parameter))
-                found[part] += parameter.numel()
+                counts[part] += parameter.numel()
         # Weights that the output shares are met in the embedding first.
         for name, child in sorted(module.named_children(), key=lambda c: c[0] == "output"):
             visit(child, f"{path}.{name}".lstrip("."), part)
 
     visit(model, "", "embedding")  # the class token and its position belong to the model itself
-    return found
+    return counts
 
 
 @contextmanager
@@ -307,14 +307,14 @@ def model_formula(
     """
     match config:
         case TransformerConfig():
-            found = _transformer(config, length)
+            total = _transformer(config, length)
         case VisionConfig():
-            found = _vision(config, every_row)
+            total = _vision(config, every_row)
         case LanguageConfig():
-            found = _language(config, length)
+            total = _language(config, length)
         case ClassifierConfig():
-            found = _classifier(config, length)
-    return {name: Part(found[name].parameters, batch * found[name].multiply_adds) for name in PARTS}
+            total = _classifier(config, length)
+    return {name: Part(total[name].parameters, batch * total[name].multiply_adds) for name in PARTS}
 
 
 class _Sum(dict[str, Part]):
@@ -348,77 +348,78 @@ class _Sum(dict[str, Part]):
 
 
 def _transformer(config: TransformerConfig, length: int) -> _Sum:
-    found, d = _Sum(), config.width
+    total, d = _Sum(), config.width
     S = L = length
     learned = config.length * d if config.position == "learned" else 0
     match config.source:
         case TextSource(vocabulary=vocabulary):
             own = config.share != "all"
-            found.add("embedding", own * (vocabulary or config.vocabulary) * d + learned)
+            total.add("embedding", own * (vocabulary or config.vocabulary) * d + learned)
         case ImageSource() as source:
             rows, columns = grid(source.image, source.patch)
             S, pixels = rows * columns, source.channels * source.patch**2
             table = S * d if source.position == "learned" else 0
-            found.add("embedding", (pixels + 1) * d + table, S * pixels * d)
+            total.add("embedding", (pixels + 1) * d + table, S * pixels * d)
         case AudioSource(features=features):
-            found.add("embedding", (features + 1) * d + learned, S * features * d)
-    found.add("embedding", config.vocabulary * d + learned)
-    found.attention(config, S, S, config.encoder_layers)
-    found.feed_forward(config, S, config.encoder_layers)
-    found.norms(config, config.encoder_layers, 2)
-    found.attention(config, L, L, config.decoder_layers)
-    found.attention(config, L, S, config.decoder_layers)
-    found.feed_forward(config, L, config.decoder_layers)
-    found.norms(config, config.decoder_layers, 3)
+            total.add("embedding", (features + 1) * d + learned, S * features * d)
+    total.add("embedding", config.vocabulary * d + learned)
+    total.attention(config, S, S, config.encoder_layers)
+    total.feed_forward(config, S, config.encoder_layers)
+    total.norms(config, config.encoder_layers, 2)
+    total.attention(config, L, L, config.decoder_layers)
+    total.attention(config, L, S, config.decoder_layers)
+    total.feed_forward(config, L, config.decoder_layers)
+    total.norms(config, config.decoder_layers, 3)
     table = (config.share == "none") * config.vocabulary * d
-    found.add("output", table + config.output_bias * config.vocabulary, L * d * config.vocabulary)
-    return found
+    total.add("output", table + config.output_bias * config.vocabulary, L * d * config.vocabulary)
+    return total
 
 
 def _vision(config: VisionConfig, every_row: bool) -> _Sum:
-    found, d = _Sum(), config.width
+    total, d = _Sum(), config.width
     rows, columns = grid(config.image, config.patch)
     patches, pixels = rows * columns, config.channels * config.patch**2
     token = config.pool == "class" if config.class_token is None else config.class_token
     learned = config.position == "learned"
     S = patches + token
-    found.add("embedding", (pixels + 1) * d + token * d + learned * S * d, patches * pixels * d)
+    total.add("embedding", (pixels + 1) * d + token * d + learned * S * d, patches * pixels * d)
     # The head reads only the class token's row, so the last block computes only that.
     last = config.pool == "class" and config.layers > 0 and not every_row
-    found.attention(config, S, S, config.layers - last)
-    found.feed_forward(config, S, config.layers - last)
+    total.attention(config, S, S, config.layers - last)
+    total.feed_forward(config, S, config.layers - last)
     if last:
-        found.attention(config, 1, S)
-        found.feed_forward(config, 1)
-    found.norms(replace(config, final_norm=True) if config.pool_norm else config, config.layers, 2)
+        total.attention(config, 1, S)
+        total.feed_forward(config, 1)
+    total.norms(replace(config, final_norm=True) if config.pool_norm else config, config.layers, 2)
     hidden = config.head_width
     if hidden is not None:
-        found.add("output", (d + 1) * hidden, d * hidden)
+        total.add("output", (d + 1) * hidden, d * hidden)
     read = hidden or d
-    found.add("output", (read + 1) * config.classes, read * config.classes)
-    return found
+    total.add("output", (read + 1) * config.classes, read * config.classes)
+    return total
 
 
 def _language(config: LanguageConfig, L: int) -> _Sum:
-    found, d = _Sum(), config.width
-    learned = config.length * d if config.position == "learned" else 0
-    found.add("embedding", config.vocabulary * d + learned)
-    found.attention(config, L, L, config.layers)
-    found.feed_forward(config, L, config.layers)
-    found.norms(config, config.layers, 2)
-    found.add("output", (not config.share) * config.vocabulary * d, L * d * config.vocabulary)
-    return found
+    total, d = _stack(config, L), config.width
+    total.add("output", (not config.share) * config.vocabulary * d, L * d * config.vocabulary)
+    return total
 
 
 def _classifier(config: ClassifierConfig, S: int) -> _Sum:
-    found, d = _Sum(), config.width
+    total, d = _stack(config, S), config.width
+    total.add("output", (d + 1) * config.classes, d * config.classes)
+    return total
+
+
+def _stack(config: LanguageConfig | ClassifierConfig, L: int) -> _Sum:
+    """Embedding and blocks."""
+    total, d = _Sum(), config.width
     learned = config.length * d if config.position == "learned" else 0
-    found.add("embedding", config.vocabulary * d + learned)
-    found.attention(config, S, S, config.layers)
-    found.feed_forward(config, S, config.layers)
-    found.norms(config, config.layers, 2)
-    found.add("output", (d + 1) * config.classes, d * config.classes)
-    return found
+    total.add("embedding", config.vocabulary * d + learned)
+    total.attention(config, L, L, config.layers)
+    total.feed_forward(config, L, config.layers)
+    total.norms(config, config.layers, 2)
+    return total
 
 
 def _cache_formula(config: Config) -> Cached | None:

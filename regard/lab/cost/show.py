@@ -177,13 +177,7 @@ def model_page(name: str, cost: ModelCost, printed: int | float | None) -> Page:
     parameters = sum(part.parameters for part in cost.formula.values())
     forward = sum(part.multiply_adds for part in cost.formula.values())
     rows.append(
-        (
-            "together",
-            mark(parameters, cost.parameters),
-            "",
-            mark(forward, cost.multiply_adds),
-            "",
-        )
+        ("together", mark(parameters, cost.parameters), "", mark(forward, cost.multiply_adds), "")
     )
     arithmetic = [
         ("forward pass, multiply-adds", short(cost.multiply_adds)),
