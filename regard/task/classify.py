@@ -31,7 +31,14 @@ from regard.model.vit import VisionConfig, VisionShape, VisionTransformer
 from regard.seeding import seeded
 from regard.task.folder import model_folder
 from regard.task.pictures import Picture, Preparation, split, told
-from regard.task.settings import Preset, absolute, check_preset, recorded
+from regard.task.settings import (
+    Preset,
+    absolute,
+    check_obeyed,
+    check_positive,
+    check_preset,
+    recorded,
+)
 from regard.task.spec import Evaluation, TaskSpec
 from regard.task.text import Progress
 from regard.train.config import TrainingConfig
@@ -102,6 +109,7 @@ class Config:
     def __post_init__(self) -> None:
         if not 0 < self.held_out < 1:
             raise ValueError(f"held_out ({self.held_out}) must be above 0 and below 1; try 0.1")
+        check_positive(self, "pixels", "patch")
         if self.freeze and self.start is None:
             raise ValueError("freeze needs start: there is no trained model to leave as it is")
         if self.images is None and (self.labels or self.validation):
@@ -214,6 +222,7 @@ def build(config: Config, run: Path | None = None, progress: Progress | None = N
         path, labels = config.validation, config.validation_labels
         validation = _read(config, decoding, path, labels, every, progress)
     decoding = Decoding(size, _channels(every.shape[0]), config.fit, config.background)
+    _check_classes(train, config.images)
     if begun is None:
         mean, std = train.statistics()
         model = _new(config, train)
@@ -222,6 +231,20 @@ def build(config: Config, run: Path | None = None, progress: Progress | None = N
     model = _fitted(model, task, train, config)
     preparation = Preparation.of({**task, "size": size}, every.shape[0], config.start)
     return Classify(model, train, validation, preparation, config)
+
+
+def _check_classes(train: Images, path: str | None) -> None:
+    assert train.labels is not None
+    counts = np.bincount(train.labels, minlength=len(train.classes))
+    if empty := [name for name, count in zip(train.classes, counts) if not count]:
+        raise ValueError(
+            f"{path}: class {empty[0]!r} has no images to train on; add some, or remove the class"
+        )
+    if len(train.classes) < 2:
+        raise ValueError(
+            f"{path} has one class ({train.classes[0]}), and a classifier needs two or more; put "
+            "the images of each class into a folder of its own"
+        )
 
 
 @torch.no_grad()
@@ -304,6 +327,10 @@ def _read(
 ) -> Images:
     """All images of a folder or an archive; `known` are those for training, whose form counts."""
     classes = None if known is None else known.classes
+    if labels is not None and (path is None or Path(path).is_dir() or path.endswith(".npz")):
+        raise ValueError(
+            f"labels ({labels}) are for an idx file, and {path} has its own; leave them out"
+        )
     if path is not None and Path(path).is_dir():
         return image.folders(
             path,
@@ -395,6 +422,7 @@ def _fitted(
             model = model.with_classes(len(train.classes))
     if (size := train.shape[1:]) != image_size(model.config.image):
         model = model.at_size(size)
+    check_obeyed(config, preset, model.config, task)
     if config.patch not in (None, model.config.patch):
         raise ValueError(
             f"patch ({config.patch}) must be {config.start}'s ({model.config.patch}); leave it out"

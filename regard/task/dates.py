@@ -251,7 +251,10 @@ def evaluate(
     translator = Translator.of(saved)
     config = recorded(Config, translator.about, folder) or Config()
     _, held = days(config.first, config.last)
-    dates = write(held, config.languages, count or config.judged, config.training.seed)
+    if count is not None and count < 1:
+        raise ValueError(f"count ({count}) must be 1 or more")
+    number = config.judged if count is None else count
+    dates = write(held, config.languages, number, config.training.seed)
     written = []
     for text in translator.stream((date.text for date in dates), batch=256):
         written.append(text)

@@ -28,7 +28,15 @@ from regard.model.classifier import ClassifierConfig, EncoderShape, TextClassifi
 from regard.model.transformer import Transformer
 from regard.seeding import seeded
 from regard.task.folder import model_folder
-from regard.task.settings import Preset, absolute, check_preset, check_start, check_texts, recorded
+from regard.task.settings import (
+    Preset,
+    absolute,
+    check_obeyed,
+    check_preset,
+    check_start,
+    check_texts,
+    recorded,
+)
 from regard.task.spec import Evaluation, TaskSpec
 from regard.task.text import About, Progress
 from regard.train.config import TrainingConfig
@@ -311,6 +319,7 @@ def _model(
                     f"start ({config.start}) holds a {type(other).__name__}; name a translator's "
                     "folder, or a text classifier's"
                 )
+        check_obeyed(config, preset, model.config, saved.task, "words", "vocabulary")
     return model.freeze() if config.freeze else model
 
 

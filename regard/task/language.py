@@ -33,7 +33,15 @@ from regard.model.language import LanguageConfig, LanguageModel, LanguageShape
 from regard.seeding import seeded
 from regard.task.folder import model_folder
 from regard.task.search import SearchSettings
-from regard.task.settings import Preset, absolute, check_preset, check_start, check_texts, recorded
+from regard.task.settings import (
+    Preset,
+    absolute,
+    check_obeyed,
+    check_preset,
+    check_start,
+    check_texts,
+    recorded,
+)
 from regard.task.spec import Evaluation, TaskSpec
 from regard.task.text import About, Progress
 from regard.train.config import TrainingConfig
@@ -361,6 +369,7 @@ def _model(
                 f"start ({config.start}) holds a {type(saved.model).__name__}; name a language "
                 "model's folder"
             )
+        check_obeyed(config, preset, saved.model.config, saved.task, "words", "vocabulary")
         return saved.model
     if config.model.position == "learned" and config.model.length < config.context:
         raise ValueError(

@@ -37,7 +37,15 @@ from regard.task.digits import Strip, Strips
 from regard.task.folder import model_folder
 from regard.task.pictures import Picture, Preparation, split, told
 from regard.task.search import SearchSettings, search
-from regard.task.settings import Preset, absolute, check_preset, check_start, recorded
+from regard.task.settings import (
+    Preset,
+    absolute,
+    check_obeyed,
+    check_positive,
+    check_preset,
+    check_start,
+    recorded,
+)
 from regard.task.spec import Evaluation, TaskSpec
 from regard.task.text import Progress, exact, transduction_loss
 from regard.train.config import TrainingConfig
@@ -128,6 +136,7 @@ class Config:
     def __post_init__(self) -> None:
         if not 0 < self.held_out < 1:
             raise ValueError(f"held_out ({self.held_out}) must be above 0 and below 1; try 0.1")
+        check_positive(self, "pixels", "patch")
         if self.judged < 1:
             raise ValueError(f"judged ({self.judged}) must be 1 or more; try 500")
         check_start(self.start, self.tokenizer)
@@ -459,6 +468,7 @@ def _task(
         with seeded(config.training.seed):
             model = Transformer(complete)
         return Read(model, tokenizer, train, validation, preparation, settings, config, notes)
+    check_obeyed(config, preset, begun.model.config, begun.about, "words", "vocabulary")
     known = begun.preparation
     if (known.size, known.channels) != (preparation.size, preparation.channels):
         sizes = [f"{p.size[0]} × {p.size[1]} × {p.channels}" for p in (preparation, known)]
@@ -504,6 +514,7 @@ class Reader:
                 "reader's folder"
             )
         self.model: Transformer = model
+        self.about = dict(task)
         self.tokenizer, _ = read_pair(saved.folder)
         self.search = SearchSettings.read(task, str(saved.folder / checkpoint.CONFIG))
         self.grid = model.source.grid

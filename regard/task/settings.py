@@ -1,8 +1,8 @@
 """What the configs of all tasks have in common."""
 
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields, replace
 from typing import Any, Literal, TypeAlias, TypeVar, get_args
 
 from regard.config import from_json
@@ -25,6 +25,45 @@ def check_start(start: str | None, tokenizer: str | None) -> None:
         raise ValueError(
             f"start ({start}) brings a tokenizer of its own; leave out tokenizer ({tokenizer})"
         )
+
+
+def check_obeyed(
+    config: Any,
+    preset: Callable[[Preset], Any],
+    model: Any,
+    task: Mapping[str, Any] | None,
+    *names: str,
+) -> None:
+    """Beside start, settings that are neither a preset's nor the trained model's are refused.
+
+    `model` is the trained model's config, `task` its folder's section; `names` are settings beside
+    the model's shape that it brings along.
+    """
+    presets = [preset(size) for size in get_args(Preset)]
+    shapes = [one.model for one in presets]
+    kept = (task or {}).get("config") or {}
+    checks = [
+        (f"model.{one.name}", one.name, config.model, shapes, getattr(model, one.name, None))
+        for one in fields(config.model)
+    ]
+    checks += [(name, name, config, presets, kept.get(name)) for name in names]
+    for label, name, chosen, defaults, own in checks:
+        value = getattr(chosen, name)
+        if value != own and all(value != getattr(default, name) for default in defaults):
+            has = "" if own is None else f" ({own})"
+            raise ValueError(
+                f"{label} ({value}) cannot be changed beside start ({config.start}), which has its "
+                f"own{has}; leave it out"
+            )
+
+
+def check_positive(config: Any, *names: str) -> None:
+    """Sizes, where they are set, are at least 1."""
+    for name in names:
+        value = getattr(config, name)
+        sizes = value if isinstance(value, tuple) else (value,)
+        if any(size is not None and size < 1 for size in sizes):
+            raise ValueError(f"{name} ({value}) must be 1 or more; leave it out for the default")
 
 
 def recorded(kind: type[Kind], task: Mapping[str, Any] | None, where: object) -> Kind | None:

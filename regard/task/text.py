@@ -170,7 +170,10 @@ def build_transformer(
     source, target = tokenizers
     joint = source is target
     if not joint and shape.share == "all":
-        shape = replace(shape, share="target")
+        raise ValueError(
+            "share (all) needs one vocabulary for source and target, but there are two tokenizers; "
+            "choose --model.share target, which ties target embeddings and output, or none"
+        )
     config = TransformerConfig(
         target.size, source=TextSource(vocabulary=None if joint else source.size), **asdict(shape)
     )

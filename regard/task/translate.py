@@ -23,7 +23,7 @@ from regard.data.tokenizer import AnyTokenizer, Tokenizer, read_pair
 from regard.model.transformer import TextSource, Transformer, TransformerShape
 from regard.task.folder import model_folder, run_config
 from regard.task.search import SearchSettings
-from regard.task.settings import Preset, absolute, check_preset, check_start, recorded
+from regard.task.settings import Preset, absolute, check_obeyed, check_preset, check_start, recorded
 from regard.task.spec import Evaluation, TaskSpec
 from regard.task.text import Chosen, Progress, Transduction, build_transformer
 from regard.task.translator import Pair, Translator
@@ -264,6 +264,7 @@ def _model(
             f"start ({config.start}) holds a {type(model).__name__} that does not read text; "
             "name a translator's folder"
         )
+    check_obeyed(config, preset, model.config, saved.task, "words", "vocabulary")
     return model
 
 

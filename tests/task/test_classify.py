@@ -1,6 +1,7 @@
 """Images in classes: what is read, what is held out, what is learned, and what can be used."""
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -360,3 +361,25 @@ def test_scores_on_other_images(tmp_path: Path) -> None:
     classifier = load(tmp_path / "run")
     said = classifier.classify(list(torch.from_numpy(digits.pixels[:37])))
     assert other["accuracy"] == sum(map(str.__eq__, said, map(str, labels))) / 37
+
+
+@pytest.mark.parametrize("name", ["pixels", "patch"])
+def test_zero_is_not_unset(name: str) -> None:
+    with pytest.raises(ValueError, match=rf"{name} \(0\) must be 1 or more"):
+        classify.Config(**{name: 0})
+
+
+def test_labels_beside_a_folder_are_refused(photos: Path) -> None:
+    with pytest.raises(ValueError, match=r"labels .* are for an idx file"):
+        classify.build(_small(photos, labels="labels.idx"))
+
+
+def test_classes_without_images_and_one_class_alone_are_refused(photos: Path) -> None:
+    (photos / "nothing").mkdir()
+    with pytest.raises(ValueError, match="class 'nothing' has no images"):
+        classify.build(_small(photos))
+    (photos / "nothing").rmdir()
+    for other in sorted(photos.iterdir())[1:]:
+        shutil.rmtree(other)
+    with pytest.raises(ValueError, match="needs two or more"):
+        classify.build(_small(photos))

@@ -107,12 +107,12 @@ def test_a_run_labels_texts(tmp_path: Path, config: Config) -> None:
 
 
 def test_a_translators_encoder_transfers(config: Config, translator: str) -> None:
-    task = build(replace(config, start=translator, freeze=True))
+    task = build(replace(config, vocabulary=8000, start=translator, freeze=True))
     encoder = load(translator).model
     assert torch.equal(task.model.tokens.table.weight, encoder.source.table.weight)
     free = {name for name, one in task.model.named_parameters() if one.requires_grad}
     assert free == {"head.weight", "head.bias"}
-    tuned = build(replace(config, start=translator))
+    tuned = build(replace(config, vocabulary=8000, start=translator))
     assert all(one.requires_grad for one in tuned.model.parameters())
     # The encoder says what it said before.
     ids = torch.tensor([tuned.held.ids[0]])
@@ -121,7 +121,7 @@ def test_a_translators_encoder_transfers(config: Config, translator: str) -> Non
 
 
 def test_a_frozen_encoder_stays_as_it_is(tmp_path: Path, config: Config, translator: str) -> None:
-    frozen = replace(config, start=translator, freeze=True)
+    frozen = replace(config, vocabulary=8000, start=translator, freeze=True)
     task = build(frozen)
     before = [one.clone() for one in task.model.encoder.parameters()]
     trained(task, TRAINING, tmp_path / "run")

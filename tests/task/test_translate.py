@@ -114,6 +114,10 @@ def test_bad_lines_are_reported_or_refused(tmp_path: Path, config: Config) -> No
 
 @pytest.mark.parametrize("words", ["joint", "separate", "characters"])
 def test_every_way_of_cutting_words(config: Config, words: translate.Words) -> None:
+    if words == "separate":
+        with pytest.raises(ValueError, match=r"--model.share target"):
+            build(replace(config, words=words))
+        config = replace(config, model=replace(config.model, share="target"))
     task = build(replace(config, words=words))
     source, target = task.tokenizers
     assert (source is target) == (words != "separate")
@@ -125,8 +129,6 @@ def test_every_way_of_cutting_words(config: Config, words: translate.Words) -> N
     assert count == batch.labels.numel()
     names = {"tokenizer.json"} if source is target else set(task.files())
     assert set(task.files()) == names
-    if words == "separate":
-        assert task.model.config.share == "target"
 
 
 def test_an_existing_tokenizer_is_used(tmp_path: Path, config: Config) -> None:
@@ -363,3 +365,21 @@ def test_one_in_one_out_or_an_error_that_names_it(wrong: Any) -> None:
     with pytest.raises(ValueError, match="texts") as error:
         check_texts(wrong)
     assert "must be a" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"words": "characters"}, r"words \(characters\) cannot be changed beside start"),
+        ({"vocabulary": 77}, r"vocabulary \(77\) cannot be changed"),
+        ({"model": replace(SHAPE, width=99)}, r"model.width \(99\) cannot .* its own \(\d+\)"),
+    ],
+)
+def test_what_cannot_be_obeyed_beside_start_is_refused(
+    tmp_path: Path, config: Config, changed: dict[str, Any], words: str
+) -> None:
+    run = tmp_path / "run"
+    trained(build(config, run), config.training, run)
+    build(replace(config, start=str(run)))
+    with pytest.raises(ValueError, match=words):
+        build(replace(config, start=str(run), **changed))
