@@ -58,6 +58,14 @@ def listing(
     console.print(indented(usage))
 
 
+def results(every: Sequence[Result], stated: Sequence[Stated], console: Console) -> None:
+    """Experiments one after the other, and items that are only stated."""
+    for one in every:
+        result(one, console)
+    for entry in stated:
+        stated_entry(entry, console)
+
+
 def result(one: Result, console: Console) -> None:
     """One experiment: what is taught, what was computed, the results, and what is true."""
     experiment, finding = one.experiment, one.finding

@@ -123,13 +123,13 @@ def test_an_item_and_a_family_are_all_that_belongs_to_them() -> None:
     expected = [e.name for e in experiments() if e.item == 15]
     expected += [e.name for e in by_family()["symmetry"] if e.item != 15]
     assert names == expected
-    assert stated == [81]
+    assert [entry.item for entry in stated] == [81]
 
 
 def test_an_item_may_be_computed_and_stated() -> None:
     chosen, stated = command._chosen(["77"])
     assert {experiment.item for experiment in chosen} == {77}
-    assert stated == [77]
+    assert [entry.item for entry in stated] == [77]
 
 
 def test_an_item_that_is_only_stated(capsys: pytest.CaptureFixture[str]) -> None:

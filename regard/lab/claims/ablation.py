@@ -195,12 +195,12 @@ def layer_norm() -> Finding:
         for rate in RATES
     }
     fast = [measured[layers, RATES[-1]] for layers in DEPTHS]
-    shallow, deep = (more(found[False], found[True]) for found in fast)
+    shallow, deep = (more(pair[False], pair[True]) for pair in fast)
     return Finding(
         on_condition(deep, shallow, margin=0.3),
         {
-            f"loss, {layers} blocks, learning rate {rate:g}, {name}": found[norms]
-            for (layers, rate), found in measured.items()
+            f"loss, {layers} blocks, learning rate {rate:g}, {name}": pair[norms]
+            for (layers, rate), pair in measured.items()
             for norms, name in names.items()
         },
         tables=(
@@ -208,8 +208,8 @@ def layer_norm() -> Finding:
                 "Loss after 40 steps, mean of three seeds; chance level 0.69",
                 ("blocks", "learning rate", *names.values()),
                 tuple(
-                    (layers, rate, *(mean(found[norms]) for norms in names))
-                    for (layers, rate), found in measured.items()
+                    (layers, rate, *(mean(pair[norms]) for norms in names))
+                    for (layers, rate), pair in measured.items()
                 ),
             ),
         ),

@@ -44,8 +44,8 @@ def _shared_memory() -> Finding:
     for block in blocks(model.decoder):
         cross = block.cross
         assert isinstance(cross, MultiHeadAttention)
-        cross.register_forward_pre_hook(lambda _, given: read.append(given[1]))
-        cross.core.register_forward_pre_hook(lambda _, given: made.append((given[1], given[2])))
+        cross.register_forward_pre_hook(lambda _, args: read.append(args[1]))
+        cross.core.register_forward_pre_hook(lambda _, args: made.append((args[1], args[2])))
     model(SOURCE, TARGET)
     memory = model.encode(SOURCE)
     same = max(apart(source, memory) for source in read)
@@ -69,8 +69,8 @@ def _queries_from_below() -> Finding:
     asks: list[Tensor] = []
     for block in blocks(model.decoder):
         assert block.cross is not None
-        block.add_attention.register_forward_hook(lambda _, given, out: below.append(out))
-        block.cross.register_forward_pre_hook(lambda _, given: asks.append(given[0]))
+        block.add_attention.register_forward_hook(lambda _, args, out: below.append(out))
+        block.cross.register_forward_pre_hook(lambda _, args: asks.append(args[0]))
     model(SOURCE, TARGET)
     off = max(apart(one, other) for one, other in zip(asks, below))
     from_memory = [ask.shape[1] == S for ask in asks]
@@ -108,8 +108,8 @@ def _kinds(model: Transformer) -> list[str]:
     """Each attention layer as it is called: self or cross, and the mask."""
     seen: list[str] = []
 
-    def note(name: str, given: tuple[Any, ...], named: dict[str, Any]) -> None:
-        x, source = given
+    def note(name: str, args: tuple[Any, ...], named: dict[str, Any]) -> None:
+        x, source = args
         mask: Mask | None = named["mask"]
         rows = x.shape[1]
         allowed = None if mask is None else mask.tensor(rows, rows)[0, 0]
@@ -122,7 +122,7 @@ def _kinds(model: Transformer) -> list[str]:
         for module in stack.modules():
             if isinstance(module, MultiHeadAttention):
                 module.register_forward_pre_hook(
-                    lambda _, given, named, name=name: note(name, given, named), with_kwargs=True
+                    lambda _, args, named, name=name: note(name, args, named), with_kwargs=True
                 )
     model(SOURCE, TARGET)
     return seen

@@ -30,9 +30,9 @@ SMALL = Sizes(N, D, K, 7)
 
 def cost(name: str, sizes: Sizes) -> Measured:
     """The cost of one of the library's layers, counted while it runs."""
-    found = measure(layer(name), sizes)
-    assert found is not None
-    return found
+    measured = measure(layer(name), sizes)
+    assert measured is not None
+    return measured
 
 
 def multiply_adds(run: Callable[[], object]) -> int:
@@ -57,11 +57,11 @@ def _numbers() -> Finding:
         "LSTM": Recurrent(D),
         "dense layer": Dense(D, N),
     }
-    given = {name: alive(made, 1)(x).shape for name, made in layers.items()}
+    shapes = {name: alive(made, 1)(x).shape for name, made in layers.items()}
     return Finding(
-        holds(all(shape == x.shape for shape in given.values())),
+        holds(all(shape == x.shape for shape in shapes.values())),
         {"numbers in": x.numel()}
-        | {f"numbers out, {name}": shape.numel() for name, shape in given.items()},
+        | {f"numbers out, {name}": shape.numel() for name, shape in shapes.items()},
     )
 
 
@@ -113,19 +113,19 @@ def _per_layer() -> Finding:
         "plain recurrence": ("2 n d²", 2 * n * d * d),
         "attention, with projections": ("4 n d² + 2 n² d", 4 * n * d * d + 2 * n * n * d),
     }
-    found = {name: cost(name, SMALL).multiply_adds for name in says}
-    rows = tuple((name, *says[name], *is_so[name], found[name]) for name in says)
+    counts = {name: cost(name, SMALL).multiply_adds for name in says}
+    rows = tuple((name, *says[name], *is_so[name], counts[name]) for name in says)
     head = ("layer", "taught", "gives", "complete", "gives", "counted")
     return Finding(
         corrected(
-            taught=found["convolution"] == says["convolution"][1],
-            correct=all(found[name] == is_so[name][1] for name in says),
+            taught=counts["convolution"] == says["convolution"][1],
+            correct=all(counts[name] == is_so[name][1] for name in says),
         ),
         {
-            "convolution, counted": found["convolution"],
+            "convolution, counted": counts["convolution"],
             "k n d": k * n * d,
             "k n d²": k * n * d * d,
-            "depthwise convolution, counted": found["depthwise convolution"],
+            "depthwise convolution, counted": counts["depthwise convolution"],
         },
         (Table(f"Multiply-adds at n = {n}, d = {d}, k = {k}", head, rows),),
     )

@@ -110,17 +110,17 @@ def _high_dimension() -> Finding:
         worst = max(worst, abs(measured / exact - 1))
     # Tokens of random vectors, beside the positions that they are really given.
     r = Sinusoidal(512).encoding(torch.arange(200), torch.float64)
-    given = float(F.cosine_similarity(normal(0, 200, 512), r).abs().mean())
+    overlap = float(F.cosine_similarity(normal(0, 200, 512), r).abs().mean())
     by = {row[0]: row[1] for row in rows}
     return Finding(
         conditional(
-            inside=worst < 0.05 and max(by[512], given) < 0.05, outside=max(by.values()) < 0.05
+            inside=worst < 0.05 and max(by[512], overlap) < 0.05, outside=max(by.values()) < 0.05
         ),
         {
             "mean |cos| of random vectors, D = 3": by[3],
             "mean |cos| of random vectors, D = 64": by[64],
             "mean |cos| of random vectors, D = 512": by[512],
-            "mean |cos| of random vectors and sinusoids, D = 512": given,
+            "mean |cos| of random vectors and sinusoids, D = 512": overlap,
             "largest share by which the measured misses the exact": worst,
         },
         (Table("Mean |cos|", ("D", "measured", "exact", "√(2/(πD))"), tuple(rows)),),

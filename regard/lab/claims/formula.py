@@ -157,10 +157,10 @@ def argument_order() -> Finding:
 def score_indices() -> Finding:
     query, key = normal(0, 5, 3), normal(1, 5, 3)
     # Up to a constant in each row, the logarithms of the weights are the scores.
-    found = _centred(weights(query, key, beta=1.0).log())
+    scores = _centred(weights(query, key, beta=1.0).log())
     straight = torch.tensor([[float(q @ k) for k in key] for q in query], dtype=torch.float64)
     turned = straight.T  # row i holds q_j·k_i
-    taught, correct = apart(found, _centred(turned)), apart(found, _centred(straight))
+    taught, correct = apart(scores, _centred(turned)), apart(scores, _centred(straight))
     fewer = weights(query[:2], key)
     return Finding(
         corrected(taught < SAME, correct < SAME and fewer.shape == (2, 5)),

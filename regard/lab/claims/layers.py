@@ -85,14 +85,14 @@ def _hard_identity() -> Finding:
     dense = nn.Linear(L, L, bias=False, dtype=torch.float64).requires_grad_(False)
     dense.weight.copy_(torch.eye(L))
     through = dense(value.T).T
-    found = {}
+    errors = {}
     any_rows = normal(2, L, 2)  # more of them than dimensions, of unlike lengths
     for name, x in (("orthonormal rows", orthonormal(1, L, D)), ("any rows", any_rows)):
-        found[name] = apart(attend(x, x, value, beta=math.inf), through)
+        errors[name] = apart(attend(x, x, value, beta=math.inf), through)
     own = int((weights(any_rows, any_rows, beta=math.inf).diagonal() == 1).sum())
     return Finding(
-        conditional(inside=found["orthonormal rows"] < SAME, outside=found["any rows"] < SAME),
-        {f"distance from a dense identity, {name}": value for name, value in found.items()}
+        conditional(inside=errors["orthonormal rows"] < SAME, outside=errors["any rows"] < SAME),
+        {f"distance from a dense identity, {name}": value for name, value in errors.items()}
         | {f"of {L} rows of any kind, those that choose themselves": own},
     )
 

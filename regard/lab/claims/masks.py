@@ -200,7 +200,7 @@ def counting_by_mask() -> Finding:
     wanted = [1 / (i + 1) for i in range(n)]
     places = [float(i + 1) for i in range(n)]
     error = max(abs(a - b) for a, b in zip(masked.tolist(), wanted))
-    spread, flat = (float(found.max() - found.min()) for found in (masked, free))
+    spread, flat = (float(output.max() - output.min()) for output in (masked, free))
     return Finding(
         corrected(spread < SAME, error < SAME and flat < SAME),
         {

@@ -110,14 +110,14 @@ def _at_once() -> Finding:
         with torch.no_grad():
             return sum(counted(lambda: made(normal(1, 1, n, D))).products.values())
 
-    found = {
+    called = {
         name: [calls(name, n) for n in lengths] for name in ("attention, with projections", "LSTM")
     }
-    attention, recurrence = found.values()
+    attention, recurrence = called.values()
     return Finding(
         holds(len(set(attention)) == 1 and recurrence[2] > recurrence[1] > recurrence[0]),
         {"positions": list(lengths)}
-        | {f"products called, {name}": counts for name, counts in found.items()},
+        | {f"products called, {name}": counts for name, counts in called.items()},
     )
 
 
@@ -150,7 +150,7 @@ def _longest_path() -> Finding:
     names = ("attention, with projections", "LSTM", "plain recurrence", "convolution")
     paths = {name: [cost(name, replace(SMALL, length=n)).path for n in lengths] for name in names}
     whole = influence(alive(MultiHeadAttention(D, H), 0), normal(1, 1, N, D))
-    rows = tuple((name, *(path or "none" for path in found)) for name, found in paths.items())
+    rows = tuple((name, *(path or "none" for path in lengths)) for name, lengths in paths.items())
     return Finding(
         holds(
             len(set(paths["attention, with projections"])) == 1
@@ -182,7 +182,7 @@ def _receptive_field() -> Finding:
         return counts
 
     torch.manual_seed(0)
-    found = {
+    fields = {
         "convolution, 3 taps": seen(Convolution(2, 3), 2),
         "convolution, 5 taps": seen(Convolution(2, 5), 2),
         "attention": seen(Attention(1), 2),
@@ -191,18 +191,18 @@ def _receptive_field() -> Finding:
     layers = list(range(1, depth + 1))
     return Finding(
         holds(
-            found["convolution, 3 taps"] == expected[3]
-            and found["convolution, 5 taps"] == expected[5]
-            and found["attention"] == [n] * depth
+            fields["convolution, 3 taps"] == expected[3]
+            and fields["convolution, 5 taps"] == expected[5]
+            and fields["attention"] == [n] * depth
         ),
         {"positions": n}
-        | {f"seen after 1 … {depth} layers, {name}": counts for name, counts in found.items()},
+        | {f"seen after 1 … {depth} layers, {name}": counts for name, counts in fields.items()},
         plots=(
             Plot(
                 "Positions that reach the middle one",
                 "layers",
                 "positions",
-                tuple(Curve(name, layers, counts) for name, counts in found.items()),
+                tuple(Curve(name, layers, counts) for name, counts in fields.items()),
             ),
         ),
     )

@@ -100,7 +100,7 @@ def score_variance() -> Finding:
 
 def other_scores() -> Finding:
     query, key, value = normal(0, 5, 6), normal(1, 7, 6), normal(2, 7, 3)
-    found, fits = {}, True
+    by_score, fits = {}, True
     for name, score in _scores(6).items():
         projected = score.project(query, key)
         shares = weights(
@@ -110,8 +110,8 @@ def other_scores() -> Finding:
         by_hand = plain.softmax(plain.array(score(query, key)))
         fits &= plain.apart(shares, by_hand) < SAME and apart(context, shares @ value) < SAME
         fits &= apart(shares.sum(-1), torch.ones(5)) < SAME and bool((shares > 0).all())
-        found[name] = shares
-    nearest = min(apart(a, b) for a, b in combinations(found.values(), 2))
+        by_score[name] = shares
+    nearest = min(apart(a, b) for a, b in combinations(by_score.values(), 2))
     return Finding(
         holds(fits and nearest > DIFFERENT),
         {"each gives weights and means": fits, "least difference between two": nearest},
@@ -120,7 +120,7 @@ def other_scores() -> Finding:
                 "weights of the first query",
                 ("score", *(f"k{n + 1}" for n in range(7)), "parameters"),
                 tuple(
-                    (name, *found[name][0].tolist(), parameters(score))
+                    (name, *by_score[name][0].tolist(), parameters(score))
                     for name, score in _scores(6).items()
                 ),
             ),
@@ -179,8 +179,8 @@ def no_parameters() -> Finding:
     )
 
 
-def _curve(name: str, widths: Sequence[int], found: Sequence[float | int]) -> Curve:
-    return Curve(name, [float(d) for d in widths], [float(y) for y in found])
+def _curve(name: str, widths: Sequence[int], values: Sequence[float | int]) -> Curve:
+    return Curve(name, [float(d) for d in widths], [float(y) for y in values])
 
 
 def _scores(width: int) -> dict[str, Score]:

@@ -56,23 +56,23 @@ def sharpness() -> Finding:
 
 def cold_limit() -> Finding:
     scores = torch.tensor([[4, 2, 3], [1, 5, 0]])
-    found = _softargmax(scores, math.inf)
+    limit = _softargmax(scores, math.inf)
     encoded = F.one_hot(scores)
     index = F.one_hot(scores.argmax(-1), 3)
-    taught = encoded.shape == found.shape and torch.equal(encoded.double(), found)
+    taught = encoded.shape == limit.shape and torch.equal(encoded.double(), limit)
     # The largest score may have any value: only where it stands counts.
-    shifted = apart(_softargmax(scores + 7, math.inf), found)
-    near = apart(_softargmax(scores, 50.0), found)
+    shifted = apart(_softargmax(scores + 7, math.inf), limit)
+    near = apart(_softargmax(scores, 50.0), limit)
     tied = _softargmax(torch.tensor([[4, 4, 3]]), math.inf)[0]
-    correct = torch.equal(index.double(), found) and shifted == 0 and near < SAME
+    correct = torch.equal(index.double(), limit) and shifted == 0 and near < SAME
     correct = correct and tied.tolist() == [0.5, 0.5, 0]
     return Finding(
         corrected(taught, correct),
         {
             "scores": scores.tolist(),
-            "limit": found.tolist(),
+            "limit": limit.tolist(),
             "one-hot of the scores has shape": list(encoded.shape),
-            "limit has shape": list(found.shape),
+            "limit has shape": list(limit.shape),
             "limit minus that of scores larger by 7": shifted,
             "two best scores": tied.tolist(),
         },
@@ -174,17 +174,17 @@ def preserving_a_value() -> Finding:
 def one_hot_suffices() -> Finding:
     key, value = orthonormal(0, 4, 4), normal(1, 4, 3)
     wanted = torch.tensor([2, 2, 0, 3])
-    found = weights(key[wanted], key, beta=math.inf)
+    shares = weights(key[wanted], key, beta=math.inf)
     output = attend(key[wanted], key, value, beta=math.inf)
-    one_hot = bool(((found == 1).sum(-1) == 1).all())
+    one_hot = bool(((shares == 1).sum(-1) == 1).all())
     preserved = apart(output, value[wanted])
     return Finding(
         corrected(
-            preserved < SAME and torch.equal(found, torch.eye(4).double()),
+            preserved < SAME and torch.equal(shares, torch.eye(4).double()),
             preserved < SAME and one_hot,
         ),
         {
-            "weights": found.tolist(),
+            "weights": shares.tolist(),
             "output minus the values that were asked for": preserved,
             "every row has one 1": one_hot,
         },

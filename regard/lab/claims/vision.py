@@ -160,7 +160,7 @@ def _vit_structure() -> Finding:
         kinds = {type(m) for m in model.modules() if isinstance(m, kind | instead)}
         return kinds == {kind}
 
-    found = {
+    facts = {
         "ViT has an encoder alone": all(block.cross is None for block in blocks(vit.encoder)),
         "the Transformer has cross-attention": all(
             block.cross is not None for block in blocks(text.decoder)
@@ -171,7 +171,7 @@ def _vit_structure() -> Finding:
         "the Transformer has ReLU": all_of(text, nn.ReLU, nn.GELU),
         "ViT has a class token": vit.class_token is not None,
     }
-    return Finding(holds(all(found.values())), found)
+    return Finding(holds(all(facts.values())), facts)
 
 
 def _vit_feed_forward() -> Finding:

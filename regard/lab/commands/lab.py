@@ -18,9 +18,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from regard import atomic
+from regard.lab import claims, show
+from regard.lab.claims import lines
+from regard.lab.claims.stated import STATED, Stated
 from regard.lab.commands.parser import Parser
 from regard.lab.experiment import Experiment, Measured
 from regard.lab.perform import Failure, Result, by_family, perform, perform_all, reason
+from regard.lab.terminal import printing
 
 PROCESSES = 2
 """For many experiments; each has one thread."""
@@ -67,9 +71,12 @@ def lab(words: Sequence[str]) -> int:
         if path is not None and not Path(path).resolve().parent.is_dir():
             raise ValueError(f"--{option} {path}: no folder {Path(path).resolve().parent}; make it")
     if options.plot is not None and not names:
-        raise ValueError("--plot draws named experiments; for example regard lab cold-limit --plot")
+        raise ValueError(
+            "--plot draws named experiments; for example regard lab position-kernel --plot plot.svg"
+        )
     if not (names or options.all or options.json or options.report):
-        _list()
+        with printing(WIDTH) as console:
+            show.listing(lines(), STATED, console)
         return 0
     chosen, stated = _chosen(names)
     start = time.perf_counter()
@@ -79,10 +86,12 @@ def lab(words: Sequence[str]) -> int:
         print(f"regard: {failure}", file=sys.stderr)
     if options.json:
         print(as_text(results))
-    elif names:
-        _show(results, stated)
-    elif options.all:
-        _summarise(results, seconds)
+    elif names or options.all:
+        with printing(WIDTH) as console:
+            if options.all:
+                show.summary(by_family(results), seconds, console)
+            else:
+                show.results(results, stated, console)
     if options.report is not None:
         from regard.lab.report import page
 
@@ -127,19 +136,20 @@ def _finite(value: Measured) -> Measured:
     return [_finite(part) for part in value]
 
 
-def _chosen(words: Sequence[str]) -> tuple[list[Experiment], list[int]]:
-    """The experiments that words name, once each, and the numbers of items that are only stated."""
-    from regard.lab.claims import experiments, lines, names
-    from regard.lab.claims.stated import STATED
-
+def _chosen(words: Sequence[str]) -> tuple[list[Experiment], list[Stated]]:
+    """The experiments that words name, once each, and the items that are only stated."""
     if not words:
-        return list(experiments()), []
-    stated = {str(entry.item): entry.item for entry in STATED}
+        return list(claims.experiments()), []
+    stated = {str(entry.item): entry for entry in STATED}
     computed = {str(line.item) for some in lines().values() for line in some}
     only = stated.keys() - computed
-    wanted = dict.fromkeys(name for word in words if word not in only for name in names(word))
-    by_name = {experiment.name: experiment for experiment in experiments()} if wanted else {}
-    return [by_name[name] for name in wanted], [stated[word] for word in words if word in stated]
+    wanted = dict.fromkeys(
+        name for word in words if word not in only for name in claims.names(word)
+    )
+    by_name = {experiment.name: experiment for experiment in claims.experiments()} if wanted else {}
+    return [by_name[name] for name in wanted], [
+        stated[word] for word in dict.fromkeys(words) if word in stated
+    ]
 
 
 def _perform(chosen: Sequence[Experiment]) -> tuple[list[Result], list[Failure]]:
@@ -170,37 +180,6 @@ def _perform(chosen: Sequence[Experiment]) -> tuple[list[Result], list[Failure]]
         [outcome for outcome in outcomes if isinstance(outcome, Result)],
         [outcome for outcome in outcomes if isinstance(outcome, Failure)],
     )
-
-
-def _list() -> None:
-    from regard.lab import show
-    from regard.lab.claims import lines
-    from regard.lab.claims.stated import STATED
-    from regard.lab.terminal import printing
-
-    with printing(WIDTH) as console:
-        show.listing(lines(), STATED, console)
-
-
-def _show(results: Sequence[Result], items: Sequence[int]) -> None:
-    from regard.lab import show
-    from regard.lab.claims.stated import STATED
-    from regard.lab.terminal import printing
-
-    with printing(WIDTH) as console:
-        for result in results:
-            show.result(result, console)
-        for entry in STATED:
-            if entry.item in items:
-                show.stated_entry(entry, console)
-
-
-def _summarise(results: Sequence[Result], seconds: float) -> None:
-    from regard.lab import show
-    from regard.lab.terminal import printing
-
-    with printing(WIDTH) as console:
-        show.summary(by_family(results), seconds, console)
 
 
 def _exercise(words: Sequence[str]) -> int:

@@ -14,12 +14,12 @@ def comparison(
     def row(
         where: str, name: str, taught: str, gives: int, missing: str, parameters: bool = False
     ) -> tuple[str, str, str, int, str, int, int | None, str]:
-        found, one = counted[name], layer(name)
+        measured, one = counted[name], layer(name)
         cost = one.cost(s)
         if parameters:
-            count = None if found is None else found.parameters
+            count = None if measured is None else measured.parameters
             return where, name, taught, gives, one.parameters, cost.parameters, count, missing
-        count = None if found is None else found.multiply_adds
+        count = None if measured is None else measured.multiply_adds
         return where, name, taught, gives, one.multiply_adds, cost.multiply_adds, count, missing
 
     whole, alone = "attention, with projections", "attention alone"
@@ -45,14 +45,14 @@ def crossovers(s: Sizes) -> list[tuple[str, str, str, float | None]]:
     """
     d, k = s.width, s.kernel
     others = {"plain recurrence": 2, "GRU": 6, "LSTM": 8, f"convolution, {k} taps": k}
-    found: list[tuple[str, str, str, float | None]] = []
+    rows: list[tuple[str, str, str, float | None]] = []
     for name, a in (("attention alone", 0), ("attention, with projections", 4)):
         for other, b in others.items():
             half = (b - a) / 2
             words = "none: it always costs more" if half <= 0 else f"n = {_times(half)}d"
-            found.append((name, other, words, half * d if half > 0 else None))
-    found.append(("the two products", "the projections", "n = 2d", 2.0 * d))
-    return found
+            rows.append((name, other, words, half * d if half > 0 else None))
+    rows.append(("the two products", "the projections", "n = 2d", 2.0 * d))
+    return rows
 
 
 def _times(factor: float) -> str:

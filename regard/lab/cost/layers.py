@@ -212,93 +212,35 @@ def _dense(s: Sizes) -> Cost:
 
 
 LAYERS: tuple[Layer, ...] = (
-    Layer(
-        "attention, with projections",
-        "4d² + 4d",
-        "4nd² + 2n²d",
-        "4",
-        "3",
-        _attention,
-        lambda s: MultiHeadAttention(s.width, s.heads),
-    ),
-    Layer("attention alone", "0", "2n²d", "2", "1", _attention_alone, lambda s: Attention(s.heads)),
-    Layer(
-        "attention in a window",
-        "0",
-        "2(n(2w+1) − w(w+1))d",
-        "2",
-        "⌈(n−1)/w⌉",
-        _windowed,
-        lambda s: Windowed(s.heads, s.window),
-        real=True,
-    ),
-    Layer(
-        "convolution",
-        "kd² + d",
-        "knd²",
-        "1",
-        "⌈(n−1)/⌊(k−1)/2⌋⌉",
-        lambda s: _convolution(s, 1),
-        lambda s: Convolution(s.width, s.kernel),
-    ),
-    Layer(
-        "depthwise convolution",
-        "kd + d",
-        "knd",
-        "1",
-        "⌈(n−1)/⌊(k−1)/2⌋⌉",
-        lambda s: _convolution(s, s.width),
-        lambda s: Convolution(s.width, s.kernel, groups=s.width),
-    ),
-    Layer(
-        "plain recurrence",
-        "2d² + 2d",
-        "2nd²",
-        "n",
-        "n",
-        lambda s: _recurrent(s, 1, 1, 1),
-        lambda s: Plain(s.width),
-        real=True,
-    ),
-    Layer(
-        "GRU",
-        "6d² + 6d",
-        "6nd²",
-        "n",
-        "n",
-        lambda s: _recurrent(s, 3, 5, 1),
-        lambda s: Recurrent(s.width, "gru"),
-        real=True,
-    ),
-    Layer(
-        "LSTM",
-        "8d² + 8d",
-        "8nd²",
-        "n",
-        "n",
-        lambda s: _recurrent(s, 4, 5, 2),
-        lambda s: Recurrent(s.width),
-        real=True,
-    ),
-    Layer(
-        "dense over all positions",
-        "n²d² + nd",
-        "n²d²",
-        "1",
-        "1",
-        _dense,
-        lambda s: Dense(s.width, s.length),
-    ),
-)
+    Layer("attention, with projections", "4d² + 4d", "4nd² + 2n²d", "4", "3",
+          _attention, lambda s: MultiHeadAttention(s.width, s.heads)),
+    Layer("attention alone", "0", "2n²d", "2", "1",
+          _attention_alone, lambda s: Attention(s.heads)),
+    Layer("attention in a window", "0", "2(n(2w+1) − w(w+1))d", "2", "⌈(n−1)/w⌉",
+          _windowed, lambda s: Windowed(s.heads, s.window), real=True),
+    Layer("convolution", "kd² + d", "knd²", "1", "⌈(n−1)/⌊(k−1)/2⌋⌉",
+          lambda s: _convolution(s, 1), lambda s: Convolution(s.width, s.kernel)),
+    Layer("depthwise convolution", "kd + d", "knd", "1", "⌈(n−1)/⌊(k−1)/2⌋⌉",
+          lambda s: _convolution(s, s.width),
+          lambda s: Convolution(s.width, s.kernel, groups=s.width)),
+    Layer("plain recurrence", "2d² + 2d", "2nd²", "n", "n",
+          lambda s: _recurrent(s, 1, 1, 1), lambda s: Plain(s.width), real=True),
+    Layer("GRU", "6d² + 6d", "6nd²", "n", "n",
+          lambda s: _recurrent(s, 3, 5, 1), lambda s: Recurrent(s.width, "gru"), real=True),
+    Layer("LSTM", "8d² + 8d", "8nd²", "n", "n",
+          lambda s: _recurrent(s, 4, 5, 2), lambda s: Recurrent(s.width), real=True),
+    Layer("dense over all positions", "n²d² + nd", "n²d²", "1", "1",
+          _dense, lambda s: Dense(s.width, s.length)),
+)  # fmt: skip
 
 
 def layer(name: str) -> Layer:
     """The layer of this name."""
-    found = [each for each in LAYERS if each.name == name]
-    if not found:
+    named = [each for each in LAYERS if each.name == name]
+    if not named:
         known = ", ".join(each.name for each in LAYERS)
         raise ValueError(f"layer ({name!r}) is unknown; choose from {known}")
-    return found[0]
+    return named[0]
 
 
 # The counts

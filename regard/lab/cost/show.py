@@ -10,7 +10,7 @@ from regard.config import to_json
 from regard.lab import chart
 from regard.lab.cost import documents
 from regard.lab.cost.documents import mark, short
-from regard.lab.cost.layers import LAYERS, Measured, Sizes, measure
+from regard.lab.cost.layers import LAYERS, Sizes, measure
 from regard.lab.cost.models import PARTS, ModelCost, model_formula
 from regard.lab.experiment import Curve, Plot, Table
 from regard.lab.show import table as drawn_table
@@ -38,42 +38,22 @@ def layers_page(sizes: Sizes, precision: str, bytes_each: int) -> Page:
     costs = {each.name: each.cost(sizes) for each in LAYERS}
     products, sums, order, memory = [], [], [], []
     for each in LAYERS:
-        cost, found = costs[each.name], counted[each.name]
+        name, cost, found = each.name, costs[each.name], counted[each.name]
+        check = {
+            what: mark(getattr(cost, what), None if found is None else getattr(found, what))
+            for what in ("parameters", "multiply_adds", "additions", "steps", "path")
+        }
+        multiply_adds = short(cost.multiply_adds), check["multiply_adds"]
         products.append(
-            (
-                each.name,
-                each.parameters,
-                mark(cost.parameters, _of(found, "parameters")),
-                each.multiply_adds,
-                short(cost.multiply_adds),
-                mark(cost.multiply_adds, _of(found, "multiply_adds")),
-            )
+            (name, each.parameters, check["parameters"], each.multiply_adds, *multiply_adds)
         )
-        sums.append(
-            (
-                each.name,
-                short(cost.additions),
-                mark(cost.additions, _of(found, "additions")),
-                short(_of(found, "others")),
-            )
-        )
-        order.append(
-            (
-                each.name,
-                each.steps,
-                mark(cost.steps, _of(found, "steps")),
-                each.path,
-                "never" if cost.path is None else mark(cost.path, _of(found, "path")),
-            )
-        )
-        memory.append(
-            (
-                each.name,
-                _bytes(cost.parameters * bytes_each),
-                "—" if found is None else _bytes(found.activations * bytes_each),
-                _bytes(cost.cache * bytes_each),
-            )
-        )
+        others = None if found is None else found.others
+        sums.append((name, short(cost.additions), check["additions"], short(others)))
+        path = "never" if cost.path is None else check["path"]
+        order.append((name, each.steps, check["steps"], each.path, path))
+        saved = "—" if found is None else _bytes(found.activations * bytes_each)
+        in_bytes = _bytes(cost.parameters * bytes_each), saved, _bytes(cost.cache * bytes_each)
+        memory.append((name, *in_bytes))
     n, d = sizes.length, sizes.width
     crossings = tuple(
         (name, other, words, "—" if at is None else f"{at:,.0f}")
@@ -127,7 +107,7 @@ def layers_page(sizes: Sizes, precision: str, bytes_each: int) -> Page:
                 {
                     "name": each.name,
                     "formula": asdict(costs[each.name]),
-                    "counted": _plain(counted[each.name]),
+                    "counted": None if (found := counted[each.name]) is None else asdict(found),
                     "words": {
                         "parameters": each.parameters,
                         "multiply_adds": each.multiply_adds,
@@ -266,11 +246,11 @@ def _reads_text(cost: ModelCost) -> bool:
 def _model_plot(cost: ModelCost) -> Plot:
     """Multiply-adds of each part over the length, by formula."""
     lengths = [2**e for e in range(4, 15)]
-    found = [model_formula(cost.config, n, cost.batch) for n in lengths]
+    formulas = [model_formula(cost.config, n, cost.batch) for n in lengths]
     curves = tuple(
-        Curve(part, lengths, [each[part].multiply_adds for each in found])
+        Curve(part, lengths, [each[part].multiply_adds for each in formulas])
         for part in PARTS
-        if found[0][part].multiply_adds
+        if formulas[0][part].multiply_adds
     )
     return Plot("Multiply-adds", "tokens", "multiply-adds", curves, log_x=True, log_y=True)
 
@@ -300,14 +280,6 @@ def markdown(page: Page) -> str:
         body = "\n".join(f"| {' | '.join(str(cell) for cell in line)} |" for line in lines)
         parts.append(f"### {table.title}\n\n{body}")
     return "\n\n".join([*parts, *page.notes])
-
-
-def _of(found: Measured | None, name: str) -> int | None:
-    return None if found is None else getattr(found, name)
-
-
-def _plain(found: Measured | None) -> dict[str, Any] | None:
-    return None if found is None else asdict(found)
 
 
 def _share(part: int, whole: int) -> str:
