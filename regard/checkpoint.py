@@ -6,9 +6,8 @@
     tokenizer.json      or whatever files the tokenizer has, as they are
     README.md           the model card
 
-A save is whole or not at all: the new folder is written beside the old one, brought to the disk,
-and then takes the old one's place in one step, so that a crash at any moment, or a full disk,
-leaves the old folder or the new one. A load checks every file before it uses any, and nothing in
+A save is atomic: the new folder is written beside the old one, synced to the disk, and then swapped
+with it, so that a crash at any moment, or a full disk, leaves the old folder or the new one. A load checks every file before it uses any, and nothing in
 the folder is ever executed: there is no pickle.
 """
 
@@ -67,7 +66,7 @@ def save(
     task: Mapping[str, Any] | None = None,
     origin: str | None = None,
 ) -> None:
-    """Writes a model's folder, in the place of the one that was there.
+    """Writes a model's folder, atomically replacing an older one.
 
     `files` are the tokenizer's and any others, as bytes or as paths to copy from; `task` is JSON
     that says what the model is for, `{"name": "translate", …}`; `origin` is a sentence for the card
@@ -119,11 +118,11 @@ def load(
     dtype: torch.dtype | None = None,
     verify: bool = True,
 ) -> Saved:
-    """Reads a model's folder, and refuses what is damaged or does not fit.
+    """Loads a model's folder, and refuses one that is damaged or does not fit.
 
-    `model` is a model with parts of one's own, whose parameters are replaced by the saved ones:
-    build it on the `meta` device, where it takes no memory. `dtype` is that of the numbers with a
-    point; by default they keep the one they were saved in. `verify=False` spares the checksums of
+    `model` is a model with custom parts, whose parameters are replaced by the saved ones:
+    build it on the `meta` device, where it takes no memory. `dtype` is that of floating-point
+    tensors; by default they keep the one they were saved in. `verify=False` skips the checksums of
     files, which read every byte, but not their sizes. A folder that is saved anew meanwhile gives
     the old model or the new one.
     """
@@ -505,15 +504,15 @@ def _unchanged(opened: BinaryIO, place: Path) -> bool:
 
 @contextmanager
 def _told(folder: str | os.PathLike[str]) -> Iterator[None]:
-    """What the system refuses, in one line."""
+    """Errors of the operating system, in one line."""
     try:
         yield
     except (OSError, SafetensorError) as error:
-        said = str(error)
+        reason = str(error)
         if isinstance(error, OSError) and error.strerror:
-            said = error.strerror + (f" ({error.filename})" if error.filename else "")
+            reason = error.strerror + (f" ({error.filename})" if error.filename else "")
         raise ValueError(
-            f"{os.fspath(folder)} was not saved, and holds what it held: {said}"
+            f"{os.fspath(folder)} was not saved, and holds what it held: {reason}"
         ) from error
 
 

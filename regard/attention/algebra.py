@@ -61,7 +61,7 @@ class Mask:
     """"any" where each query sees one range of keys (see `span`), "start" where that range always
     begins where the sequence does, "" where neither is known."""
     own = False
-    """Whether it holds a rule of one's own, which may look at the sentence and the head."""
+    """Whether it holds a custom rule, which may depend on the sentence and the head."""
     relative = False
     """Whether the rule asks where the query stands among the keys: `at.position`."""
     reads: tuple[str, ...] = ()
@@ -151,7 +151,7 @@ class Mask:
     # Reached only with something that is no mask on the left.
     __rand__, __ror__ = __and__, __or__
 
-    # The same mask, elsewhere.
+    # The same mask, shifted, sized or on another device.
 
     def at(self, offset: int | Tensor) -> "Mask":
         """The same mask with query i at source position i + offset, where it does not say itself.
@@ -162,9 +162,9 @@ class Mask:
         return Standing(self, offset) if self.relative else self
 
     def sized(self, B: int, H: int, L: int, S: int, device: torch.device) -> "Mask":
-        """The same mask; a rule of one's own is given B sentences and H heads if it asks for them.
+        """The same mask; a custom rule gets B sentences and H heads if it depends on them.
 
-        Whether it does, the shape of its answer for a single query and key tells.
+        Whether it does is seen from the shape of its result for a single query and key.
         """
         if not self.own:
             return self
@@ -195,10 +195,10 @@ class Mask:
         return self._with(moved)
 
     def _with(self, changes: dict[str, Any]) -> "Mask":
-        """A copy with other attributes, which has nothing to remember yet."""
+        """A copy with other attributes and an empty cache."""
         other = object.__new__(type(self))
         held = {**vars(self), **changes}
-        other.__dict__.update({name: value for name, value in held.items() if name != "_memory"})
+        other.__dict__.update({name: value for name, value in held.items() if name != "_cache"})
         return other
 
     # What backends ask.
@@ -298,18 +298,18 @@ class Mask:
                 grids.append("\n".join(([", ".join(name)] if name else []) + lines))
         return "\n\n".join(grids)
 
-    def remember(self, what: str, key: Hashable, build: Callable[[], T]) -> T:
-        """`build()`, kept with the mask while it is asked for the same key again.
+    def cached(self, what: str, key: Hashable, build: Callable[[], T]) -> T:
+        """`build()`, cached with the mask until another key is asked for.
 
         A model hands one mask to all its layers: its tensor, block mask or lengths are made once.
         """
         if torch.compiler.is_compiling() or not self.fixed:
             return build()
-        held = self.__dict__.setdefault("_memory", {})
+        held = self.__dict__.setdefault("_cache", {})
         if what not in held or held[what][0] != key:
             if capturing():
                 return build()
-            with torch.inference_mode(False):  # what is kept must also serve training later
+            with torch.inference_mode(False):  # the cached value must also serve training later
                 held[what] = (key, build())
         kept: T = held[what][1]
         return kept

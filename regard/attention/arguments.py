@@ -161,7 +161,7 @@ def _fit_mask(mask: Mask, B: int, H: int, L: int, S: int, device: torch.device) 
     check_mask(mask)
     if mask.own:  # as it is now, it would be asked about one sentence and one head
         given = mask
-        mask = given.remember("sized", (B, H, device), lambda: given.sized(B, H, L, S, device))
+        mask = given.cached("sized", (B, H, device), lambda: given.sized(B, H, L, S, device))
     if mask.heads not in (1, H):
         fits = "1" if H == 1 else f"1 or {H}"
         raise ValueError(f"mask {mask} has {mask.heads} heads, the query has {H}; use {fits}")

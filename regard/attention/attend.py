@@ -3,9 +3,8 @@
     A = softmax(β·Q Kᵀ + bias)        L x S, each row sums to 1
     C = A V                            L x V
 
-A row of Q asks, each row of K answers how well it fits, and the matching row of V is what it has
-to say. β is an inverse temperature: 0 averages all values, ∞ picks the best key ("hard"
-attention); 1/√K keeps the scores of random vectors at variance 1, because Var(q·k) = K, and so
+Each row of Q is compared with each row of K; the weights then average the rows of V. β is an
+inverse temperature: 0 averages all values, ∞ picks the best key ("hard" attention); 1/√K keeps the scores of random vectors at variance 1, because Var(q·k) = K, and so
 keeps the softmax from saturating (Vaswani et al. 2017, "Attention Is All You Need").
 
 `distribution` and `formula` say just that, and are what everything else is tested against.
@@ -42,8 +41,8 @@ def distribution(
         scores = scores.masked_fill(~allowed, -math.inf)
     if scores.shape[-1] == 0:
         return scores
-    # Less the row's maximum no exponential overflows; a row of -inf keeps a finite maximum,
-    # so that who may attend to nothing gets exponentials of 0 and a sum of 0, not NaN.
+    # The row's maximum is subtracted, so that no exponential overflows. A row of -inf keeps a
+    # finite maximum: a query that may attend to nothing gets a sum of 0, not NaN.
     limits = torch.finfo(scores.dtype)
     exponentials = torch.exp(scores - scores.detach().amax(-1, keepdim=True).clamp_min(limits.min))
     return exponentials / exponentials.sum(-1, keepdim=True).clamp_min(limits.tiny)
@@ -154,4 +153,4 @@ KERNELS: dict[str, Callable[[Call], Tensor]] = {
     "ranges": ranges.grouped,
     "blocks": flex.blocks,
 }
-"""What a plan's route names, where it is not the formula."""
+"""The kernel of each route of a plan but the formula."""

@@ -1,4 +1,4 @@
-"""Keys and values kept between decoding steps, so that each step computes only its own.
+"""The KV cache: keys and values are kept between decoding steps, which compute only new ones.
 
 `SelfCache` grows by the new positions of each step; `CrossCache` is filled once from the source
 and then needs it no more. Both are reordered by `select(rows)`, as beam search asks: row r of the
@@ -25,10 +25,10 @@ Pair = tuple[Tensor, Tensor]
 
 
 class Cache:
-    """What MultiHeadAttention asks of a cache; one of one's own overrides `length` and `extend`."""
+    """The interface of a KV cache; a custom one overrides `length` and `extend`."""
 
     across: ClassVar[bool] = False
-    """Whether it holds another sequence than the one that the queries belong to."""
+    """Whether it holds another sequence than the queries', for cross-attention."""
 
     def __init__(self) -> None:
         self.held: Pair | None = None
@@ -46,7 +46,7 @@ class Cache:
         return length[:, None] + torch.arange(count, device=length.device)
 
     def check(self, query: Tensor, heads: int, key_width: int, value_width: int) -> None:
-        """Refuse to serve a module that is not like the one whose keys and values are held."""
+        """Raises ValueError for a module of other sizes than the keys and values it holds."""
         if self.held is None:
             return
         key, value = self.held
@@ -87,7 +87,7 @@ class Cache:
     def join(self, other: "Cache") -> None:
         """The rows of another cache, of the same module, follow those of this one.
 
-        What is held of the shorter is filled up with zeros, for a mask to hide.
+        The shorter one is padded with zeros, for a mask to hide.
         """
         if self.held is None or other.held is None:
             raise ValueError("an empty cache has no rows to join; take a step with both first")
@@ -127,7 +127,7 @@ class SelfCache(Cache):
         """
         if self._lengths is not None:
             return self._lengths
-        # `extend` moves the tensor on in place, so that a graph can too.
+        # `extend` increments the tensor in place, so that a CUDA graph can too.
         return self._filled if self._length is None else self._length.clone()
 
     def trim(self, lengths: Int[Tensor, "B"]) -> None:
@@ -183,11 +183,11 @@ class SelfCache(Cache):
         self._filled = end
         self._length += end - start
         filled = Prefix(before + (end - start))
-        # The mask is the sequence's, which ends where the keys do and not where the room does.
+        # The mask is the sequence's, which ends where the keys do and not where the buffer does.
         return keys, values, filled if mask is None else mask.at(before) & filled
 
     def _extend_each(self, new: Pair, mask: Mask | None) -> tuple[Tensor, Tensor, Mask | None]:
-        """Rows of different lengths, each of which goes on where it ends."""
+        """Rows of different lengths, each extended at its own end."""
         assert self._lengths is not None
         before, n = self._lengths, new[0].shape[-2]
         end = self._filled + n
@@ -216,7 +216,7 @@ class SelfCache(Cache):
             )
 
     def _append(self, new: Pair, start: int, end: int) -> Pair:
-        """Without a capacity: room is doubled, or just made where gradients may be wanted."""
+        """Without a capacity: the buffer doubles, or is exact where gradients may be wanted."""
         if self.held is None or torch.is_grad_enabled():
             self.held = self._room(new, end)
         elif end > self.held[0].shape[-2]:
@@ -226,7 +226,7 @@ class SelfCache(Cache):
         return self.held
 
     def _fill(self, new: Pair, at: Tensor) -> Pair:
-        """With a capacity: a tensor says where to write, so that a captured graph can repeat it."""
+        """With a capacity: a tensor says where to write, so that a CUDA graph can replay it."""
         assert self.held is not None
         compiling = torch.compiler.is_compiling()
         if torch.is_grad_enabled() and (compiling or not capturing()):
@@ -240,7 +240,7 @@ class SelfCache(Cache):
         return self.held
 
     def _room(self, new: Pair, size: int) -> Pair:
-        """Fresh room, with what is held copied into it."""
+        """A new buffer, with the old one's content copied into it."""
         with _lasting():
             keys, values = (t.new_zeros(*t.shape[:-2], size, t.shape[-1]) for t in new)
         for fresh, held in zip((keys, values), self.held or ()):

@@ -1,4 +1,4 @@
-"""Which way to compute attention, decided in one place, with the reason.
+"""Picks the backend that computes attention, in one place, with the reason.
 
 The thresholds come from `bench/attention.py` on an H200 (bfloat16) and on two CPU cores.
 """
@@ -101,7 +101,7 @@ def _flag(mask: Mask | None, L: int, S: int) -> Plan | None:
 
 
 def _on_cuda(given: Arguments, dropout: float, flag: Plan | None) -> Plan:
-    """Half precision on CUDA, where all kernels are at hand."""
+    """Half precision on CUDA, where all kernels are available."""
     query, key, value, mask = given[:4]
     B, H, L, K = query.shape
     S, V = key.shape[2], value.shape[3]
@@ -111,8 +111,8 @@ def _on_cuda(given: Arguments, dropout: float, flag: Plan | None) -> Plan:
         return _SHORT if short and narrow and L > 1 else flag
     assert mask is not None
     training = _trains(query, key, value)
-    # Calling FlexAttention takes the host longer than any other way, more so if its rule looks
-    # things up; it must have enough to do meanwhile.
+    # FlexAttention has the highest launch overhead, more so if its rule indexes tensors; it
+    # pays for large problems alone.
     looks_up = any(isinstance(part, Documents) for part in mask.parts)
     enough = 3e10 if looks_up else 1.5e10
     flexible = (
@@ -221,7 +221,7 @@ def _bottom_right(band: Band, L: int, S: int) -> bool:
 
 
 def _has_runs(mask: Mask, query: Tensor) -> bool:
-    """Whether the mask is one range of keys for each query, known without asking a device."""
+    """Whether the mask is one range of keys for each query, known without synchronising."""
     if query.device.type not in ("cpu", "cuda") or not mask.ranges:
         return False
     return all(tensor.device.type == "cpu" for tensor in mask.tensors)

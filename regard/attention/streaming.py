@@ -6,8 +6,8 @@ best groups, so `_top` looks only into those. `_columns` goes over the queries o
 each key receives. That is two score products in all, as many products as attention itself.
 
 Scores are kept in units of log 2, because the hardware's exponential is 2^x. The running maximum of
-a softmax moves once in a stretch of tiles, not in each: exponentials are taken from the highest
-score before the stretch, and the stretch is done again where that was too far from its own.
+the online softmax moves once in a stretch of tiles, not in each: exponentials are taken relative to
+the highest score before the stretch, which is recomputed where that was too far from its own.
 """
 
 import math
@@ -20,7 +20,7 @@ from torch import Tensor
 
 LOG2E = tl.constexpr(math.log2(math.e))
 NOTHING = tl.constexpr(-1e30)
-"""The score of what may not be seen: finite, because 0 times it must be 0."""
+"""The score of masked keys: finite, because 0 times it must be 0."""
 FAR = tl.constexpr(60.0)
 """How far scores may lie from the level of their exponentials: float32 holds 2^±126."""
 

@@ -1,8 +1,8 @@
-"""Looking at attention weights without giving up the fused kernel.
+"""Attention weights and their statistics, without giving up the fused kernel.
 
 `attend` never keeps the weights. When they are wanted, they are recomputed from queries and keys:
-exactly and only for the rows asked for (`weights`), or as statistics over all rows that never hold
-the L x S matrix (`statistics`): what a row looks at, how sharply, and who is looked at.
+exactly and only for the rows asked for (`weights`), or as statistics over all rows, streamed
+without the L x S matrix (`statistics`).
 
     entropy   -Σ_j A_ij log A_ij, in nats: 0 if row i looks at one key, log S if at all alike
     received   Σ_i A_ij, how much of all rows' attention falls on key j
@@ -154,5 +154,5 @@ def _streamed(given: Arguments, topk: int) -> tuple[Tensor, ...]:
     edges = None
     if mask is not None:
         L, S, device = query.shape[2], key.shape[2], query.device
-        edges = mask.remember("intervals", (L, S, device), lambda: mask.intervals(L, S, device))
+        edges = mask.cached("intervals", (L, S, device), lambda: mask.intervals(L, S, device))
     return streaming.statistics(query, key, edges, beta, bias, topk)

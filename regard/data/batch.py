@@ -60,7 +60,7 @@ def plan(
     for n, begin in enumerate(range(0, len(order), pool)):
         part = order[begin : begin + pool]
         part = part[np.argsort(tokens[part], kind="stable")]
-        # Ascending and descending in turn, so that a batch across two pools has similar lengths too.
+        # Ascending and descending in turn, so that lengths are similar across two pools too.
         order[begin : begin + pool] = part[::-1] if n % 2 else part
     batches = np.split(order, _cuts(tokens[order], budget))
     return [batches[i] for i in chance.permutation(len(batches))]

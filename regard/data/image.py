@@ -6,7 +6,7 @@
 
     normalize(augment(images, how, seed, step), mean, std)
 
-Files are decoded by Pillow, in worker processes; those that cannot be decoded are counted and named.
+Files are decoded by Pillow, in worker processes; those that cannot be decoded are reported.
 Pixels are cached in a memory-mapped file under the names, sizes and times of the files. So all
 images are known to be good, and how many they are, before the first step.
 """
@@ -473,8 +473,8 @@ class Augmentation:
     crop: tuple[float, float] | None = None
     """Random resized crops: the least and the most of the area to keep."""
     policy: Policy = "none"
-    """Augmentation policy: rand is RandAugment (Cubuk et al. 2020), auto AutoAugment's for ImageNet,
-    trivial TrivialAugment (Müller & Hutter 2021)."""
+    """Augmentation policy: rand is RandAugment (Cubuk et al. 2020), auto AutoAugment's for
+    ImageNet, trivial TrivialAugment (Müller & Hutter 2021)."""
     operations: int = 2
     """RandAugment's number of operations."""
     magnitude: int = 9

@@ -190,7 +190,7 @@ class _Worker:
 
 
 def serve() -> None:
-    """The worker process's main loop: the work and its state first, then tasks until the pipe closes."""
+    """A worker's main loop: the work and its state first, then tasks until the pipe closes."""
     tasks, results = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     # Whatever a library prints goes to the terminal, not among the results.
     os.dup2(2, 1)

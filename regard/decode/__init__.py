@@ -1,1 +1,1 @@
-"""Decoding: from a model's step to the tokens it finds, greedily, by beams or by chance."""
+"""Decoding: greedy search, beam search and sampling, over engines that compute the steps."""

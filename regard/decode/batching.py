@@ -1,9 +1,9 @@
-"""Many sentences: sorted into batches by length, decoded, and given back in the order they came.
+"""Dynamic batching: sentences are sorted by length into batches, and results come in input order.
 
-A batch costs as much as its longest sentence, so sentences of like length belong together. They
+A batch costs as much as its longest sentence, so sentences of similar length belong together. They
 are read and sorted a window at a time: an endless stream needs no more memory than a window.
-Where items come from somebody who waits for an answer, None among them says that there are no more
-for now, and what is there is decoded.
+In an interactive stream, None says that there are no more items for now, and those read so far are
+decoded.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -25,12 +25,12 @@ def in_order(
     window: int = 4096,
     soon: bool = True,
 ) -> Iterator[Result]:
-    """Decode all items in batches, and give each result as soon as all before it are there.
+    """Decodes all items in batches; yields each result as soon as all before it are there.
 
     A batch holds at most `sentences` of them and, padded to its longest, at most `tokens` tokens;
-    one that is longer has a batch of its own. `length` is what an item is sorted by. At most
-    `window` items are held. With `soon` the first window is one batch, and each is twice as large
-    as the one before, so that the first results come soon. None is no item: it ends a window early.
+    a longer one has a batch of its own. `length` is the sort key. At most `window` items are held.
+    With `soon` the first window is one batch, and windows double in size, so that the first results
+    come soon. None is no item: it ends a window early.
     """
     for name, size in (("sentences", sentences), ("tokens", tokens), ("window", window)):
         check_integer(name, size)
@@ -46,7 +46,7 @@ def windows(items: Iterable[Item | None], first: int, most: int) -> Iterator[lis
         if item is not None:
             held.append(item)
         if len(held) == size or (item is None and held):
-            # Who has to wait for items is not made to wait for more of them next time.
+            # A stream that had to wait for items starts again with a small window.
             size = min(2 * size, most) if item is not None else first
             yield held
             held = []
@@ -55,16 +55,16 @@ def windows(items: Iterable[Item | None], first: int, most: int) -> Iterator[lis
 
 
 def batches(lengths: Sequence[int], sentences: int, tokens: int) -> list[list[int]]:
-    """Places of sentences of like length; the batch of the first of them comes first."""
-    found: list[list[int]] = []
-    # The longest first: they set the size of the batch that others join.
+    """Indices of sentences of similar length; the batch with the first sentence comes first."""
+    batched: list[list[int]] = []
+    # The longest first, since padding to it decides how many others fit.
     for place in sorted(range(len(lengths)), key=lambda n: (-lengths[n], n)):
-        last = found[-1] if found else []
+        last = batched[-1] if batched else []
         if last and len(last) < sentences and (len(last) + 1) * lengths[last[0]] <= tokens:
             last.append(place)
         else:
-            found.append([place])
-    return sorted(found, key=min)
+            batched.append([place])
+    return sorted(batched, key=min)
 
 
 def _window(

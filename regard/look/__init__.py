@@ -1,1 +1,1 @@
-"""Looking inside: what a model attended to while it ran."""
+"""Looking inside a model: attention weights, alignments, plots."""

@@ -1,4 +1,4 @@
-"""Which word was translated by which: alignments from the cross-attention of one head.
+"""Word alignments from the cross-attention of one head.
 
     a_tw = Σ_{i in t} Σ_{j in w} A_ij        what target word t looks at in source word w
     link(t) = argmax_w a_tw                  written w-t, the form of Moses and fast_align

@@ -1,11 +1,11 @@
-"""What a model's attentions were asked while it ran, and their weights on demand.
+"""Records a model's attention while it runs, and gives the weights on demand.
 
     with record(model) as seen:
         model(source, target)
     seen["decoder.blocks.3.cross"].weights()       exact, per head, (B, H, L, S)
 
-The fused kernel runs as ever: only queries and keys are kept, and weights are computed from them
-when they are asked for, for the rows asked for.
+The fused kernel still runs: only queries and keys are kept, and weights are recomputed from them on
+demand, for the rows asked for.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -71,9 +71,9 @@ def record(
 
 def _keep(seen: Recording, name: str) -> Callable[[Any, tuple[Any, ...], dict[str, Any]], None]:
     @torch.no_grad()
-    def keep(core: Any, given: tuple[Any, ...], named: dict[str, Any]) -> None:
+    def keep(core: Any, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
         assert isinstance(core, Core)
-        query, key = given[:2]
+        query, key = inputs[:2]
         beta, bias = core.beta, named.get("bias")
         if isinstance(core.score, Score):
             query, key, beta, scores = core.score.project(query, key)

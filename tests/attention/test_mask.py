@@ -397,16 +397,16 @@ def test_what_is_asked_again_is_remembered() -> None:
         return built[-1]
 
     mask = causal()
-    assert [mask.remember("it", key, build) for key in (1, 1, 2, 2, 1)] == [0, 0, 1, 1, 2]
-    assert mask.remember("other", 1, build) == 3
-    assert [causal().remember("it", 1, build) for _ in range(2)] == [4, 5]
+    assert [mask.cached("it", key, build) for key in (1, 1, 2, 2, 1)] == [0, 0, 1, 1, 2]
+    assert mask.cached("other", 1, build) == 3
+    assert [causal().cached("it", 1, build) for _ in range(2)] == [4, 5]
     moving = causal() & prefix(torch.tensor(3))  # a cache's length changes under it
     assert not moving.fixed
-    assert [moving.remember("it", 1, build) for _ in range(2)] == [6, 7]
+    assert [moving.cached("it", 1, build) for _ in range(2)] == [6, 7]
     with torch.inference_mode():
-        kept = mask.remember("tensor", 1, lambda: mask.compact(2, 3))
+        kept = mask.cached("tensor", 1, lambda: mask.compact(2, 3))
     assert not kept.is_inference()
-    assert mask.at(2).remember("it", 1, build) == 8  # another mask has another memory
+    assert mask.at(2).cached("it", 1, build) == 8  # another mask has another cache
 
 
 @pytest.mark.parametrize("name", sorted(set(MASKS) - {"none"}))

@@ -69,7 +69,7 @@ def padded(call: Call) -> Tensor:
         zero = begin.new_zeros(1)
         return torch.cat([zero, pairs_q]), torch.cat([zero, pairs_k])
 
-    offsets_q, offsets_k = mask.remember("doubled", (B, rows, L, S, query.device), build)
+    offsets_q, offsets_k = mask.cached("doubled", (B, rows, L, S, query.device), build)
     if by_head:
         q, k, v = (t.reshape(-1, 1, t.shape[-1]) for t in (q, k, v))
     else:
@@ -92,7 +92,7 @@ def sequences(mask: Mask, B: int, device: torch.device) -> tuple[Packed, Packed]
     packing = mask.packing
     if packing is not None:
         moved = packing.query.to(device), packing.source.to(device)
-        return mask.remember("lengths", device, lambda: moved)
+        return mask.cached("lengths", device, lambda: moved)
     (documents,) = (part for part in mask.parts if isinstance(part, Documents))
 
     def build() -> tuple[Packed, Packed]:
@@ -102,7 +102,7 @@ def sequences(mask: Mask, B: int, device: torch.device) -> tuple[Packed, Packed]
         lengths = Packed((last - first)[begins].repeat(B // len(first)), device)
         return lengths, lengths
 
-    return mask.remember("lengths", (B, device), build)
+    return mask.cached("lengths", (B, device), build)
 
 
 def _tokens(t: Tensor) -> Tensor:

@@ -32,7 +32,7 @@ def blocks(call: Call) -> Tensor:
     block_mask = None
     if mask is not None:
         key_of = (L, S, device, exact)
-        block_mask = mask.remember("blocks", key_of, lambda: _block_mask(mask, L, S, device, exact))
+        block_mask = mask.cached("blocks", key_of, lambda: _block_mask(mask, L, S, device, exact))
     out: Tensor = _flex(device.type, exact)(
         query,
         key,

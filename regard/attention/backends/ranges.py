@@ -19,7 +19,7 @@ from regard.attention.backends.sdpa import fit
 from regard.attention.mask import Mask
 
 ROWS = 128
-"""Rows of a rectangle where the keys differ from row to row: fewer rows, less in vain."""
+"""Rows of a rectangle where the keys differ from row to row: fewer rows, less waste."""
 
 UNIFORM, TRIANGLE, RAGGED = range(3)
 """All rows see the same keys; row i sees the first i + 1; or it takes a mask to say."""
@@ -116,7 +116,7 @@ def divide(mask: Mask, query: Tensor, key: Tensor) -> Ranges:
         assert edges is not None
         return _divide(*edges, B, S, device)
 
-    return mask.remember("ranges", (B, L, S, device), build)
+    return mask.cached("ranges", (B, L, S, device), build)
 
 
 def _compute(
@@ -124,7 +124,7 @@ def _compute(
 ) -> Tensor:
     B, H, L, _ = query.shape
     V = value.shape[-1]
-    if not ranges.groups:  # nobody sees anything: zeros that still know where they come from
+    if not ranges.groups:  # no query sees any key: zeros, with a gradient of zero
         nothing = query.new_zeros(1, 1, 1, 1, dtype=torch.bool)
         return F.scaled_dot_product_attention(query, key[:, :1, :1], value[:, :1, :1], nothing)
     q, k, v = (t.transpose(1, 2).flatten(0, 1) for t in fit(query, key, value))

@@ -39,7 +39,7 @@ def short_masked(call: Call) -> Tensor:
         additive = room[..., :S]
         return additive.masked_fill_(~allowed, -math.inf)
 
-    additive = mask.remember("additive", (L, S, dtype, query.device), build)
+    additive = mask.cached("additive", (L, S, dtype, query.device), build)
     additive = additive.expand(*query.shape[:3], S)
     return _efficient(query, key, value, additive, False, beta, dropout)
 
@@ -60,7 +60,7 @@ def masked(call: Call) -> Tensor:
         return _sdpa(query, key, value, additive, False, beta, dropout).masked_fill(empty, 0)
     assert mask is not None
     if not guarded:
-        allowed = mask.remember("tensor", (L, S, device), lambda: mask.compact(L, S, device))
+        allowed = mask.cached("tensor", (L, S, device), lambda: mask.compact(L, S, device))
         return _sdpa(query, key, value, allowed, False, beta, dropout)
 
     # cuDNN's kernel spreads an empty row over all keys. Such a row may look at everything here,
@@ -72,7 +72,7 @@ def masked(call: Call) -> Tensor:
         dead = ~allowed.any(-1, keepdim=True)
         return allowed | dead, dead
 
-    allowed, dead = mask.remember("guarded", (L, S, device), build)
+    allowed, dead = mask.cached("guarded", (L, S, device), build)
     out = _sdpa(query, key, value, allowed, False, beta, dropout)
     return out if dead is None else out.masked_fill(dead, 0)
 

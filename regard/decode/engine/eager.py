@@ -1,6 +1,6 @@
-"""The eager engine: a step of the model's own modules, for every model on every device.
+"""The eager engine: runs the model's own modules, for every model on every device.
 
-The reference that the other engines equal. Keys and values are kept in the model's own caches.
+The reference for the other engines. It uses the model's own KV cache.
 """
 
 import itertools
@@ -35,7 +35,7 @@ class EagerEngine:
         self.reason = reason
 
     def current(self, model: Model) -> bool:
-        return False  # another may have become possible, and this one costs nothing to make
+        return False  # a faster engine may have become possible, and this one costs nothing to make
 
     @torch.no_grad()
     def open(
@@ -59,7 +59,7 @@ class EagerEngine:
 def encoded(
     model: Transformer, source: Tensor, lengths: Lengths
 ) -> tuple[Float[Tensor, "M S D"], Int[Tensor, "M"] | None]:
-    """What a decoder reads: a memory in each row, and how long each is."""
+    """The encoder's output, one row for each source, and their lengths."""
     memory = model.encode(source, lengths)
     if isinstance(lengths, Packed):
         return unpacked(memory, lengths), lengths.lengths.to(memory.device)
@@ -105,10 +105,10 @@ class EagerSession(Session):
 
 
 class ReadingSession(EagerSession):
-    """The rows of a decoder, beside sources that were encoded once.
+    """The rows of a decoder, and the sources, which were encoded once.
 
-    Keys and values of a source are held once, however many rows read it: rows that are repeated
-    one after the other share them from then on.
+    The cross-attention KV cache holds each source once, however many beams attend to it: rows that
+    are repeated one after the other share it from then on.
     """
 
     def __init__(self, model: Transformer, memory: Tensor, lengths: Tensor | None):
@@ -151,7 +151,7 @@ class ReadingSession(EagerSession):
         self.lengths = torch.cat(ends)
 
     def _part(self) -> None:
-        """Gives each row a source of its own."""
+        """Copies the sources, so that each row has its own."""
         if self.beams > 1:
             each = torch.arange(self.rows) // self.beams
             for block in self.cache.blocks:
@@ -161,7 +161,7 @@ class ReadingSession(EagerSession):
             self.beams, self.sources = 1, self.rows
 
     def _ends(self) -> Tensor:
-        """Where each row's source ends."""
+        """The length of each row's source."""
         if self.lengths is not None:
             return self.lengths
         held = self.cache.blocks[0].cross.held
@@ -170,7 +170,7 @@ class ReadingSession(EagerSession):
 
 
 class AttentiveSession(ReadingSession):
-    """The same, with the weights of the last block's cross-attention, the mean of its heads."""
+    """The same, with the last block's cross-attention weights, averaged over heads."""
 
     def __init__(self, model: Transformer, memory: Tensor, lengths: Tensor | None):
         super().__init__(model, memory, lengths)
@@ -178,7 +178,7 @@ class AttentiveSession(ReadingSession):
 
     @property
     def real(self) -> Tensor:
-        """Which places of the sources there are; False in padding."""
+        """Which source positions are real; False in padding."""
         if self.lengths is None:
             return torch.ones((), dtype=torch.bool, device=self.attention.device)
         places = torch.arange(self.attention.shape[-1], device=self.lengths.device)
@@ -190,10 +190,10 @@ class AttentiveSession(ReadingSession):
 
     @contextmanager
     def _watching(self) -> Iterator[None]:
-        """Weights are recomputed from what the last block's cross-attention is handed."""
+        """Recomputes weights from the queries and keys of the last block's cross-attention."""
 
-        def keep(core: Core, given: tuple[Tensor, ...], named: dict[str, Any]) -> None:
-            query, key, _ = given
+        def keep(core: Core, inputs: tuple[Tensor, ...], named: dict[str, Any]) -> None:
+            query, key, _ = inputs
             all_MHLS = weights(query, key, mask=named["mask"], beta=core.beta)
             # Beams of one source are queries of one row here.
             beams_RLS = all_MHLS.mean(1).unflatten(1, (self.beams, -1)).flatten(0, 1)

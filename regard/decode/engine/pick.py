@@ -1,4 +1,4 @@
-"""Engines: how a step of decoding is computed. What is found does not depend on them.
+"""Engines: how a decoding step is computed. Results do not depend on the engine.
 
     with open_session(model, source, lengths) as session:
         hypotheses = beam(session, prompts, end=2, max_length=50)
@@ -30,10 +30,10 @@ from regard.model.lengths import Lengths
 class Engine(Protocol):
     name: str
     reason: str
-    """Why this one."""
+    """Why this engine was picked."""
 
     def current(self, model: Model) -> bool:
-        """Whether all that it knows of the model is still so."""
+        """Whether the model is unchanged since the engine was made."""
 
     def open(
         self,
@@ -57,12 +57,12 @@ def open_session(
     length: int = 64,
     attention: bool = False,
 ) -> Session:
-    """Rows that are to be decoded, which belong to the caller.
+    """A session of rows to be decoded, which belongs to the caller.
 
     A Transformer reads a source for each row: text, padded (with lengths) or packed, images or
-    audio. A language model has so many `rows`. Two hints help to make room: how many `beams` rows a
-    source will be read by, and to what `length` rows will grow. With `attention` the session says
-    what each step attended to, as a coverage penalty wants to know.
+    audio. A language model has so many `rows`. Two hints size the KV cache: the beam size `beams`,
+    and the `length` to which rows will grow. With `attention` the session reports the attention
+    weights of each step, which a coverage penalty needs.
     """
     if model.training:
         raise ValueError(
@@ -77,13 +77,13 @@ def open_session(
     return pick(model).open(model, source, lengths, rows=rows, beams=beams, length=length)
 
 
-# An engine holds parts of its model, but never the model itself, which could else not be freed.
+# An engine holds parts of its model, but never the model itself, which could not be freed then.
 _picked: "WeakKeyDictionary[nn.Module, Engine]" = WeakKeyDictionary()
 _one_at_a_time = threading.Lock()
 
 
 def pick(model: Model) -> Engine:
-    """The fastest engine that knows all of the model's parts; the same one until they change."""
+    """The fastest engine that supports all parts of the model; cached until they change."""
     with _one_at_a_time:
         engine = _picked.get(model)
         if engine is None or not engine.current(model):

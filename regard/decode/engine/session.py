@@ -1,4 +1,4 @@
-"""A session: all that a search knows of a model.
+"""A session: the interface between search and model.
 
     last = session.begin(prompts)        reads all of each prompt but its last token
     logits = session.step(last)          one token of every row in, logits of the next out
@@ -6,9 +6,9 @@
     session.join(other)                  rows of another session follow
     session.run(search)                  steps of both, until the search is over
 
-Rows may have come to different lengths. Logits are the caller's: no later step overwrites them. A
+Rows may have different lengths. Logits belong to the caller: no later step overwrites them. A
 search is data and a pure function of logits (`Paths`, `Beams`), so that an engine can take several
-of its steps at once; what is found does not depend on the engine.
+of its steps at once; results do not depend on the engine.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,7 +27,7 @@ from regard.decode.search.topk import Best, best
 
 @runtime_checkable
 class Search(Protocol):
-    """What a session has to know of a search."""
+    """A search, as a session sees it."""
 
     last: Int[Tensor, "R"]
     """The tokens that the next step reads."""
@@ -40,35 +40,35 @@ class Search(Protocol):
         """One more token for every row; `best` is the session's."""
 
     def select(self, kept: Int[Tensor, "b"]) -> None:
-        """Goes on with these sentences alone."""
+        """Continues with these sentences alone."""
 
 
 @runtime_checkable
 class Attentive(Protocol):
-    """A session that also says what the last step attended to, as a coverage penalty wants."""
+    """A session that also has the attention weights of the last step, for a coverage penalty."""
 
     attention: Float[Tensor, "R S"]
-    """How much each row attended to each place of its source; the rows sum to 1."""
+    """Attention weights of each row over its source; each row sums to 1."""
     real: Tensor
-    """Which places there are: booleans that broadcast to (R, S), False in padding."""
+    """Which source positions are real: booleans that broadcast to (R, S), False in padding."""
 
 
 class Session:
-    """Rows that are decoded together, and what they keep between steps.
+    """Rows that are decoded together, and their KV cache.
 
-    It belongs to whoever opened it, and is used by one thread at a time. Any number of sessions of
-    an engine may be open at once, in any threads.
+    It belongs to its caller, and is used by one thread at a time. Any number of sessions of an
+    engine may be open at once, in any threads.
     """
 
     rows: int
     vocabulary: int
     device: torch.device
     scores: torch.dtype = torch.float32
-    """Of sums of log p."""
+    """The dtype of sums of log p."""
     shrinks = True
     """Whether steps are faster with fewer rows, so that finished sentences should leave."""
 
-    # What engines say
+    # Defined by engines
 
     def prefill(self, tokens: Int[Tensor, "R n"], counts: Int[Tensor, "R"]) -> None:
         """Reads the first counts[r] tokens of row r, before its first step; none may be read."""
@@ -81,7 +81,7 @@ class Session:
     def select(self, rows: Int[Tensor, "R"]) -> None:
         """Keeps, drops, repeats or reorders rows.
 
-        They are on the host where they change in number; otherwise nobody waits for them.
+        They are on the host where their number changes; otherwise nothing waits for the device.
         """
         raise NotImplementedError
 
@@ -93,15 +93,15 @@ class Session:
         return best(logits, count, rule, t)
 
     def advance(self, search: Search) -> None:
-        """One step of model and search, or as many as can be taken before somebody has to look."""
+        """One step of model and search, or as many as can be taken without synchronising."""
         if search.rows is not None:
             self.select(search.rows)
         search.extend(self.step(search.last), self.best)
 
     def close(self) -> None:
-        """Gives back what it holds."""
+        """Frees what it holds."""
 
-    # What all have in common
+    # Common to all
 
     def begin(self, prompts: Sequence[Sequence[int]]) -> Int[Tensor, "R"]:
         """Reads the prompts, one for each row, and gives the last token of each."""
@@ -125,19 +125,19 @@ class Session:
         return torch.tensor([prompt[-1] for prompt in prompts], device=self.device).long()
 
     def run(self, search: Search) -> None:
-        """Takes steps until all sentences are over."""
+        """Takes steps until all sentences have ended."""
         while True:
             self.advance(search)
-            over = search.over.tolist()  # all that a step waits for
+            over = search.over.tolist()  # the only synchronisation of a step
             if all(over):
                 return
             kept = [n for n, done in enumerate(over) if not done]
-            # While few have finished, moving the others would cost more than it saves.
+            # While few have finished, compacting the rows would cost more than it saves.
             if self.shrinks and 4 * len(kept) <= 3 * len(over):
                 search.select(torch.tensor(kept))
 
     def _chosen(self, rows: Int[Tensor, "R"]) -> Int[Tensor, "R"]:
-        """Rows as integers; those that the host knows must be there."""
+        """Rows as integers; those on the host are checked."""
         rows = integer_tensor(rows, "rows")
         if on_host(rows) and rows.numel():
             low, high = int(rows.min()), int(rows.max())

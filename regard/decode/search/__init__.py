@@ -1,1 +1,1 @@
-"""What is looked for: searches and what they may ask for, as data and pure functions."""
+"""Search algorithms, and their constraints, as data and pure functions."""

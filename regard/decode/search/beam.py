@@ -32,16 +32,16 @@ from regard.decode.search.hypothesis import Hypothesis
 from regard.decode.search.topk import Best
 
 Penalty = Callable[[int], float]
-"""lp: what log p is divided by, from the number of tokens, the end sign counted."""
+"""Length penalty lp: what log p is divided by, from the number of tokens, end sign included."""
 
 
 def gnmt(alpha: float | int) -> Penalty:
-    """((5 + n) / 6)^α, of Google's translator and of "Attention Is All You Need"."""
+    """((5 + n) / 6)^α, of GNMT and of "Attention Is All You Need"."""
     return lambda n: ((5 + n) / 6) ** alpha
 
 
 def power(alpha: float | int) -> Penalty:
-    """n^α: with α = 1 the mean of the tokens' scores, with 0 their sum."""
+    """n^α: with α = 1 the mean log p of the tokens, with 0 their sum."""
     return lambda n: float(n) ** alpha
 
 
@@ -65,8 +65,9 @@ def beam(
 ) -> list[list[Hypothesis]]:
     """The `n_best` hypotheses for each prompt, best first; fewer where there are no more.
 
-    A hypothesis that reaches its greatest length counts as it is, without an end. With a width of
-    1 the first end is the result: greedy search. `coverage` is β, and needs an Attentive session.
+    A hypothesis that reaches its maximum length counts as it is, without an end. `width` is the
+    beam size; with 1 the first end is the result: greedy search. `coverage` is the weight β of the
+    coverage penalty, and needs an Attentive session.
     """
     check_integer("width", width)
     check_integer("n_best", n_best)
@@ -131,11 +132,11 @@ class Beams:
         self.largest = self.penalty.where(possible, 0.0).flip(1).cummax(1).values.flip(1)
 
     def begin(self) -> None:
-        """Makes room, before the first step; an engine that has room of its own does not ask."""
+        """Allocates tensors before the first step; an engine that has its own skips it."""
         B, T, W, K = len(self.sentences), self.constraints.steps, self.width, self.n_best
         device, dtype = self.last.device, self.dtype
         self.penalty, self.largest = self.penalty.to(device), self.largest.to(device)
-        # Open: log p, and the way back. At first there is only the prompt.
+        # Open: log p, and back pointers. At first there is only the prompt.
         self.open = torch.zeros(B, 1, dtype=dtype, device=device)
         self.parents = torch.zeros(B, T, W, dtype=torch.int64, device=device)
         self.tokens = torch.zeros_like(self.parents)
@@ -155,7 +156,7 @@ class Beams:
         (B, w), W, t = self.open.shape, self.width, self.t
         if self.coverage is not None:
             self.coverage.look(B)
-        # The best 2W of all are among the best 2W of each.
+        # The best 2W of all are among the best 2W of each hypothesis.
         gain, token = (x.unflatten(0, (B, w)) for x in best(logits, 2 * W, self.constraints, t))
         divisor = self.penalty[t + 1]
         total = gain + self.open[:, :, None]
@@ -199,7 +200,7 @@ class Beams:
             self.rows = (parent + w * torch.arange(B, device=parent.device)[:, None]).flatten()
 
     def _finish(self, score: Tensor, gain: Tensor, parent: Tensor, ended: Tensor) -> None:
-        """Keeps the best of what was finished before and of what ends, or is cut, now."""
+        """Keeps the best of those finished before and of those that end, or are cut, now."""
         K, t = self.scores.shape[1], self.t
         final = (ended | self.constraints.full(t)[:, None]) & ~self.over[:, None]
         final[:, self.width :] = False
@@ -217,7 +218,7 @@ class Beams:
             setattr(self, name, x.gather(1, order))
 
     def select(self, kept: Int[Tensor, "b"]) -> None:
-        """Goes on with these sentences alone; of the others, what they have found is read."""
+        """Continues with these sentences alone; the results of the others are read."""
         stay = set(kept.tolist())
         self._read([n for n in range(len(self.sentences)) if n not in stay])
         self.sentences = [self.sentences[n] for n in kept.tolist()]
@@ -233,7 +234,7 @@ class Beams:
             self.coverage.select(here)
 
     def hypotheses(self) -> list[list[Hypothesis]]:
-        """What each sentence has found, best first; those that left included."""
+        """The n-best hypotheses of each sentence, best first; of all sentences."""
         self._read(list(range(len(self.sentences))))
         return self.found
 
@@ -244,12 +245,12 @@ class Beams:
     def backtrace(self, sentences: list[int]) -> Sequence[Sequence[Any]]:
         """Of what these have finished: scores, log p of ends, lengths, cuts, words, and log p."""
         here = torch.tensor(sentences, device=self.open.device).long()
-        given = (self.scores, self.ends, self.lengths, self.slots, self.cut)
-        score, end, lengths, slot, cut = (x[here].cpu().numpy() for x in given)
+        finished = (self.scores, self.ends, self.lengths, self.slots, self.cut)
+        score, end, lengths, slot, cut = (x[here].cpu().numpy() for x in finished)
         parents, tokens, gains = (
             x[here, : self.t].cpu().numpy() for x in (self.parents, self.tokens, self.gains)
         )
-        # All ways back at once: a hypothesis joins where it ends.
+        # All back pointers are followed at once: a hypothesis joins where it ends.
         words, logs = (np.zeros((*slot.shape, self.t), x.dtype) for x in (tokens, gains))
         rows = np.arange(len(slot))[:, None]
         for place in range(int(lengths.max(initial=0)) - 1, -1, -1):
@@ -259,21 +260,21 @@ class Beams:
 
 
 class Coverage:
-    """How much of each source open hypotheses have attended to, and what the rest costs."""
+    """The coverage penalty: how much open hypotheses have attended to each source position."""
 
     def __init__(self, session: Attentive, weight: float, dtype: torch.dtype):
         self.session, self.weight, self.dtype = session, weight, dtype
         self.covered: Tensor | None = None
 
     def look(self, sentences: int) -> None:
-        """Adds what the last step attended to."""
+        """Adds the attention weights of the last step."""
         seen = self.session.attention.to(self.dtype).unflatten(0, (sentences, -1))
         self.real = self.session.real.expand_as(self.session.attention).view_as(seen)
         self.covered = seen if self.covered is None else self.covered + seen
 
     def penalty(self) -> Float[Tensor, "B w"]:
         assert self.covered is not None
-        # A place never looked at costs much, but not everything.
+        # A position without any attention costs much, but not infinitely much.
         least = torch.finfo(self.covered.dtype).tiny
         logs = self.covered.clamp(least, 1.0).log().where(self.real, 0.0)
         return self.weight * logs.sum(-1)

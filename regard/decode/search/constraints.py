@@ -1,7 +1,7 @@
-"""What may be said: how long sequences are, which tokens are banned, and when they may end.
+"""Constraints on search: minimum and maximum length, and banned tokens.
 
-All of it is data, which every engine receives as it is. Lengths count the tokens that are found
-after the prompt, without the end sign: step t chooses token t of every sentence.
+All of it is data, which every engine receives as it is. Lengths count the tokens after the prompt,
+without the end sign: step t chooses token t of every sentence.
 """
 
 import math
@@ -32,7 +32,7 @@ class Constraints:
         renormalize: bool = False,
         device: torch.device | str | None = None,
     ):
-        """`renormalize` divides probabilities among the tokens that may be said."""
+        """`renormalize` makes the probabilities of the allowed tokens sum to 1."""
         self.end, self.renormalize = end, renormalize
         self.banned = sorted(set(banned))
         for name, tokens in (("end", [end]), ("banned", self.banned)):
@@ -50,19 +50,20 @@ class Constraints:
                     f"min_length ({low}) must not exceed max_length ({high}); lower one of them"
                 )
         self.steps = max(most, default=0)
-        """The most tokens that any sentence may have."""
+        """The maximum length of any sentence."""
         self.early = max(least, default=0)
         """Before this step, some sentence may not end yet."""
         allowed = vocabulary - len({*self.banned, end} if self.early else self.banned)
         if not allowed:
-            raise ValueError(f"all {vocabulary} tokens are banned; leave one that may be said")
+            raise ValueError(f"all {vocabulary} tokens are banned; allow at least one")
         self.longest = torch.tensor(most).long()
         """The most tokens of each, on the host."""
         self.most, self.least = torch.tensor((most, least)).long().to(device).unbind()
         self._banned = torch.tensor(self.banned).long().to(device)
 
     def hide(self, logits: Float[Tensor, "R N"], t: int | Tensor) -> None:
-        """Makes -∞ of what may not be said at step t, in place. A sentence's rows are adjacent."""
+        """Sets the logits of tokens not allowed at step t to -∞, in place. A sentence's rows are
+        adjacent."""
         if self.banned:
             logits.index_fill_(1, self._banned, -math.inf)
         if self.early and (isinstance(t, Tensor) or t < self.early):
@@ -70,7 +71,7 @@ class Constraints:
             logits[:, self.end].masked_fill_(too_early, -math.inf)
 
     def full(self, t: int | Tensor) -> Bool[Tensor, "B"]:
-        """Which sentences have, with the token of step t, all that they may."""
+        """Which sentences reach their maximum length with the token of step t."""
         return t + 1 >= self.most
 
     def select(self, sentences: Int[Tensor, "b"]) -> None:
@@ -79,11 +80,11 @@ class Constraints:
         self.most, self.least = self.most[sentences], self.least[sentences]
 
 
-def _lengths(name: str, given: Length, sentences: int, least: int) -> list[int]:
-    lengths = [given] * sentences if isinstance(given, int) else list(given)
+def _lengths(name: str, length: Length, sentences: int, least: int) -> list[int]:
+    lengths = [length] * sentences if isinstance(length, int) else list(length)
     if len(lengths) != sentences:
         raise ValueError(
-            f"{name} ({shown(given)}) must be one number, or one for each of {sentences}"
+            f"{name} ({shown(length)}) must be one number, or one for each of {sentences}"
         )
     for length in lengths:
         check_integer(name, length, least)

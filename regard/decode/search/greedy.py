@@ -76,13 +76,13 @@ class Paths:
         logs, tokens = (column[:, 0] for column in self.choose(logits, best))
         self.tokens[self.sentences, self.t] = tokens
         self.scores[self.sentences, self.t] = logs.double()
-        # A row that is over may stay a while and write on: nobody reads what follows its end.
+        # A row that has ended may stay for a while; tokens after its end are not read.
         self.over = self.over | (tokens == self.constraints.end) | self.constraints.full(self.t)
         self.last, self.rows = tokens, None
         self.t += 1
 
     def select(self, kept: Int[Tensor, "b"]) -> None:
-        """Goes on with these rows alone."""
+        """Continues with these rows alone."""
         here = kept.to(self.last.device)
         self.rows = kept
         self.constraints.select(here)
@@ -96,7 +96,7 @@ class Paths:
 
 
 def _hypothesis(tokens: list[int], scores: list[float], most: int, end: int) -> Hypothesis:
-    """What one sentence has found, up to its end."""
+    """One sentence's hypothesis, up to its end."""
     tokens, scores = tokens[:most], scores[:most]
     if end in tokens:
         length = tokens.index(end)

@@ -1,16 +1,16 @@
-"""What a search gives back."""
+"""The result of a search."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class Hypothesis:
-    """A sequence found, and how well the model thinks of it."""
+    """A sequence of tokens and its score."""
 
     tokens: list[int]
-    """What was found after the prompt, without the sign that ends it."""
+    """The tokens after the prompt, without the end sign."""
     score: float
-    """By which hypotheses are ranked: the token scores' sum, less whatever a search adds to it."""
+    """What hypotheses are ranked by: the sum of token scores, with a search's own penalties."""
     token_scores: list[float]
     """log p of each token, and last that of the end sign where it was reached."""
 
@@ -23,5 +23,5 @@ class Hypothesis:
 
     @property
     def ended(self) -> bool:
-        """Whether it came to an end by itself; otherwise it was cut at the greatest length."""
+        """Whether it ended by itself; otherwise it was cut at the maximum length."""
         return len(self.token_scores) > len(self.tokens)

@@ -1,4 +1,4 @@
-"""Sampling: each token is drawn from what the model predicts.
+"""Sampling: each token is drawn from the model's distribution.
 
     y_t ~ softmax(logits / τ), among the k likeliest, or the fewest that hold a share p
 
@@ -77,7 +77,7 @@ def sample(
 
 
 class Sampled(Paths):
-    """One path for each sentence, by tokens that are drawn."""
+    """One path for each sentence, of sampled tokens."""
 
     def __init__(
         self,
@@ -102,7 +102,7 @@ class Sampled(Paths):
 def log_probabilities(
     logits: Float[Tensor, "R N"], constraints: Constraints, t: int | Tensor
 ) -> Float[Tensor, "R N"]:
-    """log p of all tokens at step t, at least in float32; -∞ for what may not be said."""
+    """log p of all tokens at step t, at least in float32; -∞ for tokens not allowed."""
     logs = logits.to(torch.promote_types(logits.dtype, torch.float32))
     if constraints.renormalize:
         constraints.hide(logs, t)
@@ -129,7 +129,7 @@ def draw(
     top_k: int | None = None,
     top_p: float | int | None = None,
 ) -> Int[Tensor, "R"]:
-    """The token on which each die falls, where the likeliest lie first and widths are p."""
+    """Inverse transform sampling: the token at each random number, likeliest tokens first."""
     N = logs.shape[-1]
     if top_k is not None and top_k < N:
         logs, tokens = largest(logs, top_k)

@@ -51,15 +51,15 @@ def best(
     log_sums: Callable[[Tensor], Tensor] = log_sums,
     largest: Callable[[Tensor, int], Best] = largest,
 ) -> Best:
-    """log p of the likeliest tokens that may be said at step t, best first, and which they are.
+    """log p of the likeliest tokens allowed at step t, best first, and their ids.
 
-    At least in float32; fewer than `count` where there are no more tokens, and -∞ where fewer may
-    be said. The logits may be overwritten. An engine has its own `log_sums` and `largest`.
+    At least in float32; fewer than `count` where there are no more tokens, and -∞ where fewer are
+    allowed. The logits may be overwritten. An engine has its own `log_sums` and `largest`.
     """
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     sums = None if constraints.renormalize else log_sums(logits)
     constraints.hide(logits, t)
     values, tokens = largest(logits, min(count, logits.shape[1]))
     sums = log_sums(logits) if sums is None else sums
-    # Where nothing is possible, -∞ less -∞ must not become NaN.
+    # Where nothing is possible, -∞ minus -∞ must not become NaN.
     return (values - sums[:, None]).where(values != -math.inf, values), tokens

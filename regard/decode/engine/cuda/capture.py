@@ -1,8 +1,8 @@
-"""The engine for CUDA: a step of the model's own modules, captured in a graph.
+"""The CUDA engine: a step of the model's own modules, captured in a CUDA graph.
 
 A step of decoding is a hundred small kernels, which take longer to launch than to run. Captured in
-a graph, a step of the model and of the search are replayed together, and the host asks only now and
-then whether all sentences are over.
+a graph, a step of the model and of the search are replayed together, and the host synchronises only
+now and then, to see whether all sentences have ended.
 
 A graph has fixed sizes and reads and writes where it was captured: that is a `Space`. Batches are
 filled up to a bucket of sentences, source tokens and length. A session has a space to itself until
@@ -47,20 +47,20 @@ Size: TypeAlias = tuple[int, int, int, tuple[int, ...]]
 """Sentences, beams of each, length, and the shape of a source."""
 
 SPACES = 12
-"""How many are kept that no session has."""
+"""Number of unused spaces that are kept."""
 SHARE = 1 / 16
-"""Of the device's memory, the most that one space may take for keys and values."""
+"""The maximum share of the device's memory for the KV cache of one space."""
 BEAMS = 32
-"""The widest beam that the kernel of a search has registers for."""
+"""The maximum beam size, for which the search kernel has registers."""
 STEPS = 8
-"""After how many the host asks whether all sentences are over."""
+"""Steps between two checks of the host whether all sentences have ended."""
 
 _one_at_a_time = threading.Lock()
 """Captures."""
 
 
 class CudaEngine:
-    """What is captured of a model, and the spaces in which it runs."""
+    """A model's captured steps, and the spaces in which they run."""
 
     name = "cuda"
     reason = "the model's own modules, captured in a graph"
@@ -84,7 +84,7 @@ class CudaEngine:
 
     @staticmethod
     def refusal(model: Model) -> str:
-        """Why it cannot be captured; nothing where it can."""
+        """Why it cannot be captured; empty where it can."""
         if has_hooks(modules(model)):
             return "a module has a forward hook"
         if target(model).table.weight.dtype == torch.float64:
@@ -177,7 +177,7 @@ class CudaEngine:
         return position.table.detach() if type(position) is Learned else None
 
     def _fits(self, size: Size) -> bool:
-        """Whether keys and values of so many rows of full length are no burden to the device."""
+        """Whether the KV cache of so many rows of full length fits easily on the device."""
         if self.device.type != "cuda":
             return True
         sentences, beams, length, shape = size
@@ -240,7 +240,7 @@ class Space:
         self.logits.copy_(self.forward())
 
     def encode(self, source: Tensor, lengths: Tensor | None) -> None:
-        """Fills the memory, of which each sentence has its own stretch."""
+        """Fills the cross-attention KV cache, in which each sentence has its own range."""
         if self.source is None:
             self.source = source.new_zeros(self.sentences, *self.size[3])
         B = len(source)

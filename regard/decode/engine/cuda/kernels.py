@@ -301,7 +301,7 @@ def _best(x, values, tokens, N, count, hidden, end, least, times, each, BANNED: 
     for i in range(count):
         best = tl.max(peak, 0)
         at = tl.minimum(tl.min(tl.where(peak == best, place, NONE), 0), N - 1)
-        # Where nothing is possible, -∞ less -∞ must not become NaN.
+        # Where nothing is possible, -∞ minus -∞ must not become NaN.
         tl.store(values + r * count + i, tl.where(best == float("-inf"), best, best - log))
         tl.store(tokens + r * count + i, at.to(tl.int64))
         winner = at % CHUNK // EACH
@@ -391,7 +391,7 @@ def _extend(values, tokens, k, opened, last, parents, said, gains, steps, scores
     at = (b * W + row) * k + rank
     total = tl.load(values + at, mask=left, other=float("-inf"))
     total += tl.load(opened + b * W + row, mask=left, other=float("-inf"))
-    total = tl.where(total == total, total, float("inf"))  # NaN is found, not overlooked
+    total = tl.where(total == total, total, float("inf"))  # NaNs propagate
 
     # The best 2W of them; of equals, the first.
     i = tl.arange(0, 2 * ROWS)
@@ -441,7 +441,7 @@ def _extend(values, tokens, k, opened, last, parents, said, gains, steps, scores
     next_token = tl.sum(tl.where(here, token[None, :], 0), 1)
     next_gain = tl.sum(tl.where(here, gain[None, :], 0.0), 1)
 
-    # Over where no open one can come before the last of those wanted.
+    # Ended where no open hypothesis can beat the worst of the n-best.
     future = tl.max(tl.where(real, opens, float("-inf")), 0)
     future = tl.div_rn(future, tl.load(largest + b * columns + count + 1))
     worst = tl.sum(tl.where(kept & (old_rank == K - 1), old, 0.0), 0)

@@ -1,8 +1,8 @@
-"""The KV cache: keys and values in slots, and memory that is used again.
+"""The KV cache: keys and values in slots, and reused memory.
 
 Each row of a session has a list of the slots that hold its own keys and values. Rows with a common
 past list the same slots, so that beams are reordered without moving any. Slots that no row lists
-any more are used again.
+any more are reused.
 """
 
 import math
@@ -20,7 +20,7 @@ Integers = NDArray[np.int64]
 
 
 class Buffers:
-    """Memory for tensors: fresh pages at every step would cost more than the step."""
+    """An allocator that reuses memory: fresh pages at every step would cost more than the step."""
 
     KEPT = 8
 
@@ -28,7 +28,7 @@ class Buffers:
         self._free: list[NDArray[np.uint8]] = []
 
     def take(self, shape: tuple[int, ...], dtype: type[np.generic] = np.float32) -> Tensor:
-        """Any values. They are the caller's until the last tensor that shares them is gone."""
+        """An uninitialised tensor; its memory is reused when no tensor shares it any more."""
         size = math.prod(shape) * np.dtype(dtype).itemsize
         fits = (n for n, one in enumerate(self._free) if size <= one.size <= 2 * size)
         buffer = np.empty(size, np.uint8) if (n := next(fits, None)) is None else self._free.pop(n)
@@ -78,13 +78,13 @@ class Cache:
         np.add.at(self.lengths, at.row, 1)
 
     def reserve(self, count: int) -> None:
-        """Has so many slots free."""
+        """Makes sure that so many slots are free."""
         if count <= len(self._free):
             return
         blocks, slots, width = self.data.shape
         used = np.zeros(slots, bool)
         used[self.table[self._listed()]] = True
-        # To look for free slots again and again would cost more than to have more of them.
+        # Searching for free slots again and again would cost more than having more of them.
         if (wanted := int(used.sum()) + count) > slots * 3 // 4:
             data = self.buffers.take((blocks, max(wanted, 2 * slots), width), np.float16)
             data[:, :slots] = self.data
@@ -114,7 +114,7 @@ class Cache:
         self.data, self._free = self.data[:, :0].clone(), self._free[:0]
 
     def address(self) -> native.Cache:
-        """What the kernels are told of it."""
+        """The struct that the kernels receive."""
         return native.Cache(
             *(self.data.data_ptr(), self.data.shape[1]),
             *(self.table.ctypes.data, self.table.shape[1], self.lengths.ctypes.data),
@@ -129,6 +129,6 @@ class Cache:
         return np.arange(self.table.shape[1]) < self.lengths[:, None]
 
     def _fit(self, positions: int) -> None:
-        """Has columns for so many positions."""
+        """Makes sure that the table has columns for so many positions."""
         if (short := positions - self.table.shape[1]) > 0:
             self.table = np.pad(self.table, ((0, 0), (0, max(short, self.table.shape[1]))))

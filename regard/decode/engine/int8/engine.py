@@ -1,7 +1,7 @@
-"""The int8 engine: models with 8-bit weights in compiled kernels, all blocks of a step in a call.
+"""The int8 engine: quantized models in compiled kernels, with all blocks of a step in one call.
 
-What a block is, `model/block.py` says; here the same modules are handed to kernels.cpp as
-addresses. No padding is computed, and every row has its own length.
+`model/block.py` defines a block; here the same modules are passed to kernels.cpp as addresses. No
+padding is computed, and every row has its own length.
 """
 
 from typing import cast
@@ -74,7 +74,7 @@ class Int8Engine:
         return ""
 
     def current(self, model: Model) -> bool:
-        """Whether all that it knows of the model is still so."""
+        """Whether the model is unchanged since the engine was made."""
         return self._seen == _seen(model)
 
     @torch.no_grad()
@@ -206,8 +206,8 @@ def _log_sums(logits: Float[Tensor, "R N"]) -> Float[Tensor, "R"]:
     if logits.dtype != torch.float32:
         return topk.log_sums(logits)
     logits, sums = logits.contiguous(), logits.new_empty(len(logits))
-    given = (logits.data_ptr(), *logits.shape, sums.data_ptr())
-    kernels().log_sums(*given, torch.get_num_threads())
+    arguments = (logits.data_ptr(), *logits.shape, sums.data_ptr())
+    kernels().log_sums(*arguments, torch.get_num_threads())
     return sums
 
 
@@ -216,6 +216,6 @@ def _largest(logits: Float[Tensor, "R N"], count: int) -> topk.Best:
         return topk.largest(logits, count)
     logits, values = logits.contiguous(), logits.new_empty(len(logits), count)
     tokens = torch.empty_like(values, dtype=torch.int64)
-    given = (logits.data_ptr(), *logits.shape, count, values.data_ptr(), tokens.data_ptr())
-    kernels().largest(*given, torch.get_num_threads())
+    best = (count, values.data_ptr(), tokens.data_ptr())
+    kernels().largest(logits.data_ptr(), *logits.shape, *best, torch.get_num_threads())
     return values, tokens

@@ -41,7 +41,7 @@ ISAS = {
 # Contraction would make a result depend on the instruction set.
 FLAGS = ("-O3", "-std=c++17", "-shared", "-fPIC", "-pthread", "-ffp-contract=off")
 PATIENCE = 600
-"""Seconds after which a compiler is given up, even on a machine that is very busy."""
+"""Timeout of the compiler, in seconds, even on a very busy machine."""
 
 _int, _float, _pointer = ctypes.c_int64, ctypes.c_double, ctypes.c_void_p
 
@@ -221,7 +221,7 @@ def _open(isa: str) -> ctypes.CDLL:
 
 
 def _folder() -> Path:
-    """Where kernels are kept: whoever could write there could have this process run anything."""
+    """The cache folder of kernels: who can write there can have this process run anything."""
     try:
         folder = default_cache() / "kernels"
     except RuntimeError as error:  # a user without a home
@@ -229,9 +229,9 @@ def _folder() -> Path:
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
-        said = error.strerror or str(error)
+        reason = error.strerror or str(error)
         raise ValueError(
-            f"{folder} cannot be made ({said}); name another folder in XDG_CACHE_HOME"
+            f"{folder} cannot be made ({reason}); name another folder in XDG_CACHE_HOME"
         ) from error
     if not _own(folder):
         raise ValueError(
@@ -254,7 +254,7 @@ def _compile(command: list[str], file: Path) -> None:
     if sys.stderr is not None and sys.stderr.isatty():
         words = "regard: compiling decoding kernels for this CPU, once; this takes a few seconds"
         print(words, file=sys.stderr, flush=True)
-    # Whoever else is compiling it now puts the same file in the same place.
+    # Another process that compiles it now puts the same file in the same place.
     with atomic.file(file) as draft:
         subprocess.run(
             [*command, "-o", str(draft), str(SOURCE)],
@@ -270,6 +270,6 @@ def _compile(command: list[str], file: Path) -> None:
 
 def _reason(error: Exception) -> str:
     """One line: of a compiler's words, the first that names an error."""
-    said = error.stderr if isinstance(error, subprocess.CalledProcessError) else ""
-    lines = (said.strip() or str(error)).splitlines()
+    output = error.stderr if isinstance(error, subprocess.CalledProcessError) else ""
+    lines = (output.strip() or str(error)).splitlines()
     return next((line for line in lines if "error" in line), lines[0] if lines else repr(error))

@@ -4,7 +4,7 @@
 
 Weights are a quarter as large, and integer arithmetic is several times as fast. Each row of x has
 its own scale s_r, so that a row gives the same result whatever else is in the batch: with one
-scale for all of it, a loud neighbour would round a quiet row to nothing.
+scale for all of it, a row of large numbers would round one of small numbers to zero.
 """
 
 import ctypes
@@ -22,10 +22,10 @@ from regard.model.stack import Stack
 Model = TypeVar("Model", bound=nn.Module)
 
 EXACT = 2**24 // 127**2
-"""Of so many products the sum is exact in float32."""
+"""Number of products whose sum is exact in float32."""
 
 WIDEST = (2**31 - 1) // 127**2
-"""Of so many products the sum is exact; what passes the end on the way there comes back."""
+"""Number of products whose sum fits into 32 bits; partial sums may wrap around."""
 
 
 class Int8Linear(nn.Module):
@@ -57,7 +57,7 @@ class Int8Linear(nn.Module):
         self.native = library is not None
         if library is not None:
             columns, depth, offset = (ctypes.c_int64 * 3).in_dll(library, "packing")
-            # Kernels add an offset to activations: sums start without what it contributes.
+            # Kernels add an offset to activations: sums start with its contribution subtracted.
             start = -offset * integers.sum(1, dtype=torch.int32)
             more = (0, -self.out_features % columns)
             start, scale, bias = (F.pad(x, more) for x in (start, scale, bias))
@@ -87,7 +87,7 @@ class Int8Linear(nn.Module):
         return y
 
     def address(self) -> native.Linear:
-        """What the kernels are told of this layer."""
+        """The struct that the kernels receive."""
         tensors = map(native.address, (self.packed, self.start, self.scale, self.bias))
         return native.Linear(self.in_features, self.out_features, *tensors)
 
@@ -139,10 +139,10 @@ def pack(weight: Int8[Tensor, "N D"], columns: int, depth: int) -> Int8[Tensor, 
 
 
 def int8(model: Model) -> Model:
-    """The same model, in place, with 8-bit weights in its stacks and its output layer.
+    """Quantizes a model's stacks and its output layer to 8-bit weights, in place.
 
-    What it needs of memory is a quarter, for these. It is for use alone: it cannot be trained or
-    saved. Tables of token vectors stay as they are.
+    These take a quarter of the memory. The model is for inference alone: it cannot be trained or
+    saved. Embeddings stay as they are.
     """
     if model.training:
         raise ValueError("8-bit layers cannot be trained; call model.eval() first")

@@ -96,8 +96,8 @@ class Blocks:
         if self.rotary is not None:
             halves, table = self.rotary.layout == "halves", self._rotated(at.longest)
             tokens.rotary = native.Rotary(table.data_ptr(), self.rotary.width // 2, halves)
-        given = (self.array, len(self.array), tokens, self.norm, output, native.address(logits))
-        kernels().run(*given, torch.get_num_threads())
+        arguments = (self.array, len(self.array), tokens, self.norm, output, native.address(logits))
+        kernels().run(*arguments, torch.get_num_threads())
 
     def project_memory(self, x: Float[Tensor, "T D"], at: Places, memory: Cache) -> None:
         """Fills a cache with what cross-attention reads of encoded tokens."""
@@ -132,7 +132,7 @@ def _block(block: nn.Module) -> native.Block:
     assert isinstance(block, Block)
     forward = block.feed_forward
     gated = isinstance(forward, GatedFeedForward)
-    told = native.Block(
+    native_block = native.Block(
         self_attention=_attention(block.attention),
         expand=_linear(forward.expand),
         reduce=_linear(forward.reduce),
@@ -142,11 +142,11 @@ def _block(block: nn.Module) -> native.Block:
         activation=ACTIVATIONS[nn.SiLU if gated else type(cast(nn.Module, forward.activation))],
     )
     if gated:
-        told.gate = _linear(forward.gate)
+        native_block.gate = _linear(forward.gate)
     if block.cross is not None and block.add_cross is not None:
-        told.cross_attention = _attention(block.cross)
-        told.cross_norm = _norm(block.add_cross.norm)
-    return told
+        native_block.cross_attention = _attention(block.cross)
+        native_block.cross_norm = _norm(block.add_cross.norm)
+    return native_block
 
 
 def _attention(part: Any) -> native.Attention:
