@@ -7,8 +7,9 @@
     README.md           the model card
 
 A save is atomic: the new folder is written beside the old one, synced to the disk, and then swapped
-with it, so that a crash at any moment, or a full disk, leaves the old folder or the new one. A load checks every file before it uses any, and nothing in
-the folder is ever executed: there is no pickle.
+with it, so that a crash at any moment, or a full disk, leaves the old folder or the new one.
+A load checks every file before it uses any, and nothing in the folder is ever executed: there is no
+pickle.
 """
 
 import hashlib
