@@ -5,8 +5,8 @@
 
 Each row of Q is compared with each row of K; the weights then average the rows of V. β is an
 inverse temperature: 0 averages all values, ∞ picks the best key ("hard" attention); 1/√K
-keeps the scores of random vectors at variance 1, because Var(q·k) = K, and so keeps the softmax from
-saturating (Vaswani et al. 2017, "Attention Is All You Need").
+keeps the scores of random vectors at variance 1, because Var(q·k) = K, and so keeps the softmax
+from saturating (Vaswani et al. 2017, "Attention Is All You Need").
 
 `distribution` and `formula` say just that, and are what everything else is tested against.
 `attend` computes the same through the fastest kernel that can, and `explain` says which and why.

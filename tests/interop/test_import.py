@@ -14,7 +14,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from regard import Transformer, checkpoint, cli, interop
+from regard import Transformer, checkpoint, interop
+from regard.cli import main as cli
 from regard.interop import tensors
 from regard.interop.tensors import Pair, fill, give, load, settings
 from regard.model.transformer import TransformerConfig
