@@ -1,5 +1,6 @@
 """The house itself: it starts quickly, says what it is, and its parts agree with each other."""
 
+import ast
 import importlib
 import importlib.metadata
 import os
@@ -305,3 +306,45 @@ def test_regard_is_checked_too() -> None:
 
 def test_keras_computes_with_torch() -> None:
     assert importlib.import_module("keras").backend.backend() == "torch"
+
+
+def test_no_module_imports_another_in_a_circle() -> None:
+    """Imports within functions are counted too; those for type checkers alone are not."""
+    graph = _imports()
+    assert len(graph) > 150
+    done: set[str] = set()
+
+    def visit(module: str, path: tuple[str, ...]) -> None:
+        assert module not in path, " → ".join((*path[path.index(module) :], module))
+        if module not in done:
+            for other in sorted(graph[module]):
+                visit(other, (*path, module))
+            done.add(module)
+
+    for module in sorted(graph):
+        visit(module, ())
+
+
+def _imports() -> dict[str, set[str]]:
+    """What each module imports, but for the package itself, whose names are imported when used."""
+    files = {}
+    for path in (ROOT / "regard").rglob("*.py"):
+        parts = path.relative_to(ROOT).with_suffix("").parts
+        files[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    graph: dict[str, set[str]] = {name: set() for name in files}
+    for name, path in files.items():
+        waiting: list[ast.AST] = [ast.parse(path.read_text())] if name != "regard" else []
+        while waiting:
+            node = waiting.pop()
+            if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
+                waiting.extend(node.orelse)
+                continue
+            waiting.extend(ast.iter_child_nodes(node))
+            named = []
+            if isinstance(node, ast.Import):
+                named = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                whole = [f"{node.module}.{alias.name}" for alias in node.names]
+                named = [one if one in files else node.module for one in whole]
+            graph[name].update(one for one in named if one in files and one != name)
+    return graph

@@ -6,12 +6,13 @@ regard train --again RUN NEW        the same once more, from the run's own confi
 
 import sys
 from collections.abc import Sequence
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, cast
 
 from regard.checkpoint import CONFIG
 from regard.cli.arguments import Progress, parse
-from regard.config import from_json
+from regard.config import from_json, loads
 from regard.task.folder import run_config
 from regard.task.settings import Preset, check_preset
 from regard.task.spec import TaskSpec
@@ -20,14 +21,19 @@ from regard.train.display import duration
 from regard.train.fit import fit
 
 OVERVIEW = """usage: regard train TASK RUN [--size tiny|base|big] [settings]
-       regard train --again RUN NEW
+       regard train --resume RUN [settings]
+       regard train --again RUN NEW [settings]
+       regard train --from RUN NEW [settings]
+       regard train --config FILE NEW [settings]
 
-Trains a model and keeps it in the folder RUN. Started again, a run that was interrupted resumes.
+Trains a model and keeps it in the folder RUN. --resume continues a run that was interrupted.
+--again repeats one in a new folder. --from fine-tunes its model. --config takes the settings of a
+run's config.json.
 
 tasks:
 {tasks}
 
-regard train TASK --help explains every setting. --again repeats a run from its config.json.
+regard train TASK --help explains every setting.
 """
 
 
@@ -37,11 +43,8 @@ def train(words: Sequence[str]) -> None:
         tasks = "\n".join(f"  {name:<11}{spec(name).summary}" for name in NAMES)
         print(OVERVIEW.format(tasks=tasks), end="")
         return
-    if words[0] == "--again":
-        if len(words) != 3:
-            raise ValueError("--again takes a run and a new folder: regard train --again RUN NEW")
-        task, config = repeated(Path(words[1]))
-        run = words[2]
+    if words[0] in KNOWN:
+        task, config, run = _known(words[0], list(words[1:]))
     else:
         task, flags = spec(words[0]), list(words[1:])
         size = _size(flags)
@@ -50,7 +53,40 @@ def train(words: Sequence[str]) -> None:
             raise ValueError(f"train needs a folder for the run: regard train {task.name} RUN …")
         run = "RUN" if not flags or flags[0].startswith("-") else flags.pop(0)
         config = parse(task.config, task.preset(size), flags, f"regard train {task.name} RUN")
+    if not run:
+        raise ValueError("the run's folder has no name; name one: regard train TASK RUN")
     print("\n".join(carry_out(task, config, Path(run))))
+
+
+KNOWN = {"--resume": "RUN", "--again": "RUN NEW", "--from": "RUN NEW", "--config": "FILE NEW"}
+"""How a run begins with settings that another one has, and the names that it needs."""
+
+
+def _known(way: str, words: list[str]) -> tuple[TaskSpec, Any, str]:
+    """Task, settings and folder of a run that begins with those of another one."""
+    names = [word for word in words[:2] if not word.startswith("-")]
+    wanted = KNOWN[way].split()
+    if len(names) < len(wanted):
+        raise ValueError(f"{way} needs {' and '.join(wanted)}: regard train {way} {KNOWN[way]}")
+    names, flags = names[: len(wanted)], words[len(wanted) :]
+    old, run = Path(names[0]), names[-1]
+    if way == "--config":
+        task, config = _settings(old)
+    else:
+        task, config = repeated(old)
+        if len(names) == 2 and old.resolve() == Path(run).resolve():
+            raise ValueError(f"{way} needs a new folder, and {run} is the run itself; name another")
+    if way == "--from":
+        config = replace(config, **_start(task, old))
+    return task, parse(task.config, config, flags, f"regard train {way} {KNOWN[way]}"), run
+
+
+def _start(task: TaskSpec, run: Path) -> dict[str, Any]:
+    """The settings that begin with a run's model, which brings its tokenizer."""
+    known = {field.name for field in fields(task.config)}
+    if "start" not in known:
+        raise ValueError(f"{run} is for {task.name!r}, which does not begin with a trained model")
+    return {"start": str(run), **({"tokenizer": None} if "tokenizer" in known else {})}
 
 
 def carry_out(spec: TaskSpec, config: Any, run: Path) -> list[str]:
@@ -67,13 +103,19 @@ def carry_out(spec: TaskSpec, config: Any, run: Path) -> list[str]:
 
 def repeated(run: Path) -> tuple[TaskSpec, Any]:
     """The task and the whole config of a run, from its config.json."""
-    config = run_config(run)
-    if config is None:
+    if run_config(run) is None:
         raise ValueError(f"{run} is not a run: it has no config.json that train wrote")
+    return _settings(run / CONFIG)
+
+
+def _settings(file: Path) -> tuple[TaskSpec, Any]:
+    config = loads(file.read_bytes(), str(file))
+    if not isinstance(config, dict) or config.get("kind") != "run":
+        raise ValueError(f"{file} is not a run's config.json")
     about = cast(dict[str, Any], config["task"])
     settings = {**about["config"], "training": config["training"]}
     task = spec(about["name"])
-    return task, from_json(task.config, settings, str(run / CONFIG))
+    return task, from_json(task.config, settings, str(file))
 
 
 def _size(flags: list[str]) -> Preset:

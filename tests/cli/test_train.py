@@ -64,7 +64,7 @@ TERMS = [
     *("layers", "embedding", "vocabulary", "beam size", "length penalty", "bleu", "sacrebleu"),
     *("gradient accumulation", "batch", "tokens", "epoch", "checkpoint", "early stopping", "seed"),
     *("mixed precision", "bf16", "fine-tune", "validation", "tensorboard", "optimizer", "adam"),
-    *("gradient checkpointing", "compile", "subword", "bpe", "sequence length", "position"),
+    *("compile", "subword", "bpe", "sequence length", "position"),
 ]
 
 
@@ -89,7 +89,7 @@ def test_cards_show_the_task_s_command(run: Path) -> None:
         (["train", "dates", "R", "--last", "x"], "--last: invalid literal for int"),
         (["train", "dates", "R", "--training.lr", "-1"], "lr (-1.0) must be above 0"),
         (["train", "dates", "R", "--languages", "xx"], "languages has xx, which CLDR does not"),
-        (["train", "--again", "R"], "--again takes a run and a new folder"),
+        (["train", "--again", "R"], "--again needs RUN and NEW"),
         (["train", "--again", "nowhere", "R"], "nowhere is not a run"),
         (["evaluate"], "evaluate needs a run's or a model's folder"),
         (["evaluate", "nowhere"], "nowhere does not exist"),
@@ -112,7 +112,7 @@ def test_help_explains_every_setting(capsys: pytest.CaptureFixture[str]) -> None
     text = capsys.readouterr().out
     for flag in ("--languages", "--model.width", "--training.lr", "--training.precision"):
         assert flag in text
-    assert "Width of the vectors" in text
+    assert "model.width" in text
 
 
 @pytest.mark.usefixtures("unchecked")  # a captured stream is no TextIO to the checks
@@ -218,3 +218,35 @@ def test_the_head_that_copies_is_found() -> None:
     weights[..., 0] = 1
     weights[1, 2] = torch.tensor([[0.0, 0, 1, 0], [0, 1, 0, 0]])
     assert demo.copying(weights, ["a", "b", "c", "d"], ["c", "b"]) == (1, 2)
+
+
+@pytest.mark.usefixtures("unchecked")  # a captured stream is no TextIO to the checks
+def test_a_run_is_resumed_with_nothing_but_its_folder(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said(capsys, "train", "--config", run / "config.json", tmp_path / "new")
+    assert "5 steps" in said(capsys, "train", "--resume", tmp_path / "new", "--training.steps", 5)
+    assert "4 steps" in said(
+        capsys, "train", "--again", run, tmp_path / "other", "--training.steps", 4
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["--resume"], "--resume needs RUN: regard train --resume RUN"),
+        (["--again", "RUN"], "--again needs RUN and NEW"),
+        (["--again", "RUN", "RUN"], "--again needs a new folder"),
+        (["--from", "RUN", "RUN/../quick"], "--from needs a new folder"),
+        (["--from", "RUN", "new"], "does not begin with a trained model"),
+        (["--config", "RUN/best/config.json", "new"], "is not a run's config.json"),
+        (["dates", ""], "has no name"),
+    ],
+)
+def test_runs_that_cannot_begin(
+    words: list[str], line: str, run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = sorted(run.rglob("*"))
+    words = [word.replace("RUN", str(run)) for word in words]
+    assert line in said(capsys, "train", *words, status=2)
+    assert sorted(run.rglob("*")) == before

@@ -2,9 +2,9 @@
 
 import pytest
 
+from regard.lab import probe
 from regard.lab.claims import ablation, training
 from regard.lab.claims.ablation import on_condition
-from regard.task import probe
 
 OURS = training.EXPERIMENTS + ablation.EXPERIMENTS
 BY_NAME = {experiment.name: experiment for experiment in OURS}

@@ -1,6 +1,6 @@
 """Ablations: the same small model trained with a part and without it.
 
-Heads, normalisation and scale, on the tasks of `regard.task.probe`. As in `training`, each model is
+Heads, normalisation and scale, on the tasks of `regard.lab.probe`. As in `training`, each model is
 trained once for each seed, and a verdict requires that all seeds agree, by a margin.
 """
 
@@ -14,6 +14,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from regard import MultiHeadAttention
+from regard.lab import probe
 from regard.lab.claims.sample import parameters, unbuilt
 from regard.lab.experiment import (
     Curve,
@@ -25,12 +26,11 @@ from regard.lab.experiment import (
     by_seeds,
     conditional,
 )
+from regard.lab.probe import Task
 from regard.model.baseline import Baseline
 from regard.model.block import PreNorm
 from regard.model.build import MakeAttention
 from regard.model.classifier import ClassifierConfig, TextClassifier
-from regard.task import probe
-from regard.task.probe import Task
 
 SEEDS = (0, 1, 2)
 SMALL = ClassifierConfig(2, 13, width=16, heads=2, feed_forward=32, layers=1, dropout=0.0)

@@ -1,7 +1,7 @@
 """What small models learn: order, memory over a distance, transfer.
 
 Every number comes from models that are trained within a second or so, on the tasks of
-`regard.task.probe`, once for each seed. A verdict requires that all seeds agree, by a margin.
+`regard.lab.probe`, once for each seed. A verdict requires that all seeds agree, by a margin.
 `ablation` tests single parts of a model.
 
 More than a hundred such models are trained in memory by the fifteen lines of `probe.learn`:
@@ -14,6 +14,7 @@ from functools import partial
 
 import torch
 
+from regard.lab import probe
 from regard.lab.claims.ablation import (
     BITS,
     SEEDS,
@@ -26,10 +27,9 @@ from regard.lab.claims.ablation import (
     trained,
 )
 from regard.lab.experiment import Curve, Experiment, Finding, Plot, Table, by_seeds, corrected
+from regard.lab.probe import Task
 from regard.model.baseline import Recurrent
 from regard.model.classifier import ClassifierConfig, TextClassifier
-from regard.task import probe
-from regard.task.probe import Task
 
 TEAMS = 5
 SENTENCES: Task = partial(probe.winner, batch=32, teams=TEAMS)

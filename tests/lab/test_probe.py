@@ -6,10 +6,8 @@ from functools import partial
 import pytest
 import torch
 
-from regard.model.baseline import Recurrent
-from regard.model.classifier import ClassifierConfig, TextClassifier
-from regard.task import probe
-from regard.task.probe import (
+from regard.lab import probe
+from regard.lab.probe import (
     FIRST,
     PLACES,
     SECOND,
@@ -23,6 +21,8 @@ from regard.task.probe import (
     sentence,
     winner,
 )
+from regard.model.baseline import Recurrent
+from regard.model.classifier import ClassifierConfig, TextClassifier
 
 SMALL = ClassifierConfig(2, 13, width=16, heads=2, feed_forward=32, layers=1, dropout=0.0)
 
