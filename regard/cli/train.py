@@ -19,6 +19,7 @@ from regard.task.spec import TaskSpec
 from regard.task.specs import NAMES, spec
 from regard.train.display import duration
 from regard.train.fit import fit
+from regard.train.run import check_folder
 
 OVERVIEW = """usage: regard train TASK RUN [--size tiny|base|big] [settings]
        regard train --resume RUN [settings]
@@ -91,6 +92,7 @@ def _start(task: TaskSpec, run: Path) -> dict[str, Any]:
 
 def carry_out(spec: TaskSpec, config: Any, run: Path) -> list[str]:
     """Trains, and says how it went and what can be done with it."""
+    check_folder(run)
     task = spec.build(config, run, Progress())
     for note in getattr(task, "notes", ()):
         print("regard:", note, file=sys.stderr)

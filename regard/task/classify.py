@@ -198,6 +198,9 @@ class Classify:
     def files(self) -> dict[str, bytes | Path]:
         return {}
 
+    def run_files(self) -> dict[str, bytes]:
+        return {}
+
     def about(self) -> dict[str, Any]:
         labels = {"labels": list(self.train.classes)}
         return TASK.about(self.config, {**labels, **self.preparation.section()})

@@ -289,6 +289,9 @@ class Labels:
     def files(self) -> dict[str, bytes | Path]:
         return dict(files(self.tokenizer, self.tokenizer))
 
+    def run_files(self) -> dict[str, bytes]:
+        return {}
+
     def about(self) -> About:
         return TASK.about(self.config, {"labels": self.labels, "length": self.config.longest})
 

@@ -355,6 +355,9 @@ class LanguageTask:
     def files(self) -> dict[str, bytes | Path]:
         return dict(files(self.tokenizer, self.tokenizer))
 
+    def run_files(self) -> dict[str, bytes]:
+        return {}
+
     def about(self) -> About:
         counts = {"tokens": int(self.train.places[:, 2].sum())}
         return TASK.about(self.config, {**counts, **to_json(self.search)})

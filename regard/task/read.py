@@ -269,6 +269,9 @@ class Read:
     def files(self) -> dict[str, bytes | Path]:
         return dict(files(self.tokenizer, self.tokenizer))
 
+    def run_files(self) -> dict[str, bytes]:
+        return {}
+
     def about(self) -> dict[str, Any]:
         return TASK.about(self.config, {**self.preparation.section(), **to_json(self.search)})
 

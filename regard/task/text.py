@@ -150,6 +150,9 @@ class Transduction:
     def files(self) -> dict[str, bytes | Path]:
         return dict(files(*self.tokenizers))
 
+    def run_files(self) -> dict[str, bytes]:
+        return {}
+
     def about(self) -> About:
         return {**self._about, **to_json(self.search)}
 

@@ -16,7 +16,7 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-from regard import atomic, checkpoint
+from regard import checkpoint
 from regard.data.files import Reading
 from regard.data.text import OnBad, Pairs, Rules, Store, Table, Text, store
 from regard.data.tokenizer import AnyTokenizer, Tokenizer, read_pair
@@ -206,8 +206,6 @@ def build(
     else:
         assert held is not None
         indices = _others(examples, held, tokenizers[0])
-        if split_off is not None and not begun:
-            _write_pairs(split_off, held)
     if not len(indices) or not held:
         raise ValueError(
             f"{', '.join(map(str, text.paths))}: {len(examples)} usable pairs are too few to train "
@@ -245,6 +243,13 @@ class Translation(Transduction):
             about=TASK.about(config, counts),
             notes=notes,
         )
+        self._split_off = [] if _valid(config) else held
+
+    def run_files(self) -> dict[str, bytes]:
+        if not self._split_off:
+            return {}
+        lines = [json.dumps(pair, ensure_ascii=False) + "\n" for pair in self._split_off]
+        return {HELD_OUT: "".join(lines).encode()}
 
 
 def _model(
@@ -386,12 +391,6 @@ def _others(examples: Store, held: Sequence[Pair], tokenizer: AnyTokenizer) -> n
     lengths = np.isin(examples.lengths[:, 0], [len(one) for one in ids])
     out = [i for i in np.flatnonzero(lengths).tolist() if examples.tokens(i).tobytes() in marks]
     return np.delete(np.arange(len(examples)), out)
-
-
-def _write_pairs(path: Path, pairs: Sequence[Pair]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    lines = (json.dumps(pair, ensure_ascii=False) + "\n" for pair in pairs)
-    atomic.write(path, "".join(lines))
 
 
 def _read_pairs(path: Path) -> list[Pair]:

@@ -83,7 +83,7 @@ class _Fit:
         self.task, self.config, self.run, self.world = task, config, run, world
         self.total = _last_step(task, config)
         self.dtype = engine.precision(config, world)
-        run.describe(task.about(), task.model, config)
+        run.describe(task.about(), task.model, config, task.run_files())
         self.state, saved = run.resume(task.model)
         model = task.model.to(world.device).train()
         self.checkpointer = Checkpointer(task, config, run, world)

@@ -25,9 +25,22 @@ from regard.train.distributed import World
 from regard.train.state import State
 from regard.train.task import Task
 
-CONFIG, FORMAT = "config.json", 1
+CONFIG, FORMAT, LOCK = "config.json", 1, ".lock"
 REDRAW = 60.0
 """Seconds between redraws of the curves."""
+
+
+def check_folder(folder: Path) -> None:
+    """A run begins in a folder that is new or empty, and goes on in its own: in no other."""
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"{folder} is a file; a run needs a folder of its own")
+    if not folder.is_dir() or (folder / CONFIG).is_file():
+        return  # what config.json says is checked when the run is described
+    if others := sorted(path.name for path in folder.iterdir() if path.name != LOCK):
+        raise ValueError(
+            f"{folder} is not a run, and not empty (it has {others[0]}); name a new folder, and "
+            "nothing in this one is overwritten"
+        )
 
 
 class Run:
@@ -42,6 +55,7 @@ class Run:
 
     def __enter__(self) -> "Run":
         if self.world.first:
+            check_folder(self.folder)
             self.folder.mkdir(parents=True, exist_ok=True)
             self._claim()
         return self
@@ -56,8 +70,17 @@ class Run:
     def name(self) -> str:
         return self.folder.resolve().name
 
-    def describe(self, about: Mapping[str, Any], model: nn.Module, config: TrainingConfig) -> None:
-        """Writes config.json; where a run was begun, checks that it has the same settings."""
+    def describe(
+        self,
+        about: Mapping[str, Any],
+        model: nn.Module,
+        config: TrainingConfig,
+        files: Mapping[str, bytes],
+    ) -> None:
+        """Writes config.json, and files that belong to the run from its beginning on.
+
+        Where a run was begun, it must have the same settings.
+        """
         if not self.world.first:
             return
         path = self.folder / CONFIG
@@ -72,6 +95,9 @@ class Run:
         if path.exists():
             self._check(cast(Object, loads(path.read_bytes(), str(path))), data)
         atomic.write(path, dumps(data))
+        for name, content in files.items():
+            if not (self.folder / name).exists():
+                atomic.write(self.folder / name, content)
 
     def resume(self, model: nn.Module) -> tuple[State, checkpoint.Saved | None]:
         """The state to resume from; the model receives its weights."""
@@ -153,7 +179,7 @@ class Run:
             return
         import fcntl
 
-        self._lock = os.open(self.folder / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
+        self._lock = os.open(self.folder / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
         try:
             fcntl.lockf(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except (BlockingIOError, PermissionError):
@@ -170,4 +196,5 @@ class Run:
 def _fixed(data: Object) -> Object:
     """Settings that must not change when a run resumes."""
     training = {n: value for n, value in data["training"].items() if n not in MAY_CHANGE}
-    return {"task": data["task"], "model": data["model"], "training": training}
+    task = {name: value for name, value in data["task"].items() if name != "example"}
+    return {"task": task, "model": data["model"], "training": training}

@@ -36,5 +36,8 @@ class Task(Protocol):
     def files(self) -> dict[str, bytes | Path]:
         """What belongs into the model's folder beside the weights: the tokenizer."""
 
+    def run_files(self) -> dict[str, bytes]:
+        """What belongs into the run's folder from its first step on: what was held out."""
+
     def about(self) -> dict[str, Any]:
         """What the model is for, as JSON, for config.json."""

@@ -112,7 +112,7 @@ def test_help_explains_every_setting(capsys: pytest.CaptureFixture[str]) -> None
     text = capsys.readouterr().out
     for flag in ("--languages", "--model.width", "--training.lr", "--training.precision"):
         assert flag in text
-    assert "model.width" in text
+    assert "d_model" in text
 
 
 @pytest.mark.usefixtures("unchecked")  # a captured stream is no TextIO to the checks
@@ -250,3 +250,16 @@ def test_runs_that_cannot_begin(
     words = [word.replace("RUN", str(run)) for word in words]
     assert line in said(capsys, "train", *words, status=2)
     assert sorted(run.rglob("*")) == before
+
+
+def test_a_folder_of_the_user_s_is_not_written_into(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (mine / "report.md").write_text("my own")
+    line = said(capsys, "train", "dates", mine, *QUICK, status=2)
+    assert "not empty (it has report.md)" in line
+    assert [path.name for path in mine.iterdir()] == ["report.md"]
+    assert "is a file" in said(capsys, "train", "dates", mine / "report.md", *QUICK, status=2)
+    assert "not a run" in said(capsys, "train", "dates", "/", *QUICK, status=2)

@@ -86,6 +86,9 @@ class Backwards:
     def files(self) -> dict[str, bytes | Path]:
         return {"tokenizer.json": b"{}"}
 
+    def run_files(self) -> dict[str, bytes]:
+        return {}
+
     def about(self) -> dict[str, Any]:
         return {"kind": "backwards", "size": self.size}
 
