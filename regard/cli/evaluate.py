@@ -5,6 +5,7 @@ regard evaluate RUN --source test.en --target test.de  on data of one's own
 """
 
 import json
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -55,9 +56,11 @@ def evaluate(words: Sequence[str]) -> None:
     folder, options = with_folder("evaluate", Evaluate, Evaluate(), words)
     result = _evaluated(folder, options)
     scores, notes = result.scores, result.signatures
+    for problem in result.problems:
+        print("regard: left out:", problem, file=sys.stderr)
     if options.json:
-        result_as_json = {"folder": str(folder), "scores": scores, "notes": notes}
-        print(json.dumps(result_as_json, ensure_ascii=False))
+        everything = {"folder": str(folder), "scores": scores, "notes": notes}
+        print(json.dumps({**everything, "problems": result.problems}, ensure_ascii=False))
         return
     for score, value in scores.items():
         print(f"{score} {value:.4g}" + (f"  {notes[score]}" if score in notes else ""))

@@ -205,10 +205,12 @@ def captions(
         images = list(_images(root, problems))
         numbered = list(text.numbered())
         count = len(numbered) + text.problems.total
-        if count != len(images):
-            counts = f"{count:,} lines in {file} but {len(images):,} images in {root}"
-            problems.add("unequal", counts, abs(count - len(images)))
-        named = [(images[n - 1], words) for n, (words,) in numbered if n <= len(images)]
+        if images and count != len(images):
+            raise ValueError(
+                f"{count:,} lines in {file} but {len(images):,} images in {root}: line n is the "
+                "text of image n, by name; give each image a line, or name them in a table"
+            )
+        named = [(images[n - 1], words) for n, (words,) in numbered]
     problems.merge(text.problems)
     if not named:
         why = f": {' | '.join(problems.lines())}" if problems else ""

@@ -9,7 +9,6 @@ _KINDS = {
     "columns": "too few columns",
     "long": "too long",
     "ratio": "sides of very unequal length",
-    "unequal": "lines without a counterpart, at the end of the longer file",
     "broken": "images that cannot be decoded",
     "large": "images of too many pixels",
     "foreign": "files that are no images",

@@ -35,8 +35,6 @@ class Chunk:
     """Where it begins in each file, in bytes of its uncompressed content."""
     overlong: tuple[int | None, ...]
     """Bytes of the last line where it is too long to be read; it is empty here."""
-    counts: tuple[int, ...] = ()
-    """Instead of any text: the files' lines, where they are not as many."""
 
     def place(self, i: int, side: int = 0) -> str:
         return f"line {self.line + i:,} of {Path(self.names[side]).name}"
@@ -113,7 +111,11 @@ class Text:
                 yield Chunk(names, blobs, number, offsets, lengths)
         surplus = [0 if line is None else 1 + file.rest() for file, line in zip(files, row)]
         if any(surplus):
-            yield Chunk(names, (), 0, (), (), tuple(file.lines for file in files))
+            counts = " but ".join(f"{file.lines:,} lines in {file.path}" for file in files)
+            raise ValueError(
+                f"{counts}: line n belongs to line n, so that from where one is missing on, all "
+                "pairs would be wrong; give them equally many lines"
+            )
 
     def _full(self, lines: int, size: int, last: list[bytes | None]) -> bool:
         return lines >= _LINES or size >= _BYTES
@@ -121,9 +123,6 @@ class Text:
     def examples(self, chunk: Chunk) -> tuple[list[tuple[str, ...]], list[int], Problems]:
         """A chunk's good examples, the number of each one's line, and what is wrong with others."""
         problems = Problems()
-        if chunk.counts:
-            self._unequal(chunk, problems)
-            return [], [], problems
         columns = [blob.decode(errors="surrogateescape").split("\n") for blob in chunk.blobs]
         kept, numbers = [], []
         last = len(columns[0]) - 2
@@ -151,11 +150,6 @@ class Text:
     def _cells(self, lines: tuple[str, ...]) -> tuple[str, ...] | None:
         """The sides of an example that stands in these lines."""
         return lines
-
-    def _unequal(self, chunk: Chunk, problems: Problems) -> None:
-        counts = [f"{count:,} in {name}" for name, count in zip(chunk.names, chunk.counts)]
-        surplus = max(chunk.counts) - min(chunk.counts)
-        problems.add("unequal", " but ".join(counts), surplus)
 
 
 class Lines(Text):

@@ -290,7 +290,8 @@ def evaluate(
         form = Images(np.empty((0, C, *size), np.uint8), classes=tuple(classifier.labels))
         decoding = Decoding(size, C, config.fit, config.background)
         held = _read(config, decoding, images, labels, form, progress)
-    return Evaluation(measure(classifier.model, held, preparation))
+    scores = measure(classifier.model, held, preparation)
+    return Evaluation(scores, problems=held.problems.lines())
 
 
 def _batch(images: Images, indices: np.ndarray) -> LabelBatch:

@@ -352,12 +352,13 @@ def evaluate(
     labeler = Labeler(saved)
     config = recorded(Config, saved.task, folder) or Config()
     named = tuple(texts) or config.valid
-    rows, _ = read(named or config.texts, columns or config.columns)
+    rows, problems = read(named or config.texts, columns or config.columns)
     held = rows if named else _split(rows, config.held_out)[1]
     read_as = Texts(held, labeler.labels, labeler.tokenizer, labeler.longest)
     if progress:
         progress("tokens", 1.0)
-    return Evaluation(measure(labeler.model, read_as, config.training.batch))
+    scores = measure(labeler.model, read_as, config.training.batch)
+    return Evaluation(scores, problems=problems.lines())
 
 
 # Use

@@ -18,6 +18,8 @@ class Evaluation:
     scores: dict[str, float]
     signatures: dict[str, str] = field(default_factory=dict)
     """What a scorer says of itself, such as sacreBLEU, by the name of its score."""
+    problems: list[str] = field(default_factory=list)
+    """What was left out of the data, and why, one line each."""
 
 
 @dataclass(frozen=True)

@@ -449,8 +449,16 @@ def evaluate(
     saved = checkpoint.load(model_folder(folder), device=device)
     translator = Translator.of(saved)
     config = recorded(Config, translator.about, str(folder))
+    problems: list[str] = []
     if source or target or pairs:
-        text: Sequence[Pair] = [(s, t) for s, t in _text("source", source, target, pairs, columns)]
+        files = _text("source", source, target, pairs, columns)
+        text: Sequence[Pair] = [(s, t) for s, t in files]
+        problems = files.problems.lines()
+        if not text:
+            raise ValueError(
+                f"{', '.join(map(str, files.paths))}: there is no pair to translate"
+                + (f"; {' | '.join(problems)}" if problems else "; the files are empty")
+            )
     else:
         text = validated(Path(folder), translator.about, str(folder))
     written = []
@@ -460,7 +468,7 @@ def evaluate(
             progress("translations", len(written) / len(text))
     quality = Quality(bleu or (config.bleu if config is not None else "13a"))
     scores = quality(written, [target for _, target in text])
-    return Translations(scores, quality.signatures, written)
+    return Translations(scores, quality.signatures, problems, written)
 
 
 def validated(folder: Path, about: Mapping[str, Any], where: str) -> list[Pair]:

@@ -268,10 +268,13 @@ def test_captions_line_by_line(words: Path, tmp_path: Path) -> None:
     lines = tmp_path / "t.txt"
     lines.write_text("zero\n\ntwo\nthree\nfour\n")
     how = Decoding((8, 24), channels=1, fit="pad")
+    with pytest.raises(ValueError, match=r"5 lines in .* but 4 images in"):
+        captions(words, lines, how, cache=tmp_path / "cache")
+    lines.write_text("zero\n\ntwo\nthree\n")
     images = captions(words, lines, how, cache=tmp_path / "cache")
     assert images.texts == ("zero", "two", "three")
     assert images.batch([0, 1, 2])[:, 0, 4, 12].tolist() == [0, 100, 150]
-    assert images.problems.counts == {"unequal": 1, "empty": 1}
+    assert images.problems.counts == {"empty": 1}
     with pytest.raises(ValueError, match="1 × "):
         captions(words, lines, how, cache=tmp_path / "cache", on_bad="refuse")
 

@@ -167,7 +167,17 @@ def test_a_run_goes_on_repeats_itself_and_translates(tmp_path: Path, config: Con
     assert set(found.scores) == {"bleu", "chrf"}
     assert "tok:13a" in found.signatures["bleu"]
     pairs = lines(tmp_path / "test.tsv", ["ab\tab", "cd ef\tef cd"])
-    assert len(translate.evaluate(run, pairs=(pairs,), beams=1).translations) == 2
+    evaluation = translate.evaluate(run, pairs=(pairs,), beams=1)
+    assert len(evaluation.translations) == 2
+    assert evaluation.problems == []
+    # What is left out is counted and shown, and a missing line is no small matter.
+    pairs = lines(tmp_path / "test.tsv", ["ab\tab", "cd ef\t", "ef\tfe"])
+    evaluation = translate.evaluate(run, pairs=(pairs,), beams=1)
+    assert len(evaluation.translations) == 2
+    assert "1 × an empty side: line 2 of test.tsv" in evaluation.problems[0]
+    one, two = lines(tmp_path / "one", ["ab", "cd", "ef"]), lines(tmp_path / "two", ["ab", "ef"])
+    with pytest.raises(ValueError, match=r"3 lines in .* but 2 lines in"):
+        translate.evaluate(run, source=(one,), target=(two,))
 
 
 def test_going_on_from_another_model(tmp_path: Path, config: Config) -> None:
