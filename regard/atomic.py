@@ -135,11 +135,11 @@ def standing(folder: Path) -> Path:
         if target.is_dir():
             return folder
         if os.path.lexists(target):
-            raise ValueError(f"{folder} is not a folder; name the folder that save wrote")
+            raise ValueError(f"{folder} is not a folder; name the folder of a run or of a model")
         if aside := _siblings(target, "replaced"):
             return next(iter(aside.values()))
         # A living save may have put the new one into place since the first look.
-    raise ValueError(f"{folder} does not exist; name a folder that save wrote")
+    raise ValueError(f"{folder} does not exist; name the folder of a run or of a model")
 
 
 def recover(target: Path) -> None:

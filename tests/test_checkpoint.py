@@ -358,7 +358,7 @@ def rewrite_weights(folder: Path, tensors: dict[str, Tensor], **metadata: str) -
 
 
 def test_folders_that_are_none(tmp_path: Path) -> None:
-    refused(tmp_path / "nowhere" / "at all", "does not exist; name a folder")
+    refused(tmp_path / "nowhere" / "at all", "does not exist; name the folder")
     (tmp_path / "file").write_text("")
     refused(tmp_path / "file", "file is not a folder")
     refused(tmp_path, "has no config.json: it is not a folder that save wrote")

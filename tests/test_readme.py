@@ -76,12 +76,16 @@ def test_every_command_it_shows_exists() -> None:
     assert len(words) > 8
     for line in words:
         _parser().parse_args(line)
-        if line[0] == "train" and line[1] != "--again":
+        if line[0] == "train":
             from regard.cli.arguments import parse
+            from regard.cli.train import FROM_RUN
             from regard.task.specs import spec
 
-            task = spec(line[1])
-            parse(task.config, task.preset("tiny"), line[3:], "train")
+            names = FROM_RUN.get(line[1])
+            task = spec("translate" if names else line[1])
+            first = 2 + len(names.split()) if names else 3
+            flags = [flag for flag in line[first:] if flag != "…"]
+            parse(task.config, task.preset("tiny"), flags, "train")
 
 
 def test_every_module_of_attention_is_on_its_map() -> None:

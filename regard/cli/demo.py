@@ -14,7 +14,7 @@ from jaxtyping import Float, UInt8
 from torch import Tensor
 
 from regard.checkpoint import CONFIG
-from regard.cli.train import carry_out
+from regard.cli.train import run_training
 from regard.config import from_json, loads
 from regard.look.plot import grid
 from regard.task.folder import model_folder, run_config
@@ -60,7 +60,7 @@ def dates(run: Path) -> None:
         "seen in any language.\n"
     )
     if not finished(run):
-        carry_out(task.TASK, config, run)
+        run_training(task.TASK, config, run)
     translator = load(run)
     assert isinstance(translator, Translator)
     _, held = task.days(config.first, config.last)
@@ -117,7 +117,7 @@ def digits(run: Path) -> None:
     config = task.preset("tiny")
     print("A Vision Transformer learns to tell handwritten digits apart, 8 × 8 pixels each.\n")
     if not finished(run):
-        carry_out(task.TASK, config, run)
+        run_training(task.TASK, config, run)
     classifier = load(run)
     assert isinstance(classifier, Classifier)
     held = task.build(config, run).validation
@@ -155,7 +155,7 @@ def read(run: Path) -> None:
         "strips of handwritten digits. The digits of the strips below were never trained on.\n"
     )
     if not finished(run):
-        carry_out(task.TASK, config, run)
+        run_training(task.TASK, config, run)
     reader = load(run)
     assert isinstance(reader, Reader)
     held = task.build(config, run).validation

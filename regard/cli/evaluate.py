@@ -20,33 +20,33 @@ from regard.task.specs import NAMES, spec
 
 @dataclass(frozen=True)
 class Evaluate:
-    """Scores of a trained model: on what it was validated on, or on data of one's own."""
+    """Evaluates a trained model: on its validation set, or on a test set."""
 
     source: tuple[str, ...] = ()
-    """Translation: files to translate."""
+    """translate: source files."""
     target: tuple[str, ...] = ()
-    """Translation: the reference translations."""
+    """translate: reference translations."""
     pairs: tuple[str, ...] = ()
-    """Translation: instead, tab-separated files that hold both."""
+    """translate: instead, TSV files with both sides."""
     columns: tuple[int, int] | None = None
-    """Translation: which columns of those files, counted from 0, are source and target. Labels:
+    """translate: which columns of the TSV files, counted from 0, are source and target. label:
     which are label and text."""
     bleu: Literal["13a", "intl", "zh", "char", "none"] | None = None
-    """Translation: sacreBLEU's tokenizer. By default as in training."""
+    """translate: sacreBLEU's tokenizer (--tokenize). By default as in training."""
     texts: tuple[str, ...] = ()
-    """Language models: files of text. Labels: files with a label and a text in each line."""
+    """language: files of text. label: TSV files with a label and a text in each line."""
     images: str | None = None
-    """Images: a folder, or an archive, as train takes it."""
+    """classify, read: test images, in the form that --images of train takes."""
     labels: str | None = None
-    """Image classes: the labels of an idx file."""
+    """classify: the idx file of labels."""
     captions: str | None = None
-    """Images to read: the file of their texts."""
+    """read: the file of reference texts."""
     count: int | None = None
-    """Dates: how many to write."""
+    """dates: number of test dates."""
     beams: int | None = None
-    """Translation, reading: beam size. By default as the model was trained for."""
-    device: str = "cpu"
-    """Where to compute: cpu or cuda."""
+    """translate, read: beam size. By default that of the model's config.json."""
+    device: str = "auto"
+    """Device: auto is a GPU where there is one; or cpu, cuda, cuda:1."""
     json: bool = False
     """Print one JSON object, for programs."""
 
@@ -70,14 +70,14 @@ def _evaluated(folder: Path, options: Evaluate) -> Evaluation:
     saved = checkpoint.load(model_folder(folder), verify=False)
     name = (saved.task or {}).get("name")
     if name not in NAMES:
-        raise ValueError(f"{folder} is for {name!r}; known are {', '.join(NAMES)}")
+        raise ValueError(f"{folder} holds no task to evaluate; known are {', '.join(NAMES)}")
     task = spec(name)
     for field in fields(Evaluate):
         known = field.name in ("device", "json", *task.options)
         if not known and getattr(options, field.name) != field.default:
             raise ValueError(
-                f"{folder} is for {name!r}, which has no use for --{field.name}; it takes "
-                + ", ".join(f"--{option}" for option in task.options)
+                f"--{field.name} is not an option of the task {name}, which {folder} is for; its "
+                "options are " + ", ".join(f"--{option}" for option in task.options)
             )
     values = {option: getattr(options, option) for option in task.options}
     chosen = {option: value for option, value in values.items() if value not in (None, ())}

@@ -30,11 +30,11 @@ Ready = TypeVar("Ready")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Where:
+class InferenceOptions:
     """Where, and in which precision, a model computes."""
 
-    device: str = "cpu"
-    """Where to compute: cpu or cuda."""
+    device: str = "auto"
+    """Device: auto is a GPU where there is one; or cpu, cuda, cuda:1."""
     precision: Literal["fp32", "bf16", "fp16", "int8"] = "fp32"
     """Precision of weights and activations. int8 quantizes the weights: the fastest on a cpu."""
     verbose: bool = False
@@ -42,21 +42,20 @@ class Where:
 
 
 @dataclass(frozen=True)
-class Translate(Where):
+class Translate(InferenceOptions):
     """Translates standard input, or files, line by line: a line for each line, in order."""
 
     files: tuple[str, ...] = ()
     """Files to translate, one after the other, instead of standard input; plain or compressed."""
     beams: int | None = None
-    """Beam size; 1 is greedy search. By default as the model was trained to be used."""
+    """Beam size; 1 is greedy search. By default that of the model's config.json."""
     batch: int = 64
     """Batch size in sentences."""
     n_best: int | None = None
-    """n-best list: so many translations of each line, a line each, as number of the line, counted
-    from 0 ||| translation ||| score. The score is log p divided by the number of tokens to the
-    power of the model's length penalty."""
+    """Print the n best translations of each line as an n-best list: line number (from 0) |||
+    translation ||| score. The score is log p / length^penalty, with the model's length penalty."""
     scores: bool = False
-    """Add ||| log p of the translation ||| log p of each of its tokens, the end sign's last."""
+    """Append ||| log p of the translation ||| log p of each of its tokens, </s> included."""
     align: bool = False
     """Add ||| word alignments: 0-1 is the first word of the source and the second of the
     translation. Words are what white space separates."""
@@ -108,9 +107,8 @@ def _translator(folder: Path, options: Translate, kind: type[Ready], here: Proce
         layer, head, shift = options.head
         if not (1 <= layer <= layers and 1 <= head <= heads and shift in (0, 1)):
             raise ValueError(
-                f"head ({layer} {head} {shift}) is none of this model's {layers} layers of {heads} "
-                "heads, counted from 1, before (0) or after (1) a word is written; leave it out, "
-                "and it is found"
+                f"head ({layer} {head} {shift}): layer must be 1 to {layers}, head 1 to {heads}, "
+                "shift 0 or 1; leave it out to choose the head automatically"
             )
         model.head = Head(layer - 1, head - 1, shift)
     return cast(Ready, model)
@@ -158,13 +156,13 @@ def _chosen(model: "Translator") -> str | None:
     head, share = model.found.best, float(model.found.shares.max())
     again = f"--head {head.layer + 1} {head.head + 1} {head.shift}"
     return (
-        f"words are aligned by {head}: leaving out the words that it links costs {share:.0%} of "
-        f"what leaving out words can cost; {again} takes it again"
+        f"word alignments are those of {head}, which reaches {share:.0%} of the best by "
+        f"leave-one-out; {again} skips the search"
     )
 
 
 @dataclass(frozen=True)
-class Classify(Where):
+class Classify(InferenceOptions):
     """Classifies images."""
 
     top: int = 1
@@ -192,11 +190,11 @@ def classify(words: Sequence[str]) -> None:
 
 
 @dataclass(frozen=True)
-class Read(Where):
+class Read(InferenceOptions):
     """Reads the text in images."""
 
     beams: int | None = None
-    """Beam size; 1 is greedy search. By default as the model was trained to be used."""
+    """Beam size; 1 is greedy search. By default that of the model's config.json."""
     json: bool = False
     """One JSON object for each picture, for programs."""
 
@@ -215,7 +213,7 @@ def read(words: Sequence[str]) -> None:
 
 
 @dataclass(frozen=True)
-class Generate(Where):
+class Generate(InferenceOptions):
     """Continues each line of standard input, or of files, with a language model."""
 
     files: tuple[str, ...] = ()
@@ -255,7 +253,7 @@ def generate(words: Sequence[str]) -> None:
 
 
 @dataclass(frozen=True)
-class Label(Where):
+class Label(InferenceOptions):
     """Classifies each line of standard input, or of files."""
 
     files: tuple[str, ...] = ()
@@ -294,25 +292,27 @@ def _pictures(
 
 
 def _loaded(
-    folder: Path, options: Where, kind: type[Ready], here: Processes | None = None
+    folder: Path, options: InferenceOptions, kind: type[Ready], here: Processes | None = None
 ) -> Ready:
     import torch
 
     from regard.task.load import load
 
     dtypes = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+    quantized = options.precision == "int8"
     device = options.device
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() and not quantized else "cpu"
     if device == "cuda" and here is not None and here.size > 1:
         device = f"cuda:{here.local}"
-    whole = options.precision == "int8"
-    if whole and device != "cpu":
+    if quantized and device != "cpu":
         raise ValueError(f"precision (int8) is for device cpu, not {device}; try bf16")
-    dtype = torch.float32 if whole else dtypes[options.precision]
+    dtype = torch.float32 if quantized else dtypes[options.precision]
     ready: Predictor = load(folder, device=device, dtype=dtype)
     if not isinstance(ready, kind):
         name = type(ready).__name__
         raise ValueError(f"{folder} holds a {name}, not a {kind.__name__}; see its config.json")
-    if whole:
+    if quantized:
         from regard.decode.engine.int8.linear import int8
 
         with warnings.catch_warnings(record=True) as caught:

@@ -5,6 +5,7 @@ regard train --again RUN NEW        the same once more, from the run's own confi
 """
 
 import sys
+import textwrap
 from collections.abc import Sequence
 from dataclasses import fields, replace
 from pathlib import Path
@@ -17,6 +18,7 @@ from regard.task.folder import run_config
 from regard.task.settings import Preset, check_preset
 from regard.task.spec import TaskSpec
 from regard.task.specs import NAMES, spec
+from regard.train.config import MAY_CHANGE
 from regard.train.display import duration
 from regard.train.fit import fit
 from regard.train.run import check_folder
@@ -27,9 +29,14 @@ OVERVIEW = """usage: regard train TASK RUN [--size tiny|base|big] [settings]
        regard train --from RUN NEW [settings]
        regard train --config FILE NEW [settings]
 
-Trains a model and keeps it in the folder RUN. --resume continues a run that was interrupted.
---again repeats one in a new folder. --from fine-tunes its model. --config takes the settings of a
-run's config.json.
+Trains a model and keeps it in the folder RUN.
+
+  --size      preset of all settings: tiny (default) for two CPU cores, base and big for a GPU
+  --resume    continue an interrupted run from its last checkpoint. When it ends and where it
+              computes may change: {may_change}
+  --again     repeat a run in a new folder
+  --from      fine-tune a run's model in a new folder, with the run's settings
+  --config    a new run with the settings of a config.json that a run wrote
 
 tasks:
 {tasks}
@@ -37,60 +44,70 @@ tasks:
 regard train TASK --help explains every setting.
 """
 
+SIZES = """regard train {task} RUN [--size tiny|base|big] [settings]
+
+--size is a preset of all settings below: tiny (default) for two CPU cores, base and big for a GPU.
+"""
+
 
 def train(words: Sequence[str]) -> None:
     """`regard train …`."""
-    if not words or words[0] in ("-h", "--help"):
+    asks = any(word in ("-h", "--help") for word in words)
+    if not words or words[0] in ("-h", "--help") or (words[0] in FROM_RUN and asks):
         tasks = "\n".join(f"  {name:<11}{spec(name).summary}" for name in NAMES)
-        print(OVERVIEW.format(tasks=tasks), end="")
+        names = f"training.{{{', '.join(sorted(MAY_CHANGE))}}}"
+        may_change = textwrap.fill(names, 84, subsequent_indent=" " * 14, initial_indent=" " * 35)
+        may_change = may_change.strip()
+        print(OVERVIEW.format(tasks=tasks, may_change=may_change), end="")
         return
-    if words[0] in KNOWN:
-        task, config, run = _known(words[0], list(words[1:]))
+    if words[0] in FROM_RUN:
+        task, config, run = _from_run(words[0], list(words[1:]))
     else:
         task, flags = spec(words[0]), list(words[1:])
         size = _size(flags)
-        wants_help = any(flag in ("-h", "--help") for flag in flags)
-        if not wants_help and (not flags or flags[0].startswith("-")):
+        if not asks and (not flags or flags[0].startswith("-")):
             raise ValueError(f"train needs a folder for the run: regard train {task.name} RUN …")
         run = "RUN" if not flags or flags[0].startswith("-") else flags.pop(0)
+        if asks:
+            print(SIZES.format(task=task.name))
         config = parse(task.config, task.preset(size), flags, f"regard train {task.name} RUN")
     if not run:
         raise ValueError("the run's folder has no name; name one: regard train TASK RUN")
-    print("\n".join(carry_out(task, config, Path(run))))
+    print("\n".join(run_training(task, config, Path(run))))
 
 
-KNOWN = {"--resume": "RUN", "--again": "RUN NEW", "--from": "RUN NEW", "--config": "FILE NEW"}
+FROM_RUN = {"--resume": "RUN", "--again": "RUN NEW", "--from": "RUN NEW", "--config": "FILE NEW"}
 """How a run begins with settings that another one has, and the names that it needs."""
 
 
-def _known(way: str, words: list[str]) -> tuple[TaskSpec, Any, str]:
+def _from_run(way: str, words: list[str]) -> tuple[TaskSpec, Any, str]:
     """Task, settings and folder of a run that begins with those of another one."""
     names = [word for word in words[:2] if not word.startswith("-")]
-    wanted = KNOWN[way].split()
+    wanted = FROM_RUN[way].split()
     if len(names) < len(wanted):
-        raise ValueError(f"{way} needs {' and '.join(wanted)}: regard train {way} {KNOWN[way]}")
+        raise ValueError(f"{way} needs {' and '.join(wanted)}: regard train {way} {FROM_RUN[way]}")
     names, flags = names[: len(wanted)], words[len(wanted) :]
     old, run = Path(names[0]), names[-1]
     if way == "--config":
         task, config = _settings(old)
     else:
-        task, config = repeated(old)
+        task, config = run_settings(old)
         if len(names) == 2 and old.resolve() == Path(run).resolve():
             raise ValueError(f"{way} needs a new folder, and {run} is the run itself; name another")
     if way == "--from":
         config = replace(config, **_start(task, old))
-    return task, parse(task.config, config, flags, f"regard train {way} {KNOWN[way]}"), run
+    return task, parse(task.config, config, flags, f"regard train {task.name} RUN"), run
 
 
 def _start(task: TaskSpec, run: Path) -> dict[str, Any]:
     """The settings that begin with a run's model, which brings its tokenizer."""
     known = {field.name for field in fields(task.config)}
     if "start" not in known:
-        raise ValueError(f"{run} is for {task.name!r}, which does not begin with a trained model")
+        raise ValueError(f"{run}: the task {task.name} cannot be fine-tuned (--from)")
     return {"start": str(run), **({"tokenizer": None} if "tokenizer" in known else {})}
 
 
-def carry_out(spec: TaskSpec, config: Any, run: Path) -> list[str]:
+def run_training(spec: TaskSpec, config: Any, run: Path) -> list[str]:
     """Trains, and says how it went and what can be done with it."""
     check_folder(run)
     task = spec.build(config, run, Progress())
@@ -103,10 +120,15 @@ def carry_out(spec: TaskSpec, config: Any, run: Path) -> list[str]:
     return [*lines, f"try: {spec.use(run)}"]
 
 
-def repeated(run: Path) -> tuple[TaskSpec, Any]:
+def run_settings(run: Path) -> tuple[TaskSpec, Any]:
     """The task and the whole config of a run, from its config.json."""
+    if not run.is_dir():
+        raise ValueError(f"{run} does not exist; name the folder of a run")
     if run_config(run) is None:
-        raise ValueError(f"{run} is not a run: it has no config.json that train wrote")
+        raise ValueError(
+            f"{run} is not a run; a model by itself is fine-tuned by regard train TASK NEW "
+            f"--start {run}"
+        )
     return _settings(run / CONFIG)
 
 

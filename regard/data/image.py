@@ -210,7 +210,7 @@ def captions(
                 f"{count:,} lines in {file} but {len(images):,} images in {root}: line n is the "
                 "text of image n, by name; give each image a line, or name them in a table"
             )
-        named = [(images[n - 1], words) for n, (words,) in numbered]
+        named = [(images[n - 1], words) for n, (words,) in numbered] if images else []
     problems.merge(text.problems)
     if not named:
         why = f": {' | '.join(problems.lines())}" if problems else ""

@@ -485,7 +485,7 @@ class Classifier:
 
 TASK = TaskSpec(
     name="classify",
-    summary="images, one folder for each class; by default handwritten digits",
+    summary="image classification (ViT), one folder for each class; by default digits",
     config=Config,
     preset=preset,
     build=build,

@@ -407,7 +407,7 @@ class Labeler:
 
 TASK = TaskSpec(
     name="label",
-    summary="texts, each in one class, on a trained encoder or from scratch",
+    summary="text classification, from scratch or on a pretrained encoder",
     config=Config,
     preset=preset,
     build=build,

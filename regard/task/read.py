@@ -561,7 +561,7 @@ class Reader:
 
 TASK = TaskSpec(
     name="read",
-    summary="images to text; by default strips of handwritten digits",
+    summary="images to text (OCR, captions); by default strips of handwritten digits",
     config=Config,
     preset=preset,
     build=build,

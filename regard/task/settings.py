@@ -52,8 +52,8 @@ def check_obeyed(
         if value != own and all(value != getattr(default, name) for default in defaults):
             has = "" if own is None else f" ({own})"
             raise ValueError(
-                f"{label} ({value}) cannot be changed beside start ({config.start}), which has its "
-                f"own{has}; leave it out"
+                f"{label} ({value}) cannot be changed when fine-tuning: start ({config.start}) has "
+                f"its own{has}; leave it out"
             )
 
 

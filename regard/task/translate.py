@@ -68,9 +68,9 @@ class Config:
     source: tuple[str, ...] = ()
     """Source files, a sentence in each line; plain, or compressed: gz, xz, bz2, zst."""
     target: tuple[str, ...] = ()
-    """Target files, as many; line n is the translation of line n."""
+    """Target files, one for each source file, line-aligned."""
     pairs: tuple[str, ...] = ()
-    """Instead: tab-separated files that hold both."""
+    """Instead of source and target: TSV files with both sides."""
     columns: tuple[int, int] = (0, 1)
     """Which columns of those files, counted from 0, are source and target."""
     valid_source: tuple[str, ...] = ()
@@ -78,9 +78,9 @@ class Config:
     valid_target: tuple[str, ...] = ()
     """Validation set: target files."""
     valid_pairs: tuple[str, ...] = ()
-    """Validation set: instead, tab-separated files that hold both."""
+    """Validation set: TSV files instead of valid-source and valid-target."""
     held_out: int = 1000
-    """Sentences that are held out for validation, a tenth of all at most."""
+    """Number of sentences that are held out for validation, a tenth of all at most."""
     judged: int = 500
     """Validation sentences that are translated at each evaluation; at the end, all are."""
     start: str | None = None
@@ -89,12 +89,12 @@ class Config:
     """Tokenization: subwords (BPE) learned jointly from both languages, separately from each, or
     characters."""
     vocabulary: int = 8000
-    """Vocabulary size of BPE, of each language where they are separate; fewer where the text has no
-    more to learn."""
+    """BPE vocabulary size, of each language where they are separate; smaller where the text has
+    fewer merges."""
     tokenizer: str | None = None
     """A tokenizer.json to use for both languages instead of learning one."""
     longest: int = 250
-    """Maximum sequence length in tokens, of each side; longer ones are bad lines."""
+    """Maximum sequence length in tokens, of each side; longer pairs are left out."""
     ratio: float | None = 9.0
     """Maximum length ratio of the two sides, in tokens."""
     on_bad: OnBad = "skip"
@@ -106,7 +106,7 @@ class Config:
     length_penalty: float = 1.0
     """Length penalty: log p is divided by the number of tokens to this power."""
     bleu: Cut = "13a"
-    """sacreBLEU's tokenizer: zh for Chinese, char for languages without spaces."""
+    """sacreBLEU's tokenizer (--tokenize): zh for Chinese, char for languages without spaces."""
     model: TransformerShape = field(default_factory=_tiny)
     """The model's shape."""
     training: TrainingConfig = field(default_factory=_short)

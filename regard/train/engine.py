@@ -36,13 +36,13 @@ def compiled(model: nn.Module, config: TrainingConfig, device: torch.device) -> 
     would be recompiled for every number of tokens.
     """
     if config.compile == "no":
-        return "not compiled, as set"
+        return "not compiled (compile no)"
     if config.compile == "auto" and device.type != "cuda":
         # Packed attention on a CPU goes sentence by sentence: every batch would be recompiled,
         # which takes longer than hundreds of steps.
-        return f"not compiled, which does not pay on a {device.type.upper()}"
+        return f"not compiled (auto: not on a {device.type.upper()})"
     if config.compile == "auto" and importlib.util.find_spec("triton") is None:
-        return "not compiled, for want of Triton"
+        return "not compiled (Triton is not installed)"
     blocks = [module for module in model.modules() if isinstance(module, Block)]
     for block in blocks:
         block.compile(dynamic=True)

@@ -99,7 +99,7 @@ class _Fit:
         self.stop: str | None = None
         self.shown: Display = (shown or display()) if world.first else Display()
         self.opening = (
-            f"{run.folder}: {'goes on from' if saved else 'begins at'} step {self.state.step} on "
+            f"{run.folder}: {'resumes at' if saved else 'begins at'} step {self.state.step} on "
             f"{world}, in {str(self.dtype).removeprefix('torch.')}, {compiled}"
         )
 
@@ -180,7 +180,8 @@ class _Fit:
             progress = self.meter.read(lr, self.scaler.is_enabled())
         except ValueError as error:
             raise ValueError(
-                f"{error}; {self.run.intact()}; try a lower lr, a longer warmup or a smaller clip"
+                f"{error}; {self.run.intact()}; try a lower training.lr, a longer training.warmup "
+                "or a smaller training.clip"
             ) from None
         if self.meter.caught or self.meter.late:
             self.stop = "interrupted" if self.meter.caught else "minutes"

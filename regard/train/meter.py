@@ -50,7 +50,7 @@ class Meter:
             loss, count, caught, late, self.norm = row
             for what, value in (("loss", loss), ("gradient", 0.0 if scaled else self.norm)):
                 if not math.isfinite(value):
-                    raise ValueError(f"the {what} at step {step} is not a finite number")
+                    raise ValueError(f"the {what} is {value} at step {step}: training diverged")
             window.loss += loss
             window.count += count
             now.count += count

@@ -26,6 +26,8 @@ from regard.train.state import State
 from regard.train.task import Task
 
 CONFIG, FORMAT, LOCK = "config.json", 1, ".lock"
+FEW = 5
+"""Differences that a message names."""
 REDRAW = 60.0
 """Seconds between redraws of the curves."""
 
@@ -167,10 +169,18 @@ class Run:
                 f"{self.folder / CONFIG} has format {have.get('format')}, but Regard {__version__} "
                 f"knows {FORMAT}; choose another folder, or upgrade regard"
             )
-        if unlike := differences(_fixed(want), _fixed(have)):
+        names = [one["task"].get("name") for one in (have, want)]
+        if names[0] != names[1]:
             raise ValueError(
-                f"{self.folder} was begun with other settings: {'; '.join(unlike)}; use the "
-                "same, or choose another folder"
+                f"{self.folder} is a run of the task {names[0]}, not {names[1]}; choose another "
+                "folder"
+            )
+        if unlike := differences(_fixed(want), _fixed(have)):
+            more = f"; and {len(unlike) - FEW} more" if len(unlike) > FEW else ""
+            raise ValueError(
+                f"{self.folder} is a run with other settings: {'; '.join(unlike[:FEW])}{more}; "
+                f"regard train --resume {self.folder} continues it as it was, and regard train "
+                f"--again {self.folder} NEW … begins another with changed settings"
             )
 
     def _claim(self) -> None:

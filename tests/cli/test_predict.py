@@ -97,7 +97,7 @@ def running(words: list[Any]) -> Iterator[subprocess.Popen[bytes]]:
 
 def test_every_bad_line_comes_out_as_one_line(folder: Path) -> None:
     out, said = piped(["translate", folder, "--scores", "--align"], b"\n".join(BAD))
-    assert said.startswith("regard: words are aligned by head ")
+    assert said.startswith("regard: word alignments are those of head ")
     assert said.count("\n") == 1
     lines = out.decode().split("\n")  # UTF-8, and never another end of a line
     assert lines.pop() == ""
@@ -300,7 +300,7 @@ def test_the_forms_of_what_is_written(
         (["--n-best", "0"], "n_best (0) must be 1 or more"),
         (["--batch", "0"], "batch (0) must be 1 or more"),
         (["--beams", "0"], "beams (0) must be 1 or more"),
-        (["--head", "3", "1", "0"], "head (3 1 0) is none of this model's 2 layers of 2 heads"),
+        (["--head", "3", "1", "0"], "head (3 1 0): layer must be 1 to 2, head 1 to 2"),
         (["--precision", "fp8"], "--precision"),
     ],
 )

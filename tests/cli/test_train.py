@@ -11,7 +11,7 @@ import torch
 
 from regard.cli import demo
 from regard.cli.main import main
-from regard.cli.train import carry_out, repeated
+from regard.cli.train import run_settings, run_training
 from regard.task import classify, dates
 from regard.task.specs import NAMES, spec
 
@@ -90,7 +90,7 @@ def test_cards_show_the_task_s_command(run: Path) -> None:
         (["train", "dates", "R", "--training.lr", "-1"], "lr (-1.0) must be above 0"),
         (["train", "dates", "R", "--languages", "xx"], "languages has xx, which CLDR does not"),
         (["train", "--again", "R"], "--again needs RUN and NEW"),
-        (["train", "--again", "nowhere", "R"], "nowhere is not a run"),
+        (["train", "--again", "nowhere", "R"], "nowhere does not exist"),
         (["evaluate"], "evaluate needs a run's or a model's folder"),
         (["evaluate", "nowhere"], "nowhere does not exist"),
         (["translate"], "translate needs a run's or a model's folder"),
@@ -119,7 +119,7 @@ def test_help_explains_every_setting(capsys: pytest.CaptureFixture[str]) -> None
 def test_a_run_is_repeated_from_its_own_config(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    task, config = repeated(run)
+    task, config = run_settings(run)
     assert (task.name, config.languages, config.model.width) == ("dates", ("en", "de"), 16)
     said(capsys, "train", "--again", run, tmp_path / "again")
     first, second = (folder / "last" / "model.safetensors" for folder in (run, tmp_path / "again"))
@@ -131,7 +131,9 @@ def test_scores(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert 0 <= float(lines["exact_match"]) <= 1
     data = json.loads(said(capsys, "evaluate", run, "--json"))
     assert data["scores"].keys() == lines.keys()
-    assert "no use for --pairs" in said(capsys, "evaluate", run, "--pairs", "x.tsv", status=2)
+    assert "--pairs is not an option of the task dates" in said(
+        capsys, "evaluate", run, "--pairs", "x.tsv", status=2
+    )
 
 
 def test_scores_on_data_of_ones_own(
@@ -139,7 +141,7 @@ def test_scores_on_data_of_ones_own(
 ) -> None:
     assert "exact_match" in said(capsys, "evaluate", run, "--count", 7)
     line = said(capsys, "evaluate", run, "--images", tmp_path, status=2)
-    assert "'dates', which has no use for --images; it takes --count" in line
+    assert "--images is not an option of the task dates" in line
 
 
 def test_a_run_is_exported_as_its_best_model(
@@ -159,7 +161,7 @@ def test_an_interrupted_demonstration_goes_on(
     small = replace(small, training=replace(config.training, steps=3, tensorboard=False))
     monkeypatch.setattr(dates, "preset", lambda size: small)
     run = tmp_path / "run"
-    carry_out(dates.TASK, small, run)
+    run_training(dates.TASK, small, run)
     assert demo.finished(run)
     numbers = run / "last" / "training.json"
     numbers.write_text(numbers.read_text().replace('"step": 3', '"step": 2'))
@@ -238,7 +240,7 @@ def test_a_run_is_resumed_with_nothing_but_its_folder(
         (["--again", "RUN"], "--again needs RUN and NEW"),
         (["--again", "RUN", "RUN"], "--again needs a new folder"),
         (["--from", "RUN", "RUN/../quick"], "--from needs a new folder"),
-        (["--from", "RUN", "new"], "does not begin with a trained model"),
+        (["--from", "RUN", "new"], "cannot be fine-tuned"),
         (["--config", "RUN/best/config.json", "new"], "is not a run's config.json"),
         (["dates", ""], "has no name"),
     ],

@@ -380,7 +380,7 @@ def test_one_in_one_out_or_an_error_that_names_it(wrong: Any) -> None:
 @pytest.mark.parametrize(
     ("changed", "words"),
     [
-        ({"words": "characters"}, r"words \(characters\) cannot be changed beside start"),
+        ({"words": "characters"}, r"words \(characters\) cannot be changed when fine-tuning"),
         ({"vocabulary": 77}, r"vocabulary \(77\) cannot be changed"),
         ({"model": replace(SHAPE, width=99)}, r"model.width \(99\) cannot .* its own \(\d+\)"),
     ],
