@@ -86,7 +86,7 @@ def translate(words: Sequence[str]) -> None:
                 beams=options.beams,
                 batch=options.batch,
                 align=options.align,
-                soon=False,
+                low_latency=False,
             )
             for (number, source), best in zip(lines, translations):
                 yield _shown(number, source, best, model, options)

@@ -23,18 +23,18 @@ def in_order(
     sentences: int = 64,
     tokens: int = 4096,
     window: int = 4096,
-    soon: bool = True,
+    low_latency: bool = True,
 ) -> Iterator[Result]:
     """Decodes all items in batches; yields each result as soon as all before it are there.
 
     A batch holds at most `sentences` of them and, padded to its longest, at most `tokens` tokens;
     a longer one has a batch of its own. `length` is the sort key. At most `window` items are held.
-    With `soon` the first window is one batch, and windows double in size, so that the first results
-    come soon. None is no item: it ends a window early.
+    With `low_latency` the first window is one batch, and windows double in size, so that the first
+    results come soon. None is no item: it ends a window early.
     """
     for name, size in (("sentences", sentences), ("tokens", tokens), ("window", window)):
         check_integer(name, size)
-    for some in windows(items, min(sentences, window) if soon else window, window):
+    for some in windows(items, min(sentences, window) if low_latency else window, window):
         yield from _window(some, decode, [length(one) for one in some], sentences, tokens)
 
 

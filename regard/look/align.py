@@ -3,7 +3,7 @@
     a_tw = Σ_{i in t} Σ_{j in w} A_ij        what target word t looks at in source word w
     link(t) = argmax_w a_tw                  written w-t, the form of Moses and fast_align
 
-Heads differ: some follow the words, others rest on the end sign or on a neighbour. Which one to
+Heads differ: some follow the words, others rest on EOS or on a neighbour. Which one to
 trust is asked of the model itself, by leaving out (Li et al. 2019): with word w taken out of the
 source, the log p of target word t falls by
 
@@ -105,7 +105,7 @@ def links(
 ) -> Links:
     """Each target word with the source word that it looks at most; white space is left out.
 
-    Columns beyond the source's tokens, such as the end sign's, count for no word.
+    Columns beyond the source's tokens, such as EOS's, count for no word.
     """
     if not any(word >= 0 for word in source_words):
         return []
@@ -124,8 +124,8 @@ def cross(
 ) -> list[Float[Tensor, "layers H L S"]]:
     """The cross-attention of each pair, all layers or one, as it was while the target was written.
 
-    Row n is of the step that wrote token n, the last one of the step that wrote the end sign; the
-    last column is the source's end sign. The model is given the target all at once, which makes the
+    Row n is of the step that wrote token n, the last one of the step that wrote EOS; the
+    last column is the source's EOS. The model is given the target all at once, which makes the
     same weights as the search made one by one.
     """
     if not pairs:

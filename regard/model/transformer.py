@@ -6,7 +6,7 @@
 Vaswani et al. 2017, "Attention Is All You Need". The source may be text, the patches of an image or
 the frames of a recording: the decoder reads all of them through the same cross-attention, and their
 lengths have nothing to do with the target's. The target is already shifted: its first token is
-the start sign, and the logits at position n are for token n + 1.
+BOS, and the logits at position n are for token n + 1.
 """
 
 from collections.abc import Callable

@@ -197,7 +197,7 @@ class Texts:
 
 
 def encoded(tokenizer: AnyTokenizer, texts: Sequence[str], longest: int) -> list[list[int]]:
-    """The first tokens of each text, and the end sign, as translators read their sources."""
+    """The first tokens of each text, and EOS, as translators read their sources."""
     return [[*ids[:longest], tokenizer.end] for ids in tokenizer.encode_batch(texts)]
 
 

@@ -147,7 +147,7 @@ def preset(size: Preset = "tiny") -> Config:
 
 
 class Joined:
-    """Documents end to end, with end signs between them, some thousands of tokens at a time."""
+    """Documents end to end, with EOS between them, some thousands of tokens at a time."""
 
     def __init__(self, documents: Store, indices: np.ndarray, end: int):
         self.documents, self.end = documents, np.array([end], np.int64)

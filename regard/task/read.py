@@ -501,7 +501,7 @@ class Looked:
     """Where a reader looked while it wrote each token."""
 
     text: list[str]
-    """What was written, token by token, and the end sign."""
+    """What was written, token by token, and EOS."""
     weights: Float[Tensor, "layers H L rows columns"]
     """Row n is of the step that wrote token n; rows and columns are the image's patches."""
 

@@ -1,6 +1,6 @@
 """What tasks that learn to write text have in common: examples, the loss and their scores.
 
-    texts → ids, end → encoder                                      sources close with an end sign
+    texts → ids, end → encoder                                      sources close with EOS
             start, ids → decoder → ids, end → text                  targets
 
 `translate` and `dates` train a `Transduction`; `read` has the same loss.

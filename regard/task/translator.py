@@ -48,7 +48,7 @@ class Written:
     """By which it was ranked: log p by the number of tokens to the power of the length penalty."""
     tokens: list[int]
     token_scores: list[float]
-    """log p of each token, and of the end sign where it was reached."""
+    """log p of each token, and of EOS where it was reached."""
     attention: Attended | None = None
     """Where it looked while it was written, if that was asked for; all of it is of this one, none
     of hypotheses that lost."""
@@ -129,7 +129,7 @@ class Translator:
     ) -> list[str]:
         """A text for each text; an empty one for an empty one."""
         check_texts(texts)
-        best = self.translations(texts, beams=beams, batch=batch, soon=False)
+        best = self.translations(texts, beams=beams, batch=batch, low_latency=False)
         return [written[0].text for written in best]
 
     def stream(
@@ -155,14 +155,14 @@ class Translator:
         batch: int = 64,
         attention: bool = False,
         align: bool = False,
-        soon: bool = True,
+        low_latency: bool = True,
     ) -> Iterator[list[Written]]:
         """For each text the best few, best first, with their scores and what else is asked for.
 
         They come as soon as they and all before them are ready; None among the texts says that no
         more are there for now. There is one for every text at least, which for an empty text is
-        empty. With `soon` the first few texts are decoded first, so that somebody who waits sees
-        them; without, all of them are sorted by length, which is faster.
+        empty. With `low_latency` the first few texts are decoded first, for somebody who waits;
+        without, all of them are sorted by length, which is faster.
 
         A text that is longer than the model is used to is cut into parts, at spaces where there
         are any. What is found for the parts is joined, the best with the best, and so on.
@@ -186,7 +186,11 @@ class Translator:
 
         ready: list[list[Written]] = []
         for written in in_order(
-            parts(), decode, length=lambda part: len(part.ids), sentences=batch, soon=soon
+            parts(),
+            decode,
+            length=lambda part: len(part.ids),
+            sentences=batch,
+            low_latency=low_latency,
         ):
             ready.append(written)
             if len(ready) == counts[0]:

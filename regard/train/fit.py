@@ -22,7 +22,7 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from regard.seeding import combined
-from regard.train import distributed, engine, optimizer, schedule
+from regard.train import distributed, optimizer, precision, schedule
 from regard.train.checkpointer import Checkpointer
 from regard.train.config import TrainingConfig
 from regard.train.display import Display, display
@@ -82,16 +82,16 @@ class _Fit:
     ):
         self.task, self.config, self.run, self.world = task, config, run, world
         self.total = _last_step(task, config)
-        self.dtype = engine.precision(config, world)
+        self.dtype = precision.dtype(config, world)
         run.describe(task.about(), task.model, config, task.run_files())
         self.state, saved = run.resume(task.model)
         model = task.model.to(world.device).train()
         self.checkpointer = Checkpointer(task, config, run, world)
-        compiled = engine.compiled(model, config, world.device)
+        compiled = precision.compiled(model, config, world.device)
         self.objective = distributed.spread(_Objective(task), world)
         self.parameters = {n: p for n, p in model.named_parameters() if p.requires_grad}
         self.optimizer = optimizer.make(model, config)
-        self.scaler = engine.scaler(self.dtype, world, self.state)
+        self.scaler = precision.scaler(self.dtype, world, self.state)
         self.checkpointer.begin(self.state, saved, self.parameters, self.optimizer)
         run.rewind(self.state.step, config.tensorboard)
         self.meter = Meter(self.state, config, self.total, task.unit)
@@ -204,7 +204,7 @@ class _Fit:
 
     def _save(self) -> None:
         self._tell()
-        engine.save_scaler(self.scaler, self.state)
+        precision.save_scaler(self.scaler, self.state)
         self.checkpointer.save()
         self.meter.tick()
 

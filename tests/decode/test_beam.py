@@ -151,7 +151,7 @@ def test_no_prompts_no_results() -> None:
         ({"max_length": 0}, r"max_length \(0\) must be a whole number, 1 or more"),
         ({"max_length": [3]}, r"max_length \(\[3\]\) must be one number, or one for each of 2"),
         ({"min_length": 4}, r"min_length \(4\) must not exceed max_length \(3\)"),
-        ({"prompts": [[1], []]}, r"prompt 1 is empty; it needs at least the start sign"),
+        ({"prompts": [[1], []]}, r"prompt 1 is empty; it needs at least BOS"),
         ({"prompts": [[1]]}, r"1 prompts for a session of 2 rows"),
         ({"penalty": lambda n: 0.0}, r"the penalty of 1 tokens \(0.0\) must be positive"),
     ],

@@ -63,7 +63,7 @@ def test_a_target_word_is_linked_to_the_word_it_looks_at_most() -> None:
         [
             # a     b1    b2    end
             [0.3, 0.2, 0.2, 0.3],  # the two tokens of b together are more than a
-            [0.2, 0.0, 0.1, 0.7],  # the end sign is no word
+            [0.2, 0.0, 0.1, 0.7],  # EOS is no word
             [0.0, 0.4, 0.0, 0.6],
             [0.0, 0.0, 0.0, 1.0],  # the step that wrote the end
         ]

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from regard import checkpoint
 from regard.config import from_json
 from regard.model.block import Block
-from regard.train import engine, report, state
+from regard.train import precision, report, state
 from regard.train.config import TrainingConfig
 from regard.train.display import Display, Progress
 from regard.train.fit import Result, fit
@@ -237,9 +237,11 @@ def test_blocks_are_compiled_where_it_pays(tmp_path: Path, monkeypatch: pytest.M
         assert compiled == [{"dynamic": True}] * blocks
     cuda = torch.device("cuda")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
-    assert engine.compiled(Backwards().model, TrainingConfig(), cuda) == "2 blocks compiled"
+    assert precision.compiled(Backwards().model, TrainingConfig(), cuda) == "2 blocks compiled"
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    assert "Triton is not installed" in engine.compiled(Backwards().model, TrainingConfig(), cuda)
+    assert "Triton is not installed" in precision.compiled(
+        Backwards().model, TrainingConfig(), cuda
+    )
 
 
 def test_averages_are_what_is_kept(tmp_path: Path) -> None:
@@ -346,7 +348,7 @@ def test_a_run_begun_otherwise(tmp_path: Path) -> None:
     train(tmp_path, steps=3)
     with pytest.raises(
         ValueError,
-        match=r"run with other settings: training.lr is 0.1 instead of 0.003; regard train --resume",
+        match=r"run with other settings: training.lr is 0.1 instead of 0.003; regard train",
     ):
         train(tmp_path, lr=0.1)
     with pytest.raises(ValueError, match=r"task.size is 5 instead of 7"):

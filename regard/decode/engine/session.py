@@ -112,7 +112,7 @@ class Session:
             )
         for n, prompt in enumerate(prompts):
             if not len(prompt):
-                raise ValueError(f"prompt {n} is empty; it needs at least the start sign")
+                raise ValueError(f"prompt {n} is empty; it needs at least BOS")
             if not 0 <= min(prompt) <= max(prompt) < self.vocabulary:
                 raise ValueError(
                     f"prompt {n} ({shown(list(prompt))}) must hold tokens from 0 to "

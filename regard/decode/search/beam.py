@@ -1,10 +1,11 @@
 """Beam search: the best few hypotheses stay open, and each step extends all of them.
 
     score(y) = log p(y | x) / lp(|y|) + cp(x, y)
-    lp(n) = ((5 + n) / 6)^α                          else short sentences would always win
+    lp(n) = ((5 + n) / 6)^α, or n^α                  else short sentences would always win
     cp(x, y) = β Σ_i log(min(Σ_j a_ij, 1))           the coverage of source token i by attention a
 
-Wu et al. (2016), section 7; α = 0.6 in Vaswani et al. (2017). |y| counts the end sign.
+The first lp is that of Wu et al. (2016), section 7, with α = 0.6 in Vaswani et al. (2017). Tasks
+use the second, as fairseq, HF and Marian do. |y| counts EOS.
 
 Of all extensions of a sentence's open hypotheses the best `width` that go on stay open; those that
 end are finished if they are among the best `width` of all. An open hypothesis can only lose
@@ -32,7 +33,7 @@ from regard.decode.search.hypothesis import Hypothesis
 from regard.decode.search.topk import Best
 
 Penalty = Callable[[int], float]
-"""Length penalty lp: what log p is divided by, from the number of tokens, end sign included."""
+"""Length penalty lp: what log p is divided by, from the number of tokens, EOS included."""
 
 
 def gnmt(alpha: float | int) -> Penalty:
@@ -141,7 +142,7 @@ class Beams:
         self.parents = torch.zeros(B, T, W, dtype=torch.int64, device=device)
         self.tokens = torch.zeros_like(self.parents)
         self.gains = torch.zeros(B, T, W, dtype=dtype, device=device)
-        # Finished: the score, log p of the end sign, the length and slot of the open hypothesis
+        # Finished: the score, log p of EOS, the length and slot of the open hypothesis
         # that ended, and whether it was cut instead.
         self.scores = torch.full((B, K), -math.inf, dtype=dtype, device=device)
         self.ends = torch.zeros_like(self.scores)

@@ -1,7 +1,7 @@
 """Constraints on search: minimum and maximum length, and banned tokens.
 
 All of it is data, which every engine receives as it is. Lengths count the tokens after the prompt,
-without the end sign: step t chooses token t of every sentence.
+without EOS: step t chooses token t of every sentence.
 """
 
 import math

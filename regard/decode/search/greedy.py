@@ -30,7 +30,7 @@ def greedy(
     banned: Sequence[int] = (),
     renormalize: bool = False,
 ) -> list[Hypothesis]:
-    """One hypothesis for each prompt, which is the start sign and any tokens after it.
+    """One hypothesis for each prompt, which is BOS and any tokens after it.
 
     `score` is log p.
     """

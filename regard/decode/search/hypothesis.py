@@ -8,11 +8,11 @@ class Hypothesis:
     """A sequence of tokens and its score."""
 
     tokens: list[int]
-    """The tokens after the prompt, without the end sign."""
+    """The tokens after the prompt, without EOS."""
     score: float
     """What hypotheses are ranked by: the sum of token scores, with a search's own penalties."""
     token_scores: list[float]
-    """log p of each token, and last that of the end sign where it was reached."""
+    """log p of each token, and last that of EOS where it was reached."""
 
     def __post_init__(self) -> None:
         if self.score != self.score:

@@ -11,7 +11,7 @@ from regard.train.distributed import World
 from regard.train.state import State
 
 
-def precision(config: TrainingConfig, world: World) -> torch.dtype:
+def dtype(config: TrainingConfig, world: World) -> torch.dtype:
     """The dtype of matrix products (autocast); weights and sums stay float32."""
     match config.precision:
         case "bf16":
