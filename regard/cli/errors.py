@@ -14,6 +14,8 @@ import tempfile
 import traceback
 from collections.abc import Callable
 
+from regard.processes import one_line
+
 FAULT = 70
 
 
@@ -36,10 +38,6 @@ def guarded(run: Callable[[], int | None], debug: Callable[[], bool]) -> int:
             raise
         return _report(error)
     return status or 0
-
-
-def one_line(error: BaseException) -> str:
-    return " ".join(str(error).split())
 
 
 def _report(error: Exception) -> int:

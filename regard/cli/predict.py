@@ -13,13 +13,14 @@ import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 from regard.cli.arguments import with_folder
 from regard.cli.stream import WINDOW, Bar, Line, Lines, answers
 from regard.decode.batching import windows
-from regard.processes import Processes, launched
+from regard.processes import Processes, launched, one_line
 
 if TYPE_CHECKING:
     from regard.task.load import Predictor
@@ -171,22 +172,24 @@ class Classify(InferenceOptions):
     """One JSON object for each picture, for programs."""
 
 
-def classify(words: Sequence[str]) -> None:
+def classify(words: Sequence[str]) -> int:
     from regard.task.classify import Classifier
 
     folder, pictures, options = _pictures("classify", Classify, Classify(), words)
     model = _loaded(folder, options, Classifier)
     if options.top < 1:
         raise ValueError(f"top ({options.top}) must be 1 or more")
-    for some in _batches(pictures):
-        values, places = model.probabilities(some).sort(stable=True, dim=-1, descending=True)
-        for picture, row, numbers in zip(some, values.tolist(), places.tolist()):
-            best = [(model.labels[n], p) for n, p in zip(numbers, row)][: options.top]
-            if options.json:
-                labels = [{"label": label, "probability": p} for label, p in best]
-                _say(json.dumps({"picture": picture, "labels": labels}, ensure_ascii=False))
-            else:
-                _say("\t".join([picture, *(f"{label} {p:.1%}" for label, p in best)]))
+    answered = _Answered()
+    for picture, probabilities in answered.each(pictures, model.probabilities):
+        values, places = probabilities.sort(stable=True, descending=True)
+        ranked = zip(places.tolist(), values.tolist())
+        best = [(model.labels[n], p) for n, p in ranked][: options.top]
+        if options.json:
+            labels = [{"label": label, "probability": p} for label, p in best]
+            _say(json.dumps({"picture": picture, "labels": labels}, ensure_ascii=False))
+        else:
+            _say("\t".join([picture, *(f"{label} {p:.1%}" for label, p in best)]))
+    return answered.status
 
 
 @dataclass(frozen=True)
@@ -199,17 +202,18 @@ class Read(InferenceOptions):
     """One JSON object for each picture, for programs."""
 
 
-def read(words: Sequence[str]) -> None:
+def read(words: Sequence[str]) -> int:
     from regard.task.read import Reader
 
     folder, pictures, options = _pictures("read", Read, Read(), words)
     model = _loaded(folder, options, Reader)
-    for some in _batches(pictures):
-        for picture, text in zip(some, model.read(some, beams=options.beams)):
-            if options.json:
-                _say(json.dumps({"picture": picture, "text": text}, ensure_ascii=False))
-            else:
-                _say(f"{picture}\t{text}")
+    answered = _Answered()
+    for picture, text in answered.each(pictures, partial(model.read, beams=options.beams)):
+        if options.json:
+            _say(json.dumps({"picture": picture, "text": text}, ensure_ascii=False))
+        else:
+            _say(f"{picture}\t{text}")
+    return answered.status
 
 
 @dataclass(frozen=True)
@@ -286,8 +290,6 @@ def _pictures(
     pictures = names[1:]
     if not pictures:
         raise ValueError(f"{name} needs pictures: regard {name} {folder} picture.png …")
-    if absent := [picture for picture in pictures if not Path(picture).is_file()]:
-        raise ValueError(f"{', '.join(absent)} cannot be found; name image files")
     return folder, pictures, options
 
 
@@ -341,8 +343,38 @@ def _engine(model: Any) -> str:
 # Lines
 
 
-def _batches(pictures: list[str], size: int = 64) -> Iterator[list[str]]:
-    return (pictures[n : n + size] for n in range(0, len(pictures), size))
+class _Answered:
+    """Pictures, a batch at a time; one that cannot be read is reported, and the others go on."""
+
+    BATCH = 64
+
+    def __init__(self) -> None:
+        self.status = 0
+        """The exit code: 1 where a picture could not be read."""
+
+    def each(
+        self, pictures: list[str], answer: Callable[[list[str]], Iterable[Any]]
+    ) -> Iterator[tuple[str, Any]]:
+        for begin in range(0, len(pictures), self.BATCH):
+            some = pictures[begin : begin + self.BATCH]
+            try:
+                yield from zip(some, answer(some))
+            except (ValueError, OSError):
+                for picture in some:
+                    yield from self._alone(picture, answer)
+
+    def _alone(
+        self, picture: str, answer: Callable[[list[str]], Iterable[Any]]
+    ) -> Iterator[tuple[str, Any]]:
+        try:
+            if not Path(picture).is_file():
+                raise ValueError(f"{picture} cannot be found")
+            results = list(answer([picture]))
+        except (ValueError, OSError) as error:
+            self.status = 1
+            print("regard: left out:", one_line(error), file=sys.stderr, flush=True)
+        else:
+            yield from zip([picture], results)
 
 
 def _write(

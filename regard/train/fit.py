@@ -108,6 +108,8 @@ class _Fit:
         steps = batches(self.task, config, self.world, now)
         with self.interrupts, self.shown, closing(steps):
             self.shown.say(self.opening)
+            if config.minutes is not None and now.step and now.seconds >= config.minutes * 60:
+                self.stop = "minutes"  # a finished run stays finished
             if checkpointer.saved is None:
                 self._save()  # A folder that cannot be written should fail now, not after the work.
             while True:
@@ -126,6 +128,10 @@ class _Fit:
                     break
                 self._step(upcoming)
             self.run.report(self.task, now, config, self.stop)
+            if self.stop == "interrupted":
+                folder = self.run.folder
+                resume = f"regard train --resume {folder}"
+                self.shown.say(f"{folder}: saved at step {now.step}; go on with: {resume}")
         self.interrupts.pass_on()
         reason = self.stop or "interrupted"
         return Result(now.step, reason, now.best, now.best_step, now.seconds, self.run.folder)

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: training finishes its step, saves a checkpoint, and only then stops."""
+"""Ctrl-C, SIGTERM and SIGHUP: training finishes its step, saves a checkpoint, and then stops."""
 
 import signal
 import threading
@@ -6,6 +6,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
+
+_NAMES = ("SIGINT", "SIGTERM", "SIGHUP")  # of which Windows lacks the last
+_SIGNALS = [getattr(signal, name) for name in _NAMES if hasattr(signal, name)]
 
 
 class Interrupted(Exception):  # noqa: N818
@@ -24,8 +27,10 @@ class Interrupts:
     def __enter__(self) -> "Interrupts":
         # Python allows signal handlers in the main thread alone.
         if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
-                self._before[number] = signal.signal(number, self._note)
+            for number in _SIGNALS:
+                # Under nohup a terminal that closes is no reason to stop.
+                if number == signal.SIGINT or signal.getsignal(number) is not signal.SIG_IGN:
+                    self._before[number] = signal.signal(number, self._note)
         return self
 
     def __exit__(self, *_: object) -> None:

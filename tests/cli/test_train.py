@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
 
 from regard.cli import demo
 from regard.cli.main import main
@@ -95,7 +96,6 @@ def test_cards_show_the_task_s_command(run: Path) -> None:
         (["evaluate", "nowhere"], "nowhere does not exist"),
         (["translate"], "translate needs a run's or a model's folder"),
         (["classify", "R"], "classify needs pictures: regard classify R picture.png"),
-        (["read", "R", "absent.png"], "absent.png cannot be found"),
     ],
 )
 def test_wrong_words_get_one_line(
@@ -265,3 +265,20 @@ def test_a_folder_of_the_user_s_is_not_written_into(
     assert [path.name for path in mine.iterdir()] == ["report.md"]
     assert "is a file" in said(capsys, "train", "dates", mine / "report.md", *QUICK, status=2)
     assert "not a run" in said(capsys, "train", "dates", "/", *QUICK, status=2)
+
+
+@pytest.mark.usefixtures("unchecked")  # a captured stream is no TextIO to the checks
+def test_one_bad_picture_among_many_is_left_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = classify.preset("tiny")
+    config = replace(config, training=replace(config.training, steps=1, tensorboard=False))
+    run_training(classify.TASK, config, tmp_path / "run")
+    capsys.readouterr()
+    Image.new("L", (8, 8)).save(tmp_path / "good.png")
+    (tmp_path / "bad.png").write_text("no image")
+    pictures = [str(tmp_path / name) for name in ("good.png", "bad.png", "none.png", "good.png")]
+    assert main(["classify", str(tmp_path / "run"), *pictures]) == 1
+    captured = capsys.readouterr()
+    assert [line.split("\t")[0] for line in captured.out.splitlines()] == [pictures[0]] * 2
+    assert [line[:17] for line in captured.err.splitlines()] == ["regard: left out:"] * 2

@@ -209,6 +209,10 @@ def test_what_ends_it(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "epochs/last/training.json").read_text())["step"] == 10
     late = train(tmp_path / "minutes", steps=None, minutes=1e-6)
     assert (late.reason, late.step) == ("minutes", 1)
+    before = (tmp_path / "minutes" / "best" / "model.safetensors").read_bytes()
+    again = train(tmp_path / "minutes", steps=None, minutes=1e-6)
+    assert (again.reason, again.step) == ("minutes", 1)  # a finished run stays finished
+    assert (tmp_path / "minutes" / "best" / "model.safetensors").read_bytes() == before
 
     class Stuck(Backwards):
         def evaluate(self, model: nn.Module) -> dict[str, float]:
