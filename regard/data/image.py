@@ -275,7 +275,7 @@ def _decoded(
 
     def find(folder: Path) -> Path | None:
         with contextlib.suppress(ValueError):  # damaged, or not there
-            header(folder / f"{key}-images")
+            header(folder / f"{key}-images", verify=True)
             return folder / f"{key}-images"
         return None
 

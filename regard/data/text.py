@@ -288,6 +288,6 @@ def _found(folder: Path, key: str, text: Text) -> Store | None:
     if final not in candidates:
         return None
     try:
-        return Store(final)
+        return Store(final, verify=True)  # damage would change what is learned
     except ValueError:  # damaged: it is made again
         return None

@@ -340,6 +340,8 @@ def test_a_damaged_store_is_made_again(
     tokens.write_bytes(data[:-1] + b"\x01")
     with pytest.raises(ValueError, match=r"tokens.0 has changed since"):
         Store(made.folder, verify=True)
+    store(Pairs(*two), tokenizer, cache=cache)  # of the same size, but it is noticed
+    assert tokens.read_bytes() == data
     tokens.write_bytes(data[:-1])
     with pytest.raises(ValueError, match=r"tokens.0 has \d+ bytes instead of \d+"):
         Store(made.folder)
