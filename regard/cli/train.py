@@ -1,7 +1,12 @@
 """The command `train`: from words to a task, from a task to a run.
 
 regard train translate RUN --source train.en --target train.de
-regard train --again RUN NEW        the same once more, from the run's own config.json
+regard train --resume RUN           continues from the last checkpoint
+regard train --again RUN NEW        the same once more, with the run's own settings
+regard train --from RUN NEW         fine-tunes its model, with the run's own settings
+regard train --config FILE NEW      a new run with the settings of a run's config.json
+
+After these, flags change single settings.
 """
 
 import sys
