@@ -19,9 +19,20 @@ from regard.processes import one_line
 FAULT = 70
 
 
-def guarded(run: Callable[[], int | None], debug: Callable[[], bool]) -> int:
+def prepare_streams() -> None:
+    """Signs that a terminal cannot show are replaced; streams that were closed swallow all."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
+        elif getattr(stream, "errors", None) == "strict" and hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")
+    if sys.stdin is None:
+        sys.stdin = open(os.devnull, encoding="utf-8")  # noqa: SIM115
+
+
+def guarded(run: Callable[[], int | None], debug: bool) -> int:
     """The exit code of a command. With `debug`, exceptions pass through as they are."""
-    _prepare_streams()
     try:
         status = run()
         sys.stdout.flush()
@@ -30,11 +41,11 @@ def guarded(run: Callable[[], int | None], debug: Callable[[], bool]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except KeyboardInterrupt:
-        if debug():
+        if debug:
             raise
         return 130
     except Exception as error:
-        if debug():
+        if debug:
             raise
         return _report(error)
     return status or 0
@@ -81,15 +92,3 @@ def _kept(error: Exception) -> str:
 
 def _say(text: str) -> None:
     print("regard:", text, file=sys.stderr)
-
-
-def _prepare_streams() -> None:
-    """Signs that a terminal cannot show are replaced; streams that were closed swallow all."""
-    for name in ("stdout", "stderr"):
-        stream = getattr(sys, name)
-        if stream is None:
-            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
-        elif getattr(stream, "errors", None) == "strict" and hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="replace")
-    if sys.stdin is None:
-        sys.stdin = open(os.devnull, encoding="utf-8")  # noqa: SIM115

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 from regard import __version__
 from regard.cli.arguments import Parser
-from regard.cli.errors import guarded
+from regard.cli.errors import guarded, prepare_streams
 
 
 def _demo(options: argparse.Namespace) -> None:
@@ -140,13 +140,6 @@ def _parser() -> argparse.ArgumentParser:
 
 def main(words: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit code, of which `cli/errors.py` has the list."""
-    debug = False
-
-    def run() -> int | None:
-        nonlocal debug
-        options = _parser().parse_args(words)
-        debug = options.debug
-        status: int | None = options.run(options)
-        return status
-
-    return guarded(run, lambda: debug)
+    prepare_streams()
+    options = _parser().parse_args(words)
+    return guarded(lambda: options.run(options), options.debug)

@@ -298,13 +298,14 @@ def _loaded(
 ) -> Ready:
     import torch
 
+    from regard.device import device as auto_device
     from regard.task.load import load
 
     dtypes = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
     quantized = options.precision == "int8"
     device = options.device
     if device == "auto":
-        device = "cuda" if torch.cuda.is_available() and not quantized else "cpu"
+        device = "cpu" if quantized else auto_device("auto").type
     if device == "cuda" and here is not None and here.size > 1:
         device = f"cuda:{here.local}"
     if quantized and device != "cpu":

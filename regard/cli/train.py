@@ -55,6 +55,10 @@ SIZES = """regard train {task} RUN [--size tiny|base|big] [settings]
 """
 
 
+FROM_RUN = {"--resume": "RUN", "--again": "RUN NEW", "--from": "RUN NEW", "--config": "FILE NEW"}
+"""How a run begins with settings that another one has, and the names that it needs."""
+
+
 def train(words: Sequence[str]) -> None:
     """`regard train …`."""
     asks = any(word in ("-h", "--help") for word in words)
@@ -79,10 +83,6 @@ def train(words: Sequence[str]) -> None:
     if not run:
         raise ValueError("the run's folder has no name; name one: regard train TASK RUN")
     print("\n".join(run_training(task, config, Path(run))))
-
-
-FROM_RUN = {"--resume": "RUN", "--again": "RUN NEW", "--from": "RUN NEW", "--config": "FILE NEW"}
-"""How a run begins with settings that another one has, and the names that it needs."""
 
 
 def _from_run(way: str, words: list[str]) -> tuple[TaskSpec, Any, str]:
