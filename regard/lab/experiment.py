@@ -1,24 +1,44 @@
 """An experiment: a statement that is taught, a computation, and the verdict that follows from it.
 
-    taught → run() → measurements → verdict
+    taught → run() → measurements → verdict, and what is true
 
-A verdict is never a literal. One of the four functions below computes it from the measurements, so
-that a wrong implementation changes it.
+A verdict is never a literal. One of the functions below computes it from the measurements, so that
+a wrong implementation changes it. What is true is written from the same measurements.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-Verdict: TypeAlias = Literal["holds", "holds under conditions", "wrong as stated", "undecided"]
+from regard.lab.place import Place
+
+Verdict: TypeAlias = Literal[
+    "holds",
+    "holds under conditions",
+    "true in context, to be said more exactly",
+    "wrong as stated",
+    "undecided",
+]
+"""What an experiment finds.
+
+holds                    as it stands
+holds under conditions   which are stated and varied
+true in context, …       right as it is meant; an omission or a loose word would mislead a student
+wrong as stated          in the reading that the document itself suggests
+undecided                seeds disagree, or neither the statement nor its correction is confirmed
+"""
 
 MARKS: dict[Verdict, str] = {
     "holds": "✓",
     "holds under conditions": "◐",
+    "true in context, to be said more exactly": "≈",
     "wrong as stated": "✗",
     "undecided": "?",
 }
 """The character that stands for a verdict."""
+
+Kind: TypeAlias = Literal["taught", "asked", "added"]
+"""taught: the document says it. asked: a task of the document. added: ours, beside what it says."""
 
 Measured: TypeAlias = bool | int | float | str | Sequence["Measured"]
 """Whatever JSON can represent."""
@@ -63,6 +83,8 @@ class Finding:
     """The numbers that the verdict rests on, by name."""
     tables: tuple[Table, ...] = ()
     plots: tuple[Plot, ...] = ()
+    conclusion: str = ""
+    """What is true, written from the measurements."""
 
 
 @dataclass(frozen=True)
@@ -73,10 +95,10 @@ class Experiment:
     """Its number in the list of items."""
     name: str
     """Unique, of words with dashes; what one types."""
-    source: str
-    """Where it is taught: exercises, slides, exercise sheet, homework or handout."""
+    place: Place
+    """Where it is taught."""
     taught: str
-    """What is taught, in a sentence."""
+    """What is taught, in our own words, with every clause that limits it."""
     method: str
     """What is computed here, in a few sentences."""
     correct: str
@@ -87,6 +109,8 @@ class Experiment:
     """In LaTeX, without dollar signs."""
     trained: bool = False
     """Whether it trains models, which takes seconds."""
+    kind: Kind = "taught"
+    """Whether the document says it, asks for it, or whether it is added here."""
 
 
 def holds(taught: bool) -> Verdict:
@@ -98,6 +122,13 @@ def conditional(inside: bool, outside: bool) -> Verdict:
     """For a general statement, tested inside and outside the conditions that it needs."""
     if inside:
         return "holds" if outside else "holds under conditions"
+    return "wrong as stated"
+
+
+def more_exactly(meant: bool, literal: bool) -> Verdict:
+    """For a loose statement, tested as it is meant and as a student may take it."""
+    if meant:
+        return "holds" if literal else "true in context, to be said more exactly"
     return "wrong as stated"
 
 

@@ -25,6 +25,11 @@ class Result:
     finding: Finding
     seconds: float
 
+    @property
+    def conclusion(self) -> str:
+        """What is true."""
+        return self.finding.conclusion or self.experiment.correct
+
 
 @dataclass(frozen=True)
 class Failure:

@@ -25,6 +25,7 @@ STYLE = (files("regard.lab") / "report.css").read_text(encoding="utf-8")
 CLASSES: dict[Verdict, str] = {
     "holds": "holds",
     "holds under conditions": "conditions",
+    "true in context, to be said more exactly": "exactly",
     "wrong as stated": "wrong",
     "undecided": "undecided",
 }
@@ -85,15 +86,16 @@ def section(result: Result) -> str:
     shown = [_table(table) for table in finding.tables] + [_plot(plot) for plot in finding.plots]
     return f"""<article id="{escape(experiment.name)}" class="{kind}">
 <header><h3><a href="#{escape(experiment.name)}">{escape(experiment.name)}</a></h3>
-<span class="where">item {experiment.item}, {escape(experiment.source)}</span>
+<span class="where">item {experiment.item}, {escape(str(experiment.place))}</span>
 <span class="chip">{mark} {finding.verdict}</span></header>
-<dl class="words"><dt>Taught</dt><dd class="taught">{words(experiment.taught)}</dd>
+<dl class="words"><dt>{experiment.kind.capitalize()}</dt>
+<dd class="taught">{words(experiment.taught)}</dd>
 <dt>Computed</dt><dd>{words(experiment.method)}</dd></dl>
 {f'<div class="equations">{equations}</div>' if equations else ""}
 {f'<div class="figures">{"".join(shown)}</div>' if shown else ""}
 <details{"" if shown else " open"}><summary>What the verdict rests on</summary>
 {_measurements(finding)}</details>
-<div class="correct"><p><b>What is true.</b> {words(experiment.correct)}</p></div>
+<div class="correct"><p><b>What is true.</b> {words(result.conclusion)}</p></div>
 </article>
 """
 
@@ -196,7 +198,8 @@ def _family(family: Family, results: Sequence[Result]) -> str:
 
 def _stated() -> str:
     rows = "".join(
-        f"<tr><td>{entry.item}</td><td>{_part(entry)}{words(entry.words)}</td>"
+        f"<tr><td>{entry.item}</td><td>{_part(entry)}{words(entry.words)} "
+        f'<span class="where">{escape(str(entry.place))}</span></td>'
         f"<td>{words(entry.source)}</td></tr>"
         for entry in STATED
     )
@@ -232,7 +235,7 @@ def _table(table: Table) -> str:
 
 def _measurements(finding: Finding) -> str:
     rows = "".join(
-        f"<tr><td>{words(name.replace('_', ' '))}</td><td>{escape(figure(value))}</td></tr>"
+        f"<tr><td>{words(name)}</td><td>{escape(figure(value))}</td></tr>"
         for name, value in finding.measurements.items()
     )
     return f'<div class="scroll"><table><tbody>{rows}</tbody></table></div>'

@@ -23,6 +23,7 @@ from regard.lab.terminal import INDENT, indented
 COLOURS: dict[Verdict, str] = {
     "holds": "green",
     "holds under conditions": "yellow",
+    "true in context, to be said more exactly": "cyan",
     "wrong as stated": "red",
     "undecided": "blue",
 }
@@ -69,8 +70,8 @@ def results(every: Sequence[Result], stated: Sequence[Stated], console: Console)
 def result(one: Result, console: Console) -> None:
     """One experiment: what is taught, what was computed, the results, and what is true."""
     experiment, finding = one.experiment, one.finding
-    console.print(_heading(experiment.name, f"item {experiment.item}, {experiment.source}"))
-    _words(console, "Taught", experiment.taught)
+    console.print(_heading(experiment.name, f"item {experiment.item}, {experiment.place}"))
+    _words(console, experiment.kind.capitalize(), experiment.taught)
     _words(console, "Computed", experiment.method)
     for equation in experiment.equations:
         console.print(Padding(Text(plain(equation), "magenta"), (0, 0, 0, INDENT + 10)))
@@ -89,14 +90,14 @@ def result(one: Result, console: Console) -> None:
     verdict = Text.assemble(verdict_mark(finding.verdict), f"  ({one.seconds:.1f} s)")
     verdict.stylize("dim", len(verdict_mark(finding.verdict)))
     console.print(_row("Verdict", verdict))
-    _words(console, "Correct", experiment.correct)
+    _words(console, "True", one.conclusion)
     console.print()
 
 
 def stated_entry(entry: Stated, console: Console) -> None:
     """An item, or a part of one, that is only stated."""
     part = f" ({entry.part})" if entry.part else ""
-    console.print(_heading(f"item {entry.item}{part}", "stated, not computed"))
+    console.print(_heading(f"item {entry.item}{part}", f"{entry.place}; stated, not computed"))
     _words(console, "Taught", entry.words)
     _words(console, "Settled", entry.source)
     console.print()
@@ -114,7 +115,7 @@ def summary(
     body.add_column("what is true", no_wrap=True, style="dim")
     names = [family.title for family, _ in families] + [r.experiment.name for r in results]
     longest = max(map(len, names), default=0)
-    room = max(24, console.width - INDENT - len("◐ holds under conditions") - longest - 16)
+    room = max(24, console.width - INDENT - len("≈ to be said more exactly") - longest - 16)
     for family, some in families:
         if some:
             body.add_section()
@@ -122,10 +123,10 @@ def summary(
         for one in some:
             experiment = one.experiment
             body.add_row(
-                verdict_mark(one.finding.verdict),
+                verdict_mark(one.finding.verdict, brief=True),
                 str(experiment.item),
                 experiment.name,
-                shorten(experiment.correct, room, placeholder=" …"),
+                shorten(one.conclusion, room, placeholder=" …"),
             )
     console.print(indented(body), "")
     counts = Counter(one.finding.verdict for one in results)
@@ -147,9 +148,10 @@ def table(numbers: Numbers) -> Table:
     return drawn
 
 
-def verdict_mark(verdict: Verdict) -> Text:
-    """The verdict in its colour."""
-    return Text(f"{MARKS[verdict]} {verdict}", COLOURS[verdict])
+def verdict_mark(verdict: Verdict, brief: bool = False) -> Text:
+    """The verdict in its colour; briefly, the part after its comma."""
+    words = verdict.rpartition(", ")[2] if brief else verdict
+    return Text(f"{MARKS[verdict]} {words}", COLOURS[verdict])
 
 
 _RULED = Box("    \n    \n ── \n    \n ── \n ── \n    \n    \n")
@@ -161,7 +163,7 @@ def _measurements(measured: Iterable[tuple[str, Measured]]) -> Table:
     grid.add_column(style="dim")
     grid.add_column(overflow="fold")
     for name, value in measured:
-        grid.add_row(Text(name.replace("_", " ")), Text(figure(value)))
+        grid.add_row(Text(name), Text(figure(value)))
     return grid
 
 

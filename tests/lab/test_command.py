@@ -20,6 +20,7 @@ from regard.lab.claims.stated import ITEMS, STATED
 from regard.lab.commands import lab as command
 from regard.lab.experiment import Experiment, Finding
 from regard.lab.perform import Result
+from regard.lab.place import SECTIONS
 from tests.processes import HANG, children, die, wait_until
 
 ROOT = Path(__file__).parent.parent.parent
@@ -70,8 +71,7 @@ def test_there_are_enough_experiments() -> None:
 
 @pytest.mark.parametrize("experiment", experiments(), ids=lambda e: e.name)
 def test_an_experiment_says_what_it_is_about(experiment: Experiment) -> None:
-    known = {"exercises", "slides", "exercise sheet", "homework", "handout"}
-    assert experiment.source in known
+    assert experiment.place.section in SECTIONS[experiment.place.document]
     for words in (experiment.taught, experiment.method, experiment.correct):
         assert re.search(r"[.?]$", words)
         assert len(re.findall(r"[.?!](?= [A-Z])", words)) < 3
@@ -81,7 +81,7 @@ def test_an_experiment_says_what_it_is_about(experiment: Experiment) -> None:
 def test_the_list_read_from_files_is_that_of_the_experiments() -> None:
     for family, some in lines().items():
         found = by_family()[family.name]
-        assert [(e.item, e.name, e.taught) for e in found] == list(some)
+        assert [(e.item, e.name, e.place, e.taught, e.kind) for e in found] == list(some)
     assert set(by_family()) == {family.name for family in FAMILIES}
 
 
@@ -111,7 +111,7 @@ def test_the_list_needs_no_torch() -> None:
 def test_one_experiment(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["lab", "equivariance"]) == 0
     said = capsys.readouterr().out
-    assert "item 15, slides" in said
+    assert "item 15, slides, order" in said
     assert "permutation invariant" in said
     assert "✗ wrong as stated" in said
     assert "It is equivariant" in said
@@ -187,7 +187,10 @@ def test_json_is_all_that_is_printed(capsys: pytest.CaptureFixture[str]) -> None
     assert [*found] == ["experiments"]
     assert [entry["name"] for entry in found["experiments"]] == ["exercise-1", "equivariance"]
     for entry in found["experiments"]:
-        assert [*entry] == ["item", "name", "verdict", "measurements"]
+        assert [*entry] == [
+            "item", "name", "place", "kind", "taught", "computed", "verdict", "true",
+            "measurements",
+        ]  # fmt: skip
     assert found["experiments"][0]["measurements"]["scores"] == [8, 6, 1]
 
 

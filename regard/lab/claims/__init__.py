@@ -11,9 +11,10 @@ from collections.abc import Iterator
 from functools import cache
 from importlib import import_module
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from regard.lab.experiment import Experiment
+from regard.lab.experiment import Experiment, Kind
+from regard.lab.place import Place
 
 
 class Family(NamedTuple):
@@ -110,7 +111,9 @@ class Line(NamedTuple):
 
     item: int
     name: str
+    place: Place
     taught: str
+    kind: Kind
 
 
 @cache
@@ -155,5 +158,17 @@ def _read(file: str) -> Iterator[Line]:
     for entry in entries:
         match entry:
             case ast.Call(args=positional, keywords=named):
-                values = dict(zip(fields, positional)) | {word.arg: word.value for word in named}
-                yield Line(*(ast.literal_eval(values[field]) for field in Line._fields))
+                given = dict(zip(fields, positional)) | {word.arg: word.value for word in named}
+                values = {"kind": Experiment.kind, **given}
+                yield Line(*(_value(values[field]) for field in Line._fields))
+
+
+def _value(node: ast.expr | str) -> Any:
+    """What an expression stands for: a literal, or a place."""
+    match node:
+        case ast.Call(func=ast.Name("Place"), args=[document, section]):
+            return Place(ast.literal_eval(document), ast.literal_eval(section))
+        case str():
+            return node
+        case _:
+            return ast.literal_eval(node)

@@ -26,6 +26,7 @@ from regard.lab.experiment import (
     by_seeds,
     conditional,
 )
+from regard.lab.place import Place
 from regard.lab.probe import Task
 from regard.model.baseline import Baseline
 from regard.model.block import PreNorm
@@ -329,7 +330,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         item=60,
         name="heads-at-once",
-        source="homework",
+        place=Place("homework", "1.4(c)"),
         taught="Several heads give richer representations than one.",
         method="One block of the same width, and so of the same number of parameters, with 1 to 8 "
         "heads learns to read the bits at four positions of a row at once, and at one position.",
@@ -346,7 +347,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         item=61,
         name="heads-and-noise",
-        source="homework",
+        place=Place("homework", "1.4(c)"),
         taught="Several heads make attention less sensitive to noise.",
         method="Models with one head and with four learn three tasks from clean tokens, and are "
         "evaluated with normal noise added to every token's embedding. The accuracy under noise "
@@ -359,7 +360,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         item=65,
         name="layer-norm",
-        source="homework",
+        place=Place("homework", "1.4(e)"),
         taught="LayerNorm stabilises and speeds up training.",
         method="Two blocks and six learn of which of two tokens there are more, with a LayerNorm "
         "before each sublayer and with none, at a low and at a high learning rate, without "
@@ -373,7 +374,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         item=100,
         name="scale-and-training",
-        source="handout",
+        place=Place("handout", "scores"),
         taught="Scaling the scores is optional, but helps training.",
         method="One block with one head learns from sentences which team plays better, with "
         "β = 1/√K and with β = 1, for narrow keys and for wide ones.",
@@ -386,7 +387,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         item=101,
         name="heads-and-filters",
-        source="handout",
+        place=Place("handout", "multi-head"),
         taught="The number of heads is like the number of a convolution's filters.",
         method="One block reads the bits at four positions at once, either with 1 to 8 heads or "
         "with a convolution of 1 to 8 filters over the whole row. Parameters are counted as well.",

@@ -31,6 +31,7 @@ from regard.lab.claims.sample import (
     normal,
 )
 from regard.lab.experiment import Experiment, Finding, corrected, holds
+from regard.lab.place import Place
 from regard.model.block import Block
 from regard.model.stack import Stack
 
@@ -187,7 +188,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         24,
         "shared-memory",
-        "slides",
+        Place("slides", "decoder"),
         "Every decoder layer uses the keys and values of the top encoder layer.",
         "What two decoder layers read is compared with the encoder's output, and the keys and "
         "values that they attend to with each other.",
@@ -199,7 +200,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         25,
         "queries-from-below",
-        "slides",
+        Place("slides", "decoder"),
         "Cross-attention takes its queries from the layer below.",
         "The input of cross-attention's queries is compared with the output of the masked "
         "self-attention below it.",
@@ -209,7 +210,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         29,
         "encoder-and-decoder",
-        "exercise sheet",
+        Place("sheet", "6-2(a)"),
         "The encoder has self-attention, the decoder masked self-attention and cross-attention.",
         "Jacobians of both stacks say which row of the result depends on which row of the input "
         "and of the memory.",
@@ -220,7 +221,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         31,
         "which-box",
-        "exercise sheet",
+        Place("sheet", "6-2(b)"),
         "Of the three attention boxes in the paper's figure one is self, one masked self and one "
         "cross.",
         "Every attention layer of a running model reports whether it has another source and what "
@@ -231,7 +232,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         94,
         "encoder-output",
-        "handout",
+        Place("handout", "Transformers"),
         "The encoder makes a compact representation of its input.",
         "Texts of 1 to 40 tokens are encoded, and the numbers in the output are counted.",
         "The output keeps one vector for each token: L×d numbers, as many as went in.",
@@ -240,7 +241,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         99,
         "three-kinds",
-        "handout",
+        Place("handout", "take-away: Transformers"),
         "The Transformer is the backbone of chat models and of models of text, image and speech.",
         "A decoder-only, an encoder-decoder and an encoder-only model are built, their blocks are "
         "compared and the first one's reach is measured.",

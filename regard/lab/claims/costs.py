@@ -21,6 +21,7 @@ from regard.lab.experiment import (
     corrected,
     holds,
 )
+from regard.lab.place import Place
 from regard.model.baseline import Convolution, Dense, Recurrent
 
 N, D, K = 11, 14, 3
@@ -227,7 +228,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         10,
         "numbers-in-out",
-        "slides",
+        Place("slides", "dense layer"),
         "A layer takes N tokens of width D and gives N tokens of width D: N·D numbers each way.",
         "One sequence goes through attention, a convolution, an LSTM and a dense layer.",
         "So it is, for each of them.",
@@ -236,7 +237,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         11,
         "dense-parameters",
-        "slides",
+        Place("slides", "dense layer"),
         "One dense layer over all tokens has O(N²D²) parameters and costs as much.",
         "The length and the width are doubled, and weights and executed multiply-adds are "
         "counted. The exponents are the base-2 logarithms of the growth.",
@@ -247,7 +248,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         14,
         "following-layer",
-        "slides",
+        Place("slides", "shared weights"),
         "The layer from D to D that follows has O(D²) parameters and costs O(ND²).",
         "A linear layer runs on N tokens, at twice the length and at twice the width.",
         "So it is: the same D² weights for every token, ND² multiply-adds.",
@@ -256,7 +257,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         33,
         "layer-costs",
-        "exercise sheet",
+        Place("sheet", "6-2(d)"),
         "For each layer a convolution costs k·n·d, recurrence n·d² and self-attention n²·d.",
         "Each layer of the library is run on the same input, and the multiplications that are "
         "executed are counted, in fused kernels as well.",
@@ -268,7 +269,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         56,
         "crossover",
-        "homework",
+        Place("homework", "1.4(b)"),
         "Self-attention is faster than recurrence where the sequence is shorter than the width.",
         "Multiply-adds are counted at every length up to four times the width, for attention "
         "with and without its projections and for three kinds of recurrence.",
@@ -281,7 +282,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         90,
         "cost-table",
-        "handout",
+        Place("handout", "cost table"),
         "Attention costs what its two products cost, and recurrence L·d·d_v.",
         "A head of width d/8 and a plain recurrence are run, and their multiplications counted.",
         "Attention's projections cost another 4L·d·d_k, and recurrence another L·d_v², for its "

@@ -24,6 +24,7 @@ from regard.lab.experiment import (
     corrected,
     holds,
 )
+from regard.lab.place import Place
 from regard.model.baseline import Convolution
 from regard.model.block import Block, FeedForward, PostNorm, Sublayer
 
@@ -299,7 +300,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         96,
         "number-as-position",
-        "handout",
+        Place("handout", "positional encoding"),
         "A position's bare number, φ(i) = i, does not do: similarity should fall with distance.",
         "Dot products of twenty positions are computed for φ(i) = i and for sinusoids: which "
         "position is most similar to which, and whether neighbours are similar everywhere.",
@@ -310,7 +311,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         96,
         "position-kernel",
-        "handout",
+        Place("handout", "positional encoding"),
         "Sinusoids are a truncated radial basis function: φ(i)·φ(j) falls like exp(−λ(i − j)²).",
         "The dot products of 200 sinusoids of width 64 are compared with the sum of cosines and "
         "with the Gaussian of the λ that fits best.",
@@ -322,7 +323,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         19,
         "high-dimension",
-        "slides",
+        Place("slides", "adding"),
         "In high dimension an added position and a token's vector stay separate, because random "
         "vectors are nearly orthogonal.",
         "The mean |cos| of random pairs is measured at widths from 3 to 512, beside its exact "
@@ -335,7 +336,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         32,
         "relative-positions",
-        "exercise sheet",
+        Place("sheet", "6-2(c)"),
         "Order is told by vectors added to the input, which are either fixed or learned.",
         "Nothing is added to the input. Two rows are exchanged under attention without positions, "
         "with rotary ones and with a linear bias; the scores are compared by distance.",
@@ -347,7 +348,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         48,
         "position-and-reach",
-        "homework",
+        Place("homework", "1.3(b)"),
         "Positional encodings capture long-range dependencies.",
         "The Jacobian gives the longest distance over which a row of the output depends on a row "
         "of the input, for attention and for a convolution, with and without sinusoids.",
@@ -358,7 +359,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         98,
         "optional-information",
-        "handout",
+        Place("handout", "positional encoding"),
         "A position is information that training may use or ignore.",
         "Three attention layers read the same rows with positions: one with random matrices, one "
         "whose matrices ignore the positions' directions, and one with zeros for appended columns.",
@@ -369,7 +370,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         20,
         "skip-connections",
-        "slides",
+        Place("slides", "adding"),
         "Skip connections carry the position through the layers.",
         "Stacks of six untrained blocks, with and without the residual sum, read noisy rows with "
         "sinusoids. After each layer a linear probe is fitted to the position and tested on other "

@@ -17,6 +17,7 @@ from regard.attention.score import Dot
 from regard.lab.byhand import exercise
 from regard.lab.claims.sample import SAME, apart, normal
 from regard.lab.experiment import Experiment, Finding, Table, conditional, holds
+from regard.lab.place import Place
 
 
 def exercise_1() -> Finding:
@@ -252,7 +253,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         1,
         "exercise-1",
-        "exercises",
+        Place("exercises", "1"),
         "The state (1, 2, 1) looks at three others; their scores are 8, 6 and 1, and the context "
         "is the mean of the three states, weighted by a softmax of the scores.",
         "The weights and the context come from weights() and attend() at β = 1, with the states as "
@@ -265,7 +266,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         2,
         "exercise-1-in-torch",
-        "exercises",
+        Place("exercises", "1"),
         "A few lines of torch compute exercise 1.",
         "softmax(H s) H, written with torch's own functions, is compared with attend() at β = 1.",
         "They do, up to rounding.",
@@ -274,7 +275,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         4,
         "softmax-along-rows",
-        "exercises",
+        Place("exercises", "2(a)"),
         "The softmax is taken along the rows.",
         "The weights of exercise 3 are added up along rows, and down columns.",
         "Each row sums to 1, because a query shares out all of its attention. A column sums to "
@@ -285,7 +286,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         8,
         "exercise-3",
-        "exercises",
+        Place("exercises", "3"),
         "Two queries, three keys and three values of given numbers are worked through to the end.",
         "weights() and attend() compute it, and so do loops over plain numbers.",
         "The first query spreads its attention. The second puts nearly all of it on the first "
@@ -296,7 +297,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         8,
         "exercise-3-slips",
-        "exercises",
+        Place("exercises", "3"),
         "Forgetting the scale, or taking the softmax down the columns, gives another answer to "
         "exercise 3.",
         "The right answer and both mistakes are computed with weights() and attend(), and their "
@@ -305,11 +306,12 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "the scale the weights are too sharp; down the columns a query's weights don't add up to "
         "1.",
         exercise_3_slips,
+        kind="added",
     ),
     Experiment(
         9,
         "listing-is-the-library",
-        "exercises",
+        Place("exercises", "3"),
         "The listing, with its plain exponentials, does what torch's own attention function does.",
         "The listing, F.scaled_dot_product_attention and attend() are given the same random "
         "queries, keys and values in float64.",
@@ -319,7 +321,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         9,
         "overflow",
-        "exercises",
+        Place("exercises", "3"),
         "A softmax is the exponentials of the scores divided by their sum.",
         "In float32, one key has a growing score and another the score 0. Bisection finds the "
         "largest score for which plain exponentials give a finite result.",
@@ -335,7 +337,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         89,
         "four-words",
-        "handout",
+        Place("handout", "Numpy example"),
         "Four words attend to each other through random 3×2 matrices; the third word is the sum "
         "of the first two, and so are its scores.",
         "For 50 draws of the matrices, the score of the third word is compared with the sum of "

@@ -16,6 +16,7 @@ from regard.lab.claims import plain
 from regard.lab.claims.exercises import by_hand
 from regard.lab.claims.sample import DIFFERENT, SAME, alive, apart, normal
 from regard.lab.experiment import Experiment, Finding, Table, corrected, holds
+from regard.lab.place import Place
 
 SIZES = ((2, 3, 2, 3), (5, 7, 11, 13), (7, 5, 3, 2), (1, 1, 1, 1))
 """Values of n_q, n_k, d_k and d_v."""
@@ -190,7 +191,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         3,
         "attention-formula",
-        "exercises",
+        Place("exercises", "2"),
         "For all queries at once, attention is a softmax of Q Kᵀ over √d, times V.",
         "attend() is compared with loops over plain numbers, for matrices of four different "
         "shapes.",
@@ -202,7 +203,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         4,
         "output-shape",
-        "exercises",
+        Place("exercises", "2(a)"),
         "The result of attention has one row for each query and one column for each key.",
         "The shapes of the weights and of the output are read off for four choices of n_q, n_k, "
         "d_k and d_v.",
@@ -214,7 +215,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         85,
         "attention-shapes",
-        "handout",
+        Place("handout", "three tensors"),
         "Queries and keys are equally wide, keys and values equally many, and queries may be of "
         "any number.",
         "attend() computes four such triples, and each query alone as well.",
@@ -226,7 +227,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         84,
         "weights-are-shares",
-        "handout",
+        Place("handout", "three steps"),
         "Score, exponential, division by the sum: the weights lie between 0 and 1 and sum to 1.",
         "One query over four keys is taken through the three steps. Then the weights of many "
         "queries, with very unequal scores, are added up row by row.",
@@ -237,7 +238,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         55,
         "weighted-sum",
-        "homework",
+        Place("homework", "1.4(b)"),
         "Attention maps a query and pairs of keys and values to a weighted sum of the values.",
         "The sum is written out for random vectors. Then all values are made equal, and outputs "
         "are compared with the largest and the smallest of the values.",
@@ -249,7 +250,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         36,
         "column-convention",
-        "homework",
+        Place("homework", "1.1(a)"),
         "With vectors as columns, H = V softargmax_β(Kᵀ Q), of t rows and n columns.",
         "The homework's formula is computed in numpy, and compared with attend() on the transposed "
         "matrices.",
@@ -261,7 +262,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         88,
         "argument-order",
-        "handout",
+        Place("handout", "self-attention"),
         "Self-attention is Attention(X W_V, X W_Q, X W_K).",
         "A layer of one head with W_O = I is computed in numpy, and attend() is called with its "
         "projections in both orders.",
@@ -273,7 +274,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         83,
         "score-indices",
-        "handout",
+        Place("handout", "scores"),
         "The score of position i for position j is the product of query j and key i.",
         "The logarithms of the weights, which are the scores up to a constant in each row, are "
         "compared with q_j·k_i and with q_i·k_j.",

@@ -9,6 +9,7 @@ from regard import MultiHeadAttention, weights
 from regard.lab.claims import plain
 from regard.lab.claims.sample import DIFFERENT, SAME, D, H, L, S, alive, apart, normal, parameters
 from regard.lab.experiment import Experiment, Finding, Table, conditional, corrected, holds
+from regard.lab.place import Place
 from regard.model.baseline import Convolution
 
 K = D // H
@@ -198,18 +199,19 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         26,
         "multi-head",
-        "exercise sheet",
+        Place("sheet", "6-1"),
         "Multi-head attention is a few lines of PyTorch.",
         "The module is compared with plain numpy, head by head, and with torch's own layer, for "
         "seven queries over eleven pairs.",
         "The module, numpy and torch's own layer give the same numbers.",
         _multi_head,
         (r"[\mathrm{head}_1; \ldots; \mathrm{head}_H] W_O",),
+        kind="asked",
     ),
     Experiment(
         45,
         "output-projection",
-        "homework",
+        Place("homework", "1.2(a)"),
         "The output of multi-head attention is what its heads give, stacked.",
         "The heads are computed in numpy and compared with the module's output before and after "
         "W_O. Then one head's values are changed, and the columns that change are counted.",
@@ -220,7 +222,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         47,
         "stacked-heads",
-        "homework",
+        Place("homework", "1.3(a)"),
         "Multi-head self-attention gives an array with an axis for the heads, d′×n×h.",
         "The input of the output projection is compared with its output; all sizes differ.",
         "The heads are concatenated, h·d′ numbers for each token, and W_O maps them to the width. "
@@ -231,7 +233,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         59,
         "subspaces",
-        "homework",
+        Place("homework", "1.4(c)"),
         "Heads attend in different subspaces; their results are concatenated and projected.",
         "The output is assembled in numpy from each head's own part of W_O. The heads' weights "
         "are compared, and the heads are permuted with all of their parameters.",
@@ -243,7 +245,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         46,
         "grouped-convolution",
-        "homework",
+        Place("homework", "1.2(b)"),
         "The convolution's analogue of heads has as many groups as input channels.",
         "The Jacobian counts the input channels that a head's queries, a group and a depthwise "
         "channel read. A head is compared with a group before and after its weights are made "
@@ -256,7 +258,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         93,
         "keras-example",
-        "handout",
+        Place("handout", "multi-head"),
         "Multi-head attention concatenates its heads: two heads with values of 3 give 6 numbers.",
         "The handout's layer, with 2 heads, keys of 2 and values of 3, is computed in numpy, and "
         "its parameters are counted by hand.",
@@ -267,7 +269,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         101,
         "heads-share-width",
-        "handout",
+        Place("handout", "multi-head"),
         "The number of heads is like the number of filters of a convolution.",
         "Parameters are counted for 1 to 16 heads that share the width, for heads of a fixed "
         "width, and for filters.",

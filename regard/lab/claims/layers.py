@@ -11,6 +11,7 @@ from torch.autograd.functional import jacobian
 from regard import Concatenated, MultiHeadAttention, Sinusoidal, attend, weights
 from regard.lab.claims.sample import SAME, D, L, alive, apart, influence, normal, orthonormal
 from regard.lab.experiment import Curve, Experiment, Finding, Plot, Table, conditional, corrected
+from regard.lab.place import Place
 
 
 def _identity() -> Finding:
@@ -238,7 +239,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         49,
         "identity",
-        "homework",
+        Place("homework", "1.3(c)"),
         "Self-attention over orthonormal rows is the identity, because the scores are I.",
         "Weights are computed over orthonormal rows for many β and compared with the closed form; "
         "hard attention is computed as well.",
@@ -250,7 +251,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         50,
         "permutation",
-        "homework",
+        Place("homework", "1.3(c)"),
         "Self-attention permutes its rows when all scores are zero.",
         "Five values are attended to with scores of zero, and with queries that are β times the "
         "key of the row that is wanted. The error is compared with its closed form.",
@@ -262,7 +263,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         41,
         "hard-identity",
-        "homework",
+        Place("homework", "1.1(c)"),
         "Hard attention that keeps every value is a dense layer with identity weights and no bias.",
         "Hard self-attention over orthonormal and over random rows is compared with a dense layer "
         "over the rows whose matrix is I.",
@@ -273,7 +274,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         51,
         "running-linear",
-        "homework",
+        Place("homework", "1.3(d)"),
         "Self-attention can act as a linear layer that runs over the rows, a 1×1 convolution.",
         "One head is given keys and queries that read positions alone, so that each row finds "
         "itself, and is compared with a 1×1 convolution; with random matrices it is compared with "
@@ -285,7 +286,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         52,
         "convolution-by-heads",
-        "homework",
+        Place("homework", "1.3(e)"),
         "Self-attention can act as a convolution with a kernel wider than 1.",
         "Head δ rotates the query's sinusoid by δ positions and attends to the row there; W_O "
         "holds the taps. The error against the real convolution is measured as β grows; one head "
@@ -300,7 +301,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         52,
         "one-head-taps",
-        "homework",
+        Place("homework", "1.3(e)"),
         "One head can have any taps.",
         "The Jacobian of one head's output gives its taps, for a query that is drawn to the right "
         "and pushed from the left. The taps −1, 0, 1 are given to several heads.",
@@ -308,5 +309,6 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "difference of neighbours takes two heads.",
         _one_head,
         (r"\partial y_n / \partial x_{n+\delta} = a_\delta W_V, \quad a_\delta \ge 0",),
+        kind="added",
     ),
 )

@@ -45,6 +45,7 @@ from regard.lab.experiment import (
     corrected,
     holds,
 )
+from regard.lab.place import Place
 
 
 def causal_mask() -> Finding:
@@ -227,7 +228,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         7,
         "causal-mask",
-        "exercises",
+        Place("exercises", "2(d)"),
         "In the masked variant a matrix with -∞ above the diagonal is added to the scores.",
         "The weights under causal() are compared with a softmax over the first i keys of row i. "
         "Then the diagonal is hidden as well.",
@@ -239,7 +240,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         7,
         "masked-row",
-        "exercises",
+        Place("exercises", "2(d)"),
         "With -∞ added to the scores, the softmax does what is wanted by itself.",
         "One of three queries may attend to nothing. The output and the gradients of a plain "
         "softmax are compared with those of attend().",
@@ -250,17 +251,18 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         7,
         "large-negative",
-        "exercises",
+        Place("exercises", "2(d)"),
         "A large negative number does as well as -∞.",
         "-10⁹ is added to the scores of hidden pairs, with one query that may attend to nothing.",
         "It does where a row may attend to some key. Where it may attend to none, all scores are "
         "lowered alike, to which a softmax is invariant, and the hidden values come out.",
         large_negative,
+        kind="added",
     ),
     Experiment(
         23,
         "no-future",
-        "slides",
+        Place("slides", "decoder"),
         "The decoder's self-attention hides the positions to come.",
         "The Jacobian of a decoder of two blocks is computed, and words at the end of a target are "
         "exchanged.",
@@ -272,7 +274,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         32,
         "counting-by-mask",
-        "exercise sheet",
+        Place("sheet", "6-2(c)"),
         "Attention can't tell where a token stands unless it is told by a positional encoding.",
         "All queries and keys are zero, and only the first value is 1. The output is read with and "
         "without a causal mask.",
@@ -284,7 +286,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         54,
         "variable-lengths",
-        "homework",
+        Place("homework", "1.4(a)"),
         "Positional encodings let a Transformer handle sequences of variable length.",
         "Sentences of unequal length are padded to one batch, and their rows compared with the "
         "same sentences alone, with and without positions and a padding mask.",

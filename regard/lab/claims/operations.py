@@ -12,6 +12,7 @@ from regard.lab.byhand import exercise
 from regard.lab.claims.formula import SIZES, inputs
 from regard.lab.claims.sample import SAME, apart
 from regard.lab.experiment import Curve, Experiment, Finding, Plot, Table, holds
+from regard.lab.place import Place
 
 KINDS = ("mul", "div", "add")
 
@@ -148,7 +149,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         6,
         "operation-counts",
-        "exercises",
+        Place("exercises", "2(c)"),
         "Each step's multiplications, divisions and additions are given by a formula.",
         "Attention is executed number by number, with a count of what was done, and the counts are "
         "compared with the formulas. The result is compared with attend().",
@@ -163,7 +164,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         6,
         "operation-total",
-        "exercises",
+        Place("exercises", "2(c)"),
         "The counts of the single steps add up to what attention costs.",
         "All operations executed are added up, for growing lengths and while each size is doubled "
         "in turn.",

@@ -21,6 +21,7 @@ from regard.lab.experiment import (
     corrected,
     holds,
 )
+from regard.lab.place import Place
 
 
 def _dot_products() -> Finding:
@@ -144,7 +145,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         13,
         "dot-product-cost",
-        "slides",
+        Place("slides", "shared weights"),
         "Dot-product self-attention costs O(N²D).",
         "Multiply-adds are counted while attention runs, without projections and with them, at "
         "twice the length and at twice the width.",
@@ -156,7 +157,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         86,
         "value-product",
-        "handout",
+        Place("handout", "complexity"),
         "Attention costs O(L_q L_k d_k).",
         "The multiplications of the matrix products are counted while attention is executed, for "
         "values of growing width.",
@@ -167,7 +168,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         86,
         "like-a-dense-layer",
-        "handout",
+        Place("handout", "complexity"),
         "Attention costs about as much as a dense layer.",
         "A layer that is dense over all positions and channels, and attention, map the same "
         "sequence; the multiplications of both are counted at growing widths.",
@@ -179,7 +180,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         90,
         "window-cost",
-        "handout",
+        Place("handout", "cost table"),
         "A local window limits what attention costs.",
         "Attention runs in a window and without one, while the length doubles; what the kernel "
         "executes is counted, beside the pairs that the mask allows.",

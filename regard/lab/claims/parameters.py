@@ -13,6 +13,7 @@ from regard import (
 )
 from regard.lab.claims.sample import alive, base, normal, parameters, unbuilt
 from regard.lab.experiment import Experiment, Finding, Table, conditional, corrected, holds
+from regard.lab.place import Place
 from regard.model.baseline import Convolution, Dense, Recurrent
 from regard.model.block import FeedForward
 
@@ -161,7 +162,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         12,
         "shared-projections",
-        "slides",
+        Place("slides", "shared weights"),
         "W_Q, W_K and W_V are shared by all tokens, so attention has O(D²) parameters.",
         "One layer's weights are counted, and the layer is run on sequences of three lengths.",
         "3D² weights (and D² more in W_O), whatever the length.",
@@ -170,7 +171,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         91,
         "parameter-table",
-        "handout",
+        Place("handout", "parameter table"),
         "Attention has fewer parameters than even a convolution.",
         "Weights are counted: three projections, convolutions with 1, 3 and 5 taps, and a dense "
         "layer from L·d to L·d_v numbers.",
@@ -181,7 +182,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         99,
         "fewer-parameters",
-        "handout",
+        Place("handout", "take-away: Transformers"),
         "Attention needs fewer parameters than the layers before it.",
         "Weights of one attention layer, W_O included, are counted beside those of a dense layer "
         "over 50 rows, recurrent layers and convolutions of one width.",
@@ -193,7 +194,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         94,
         "solely-attention",
-        "handout",
+        Place("handout", "Transformers"),
         "The Transformer is built solely on attention.",
         "The parameters of the base model are counted by part, without their values, and by hand.",
         "In the two stacks the feed-forward networks hold more parameters than attention does.",
@@ -202,7 +203,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         70,
         "model-sizes",
-        "homework",
+        Place("homework", "1.5(b)"),
         "The Transformer has 65 and 213 million parameters, ViT 86, 307 and 632 million.",
         "The library's models are built on the meta device, for 37,000 tokens or 1,000 classes, "
         "and their parameters counted.",
@@ -212,7 +213,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         71,
         "model-widths",
-        "homework",
+        Place("homework", "1.5(b)"),
         "ViT is wider than the Transformer, because images contain more information.",
         "The widths of the published sizes are compared, rank by rank.",
         "The big Transformer and ViT-L are equally wide. Widths follow a model's size; nothing in "

@@ -24,6 +24,7 @@ from regard.lab.experiment import (
     corrected,
     holds,
 )
+from regard.lab.place import Place
 
 SIGMAS = (0.001, 0.1, 1.0, 5.0)
 """How far a key is moved."""
@@ -173,7 +174,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         43,
         "moved-key-line",
-        "homework",
+        Place("homework", "1.1(e)"),
         "What a small change of one key does to the output can be written down.",
         "One of five keys is moved by ε, of standard deviation 0.001 to 5. Weight and output are "
         "computed by attend() and by closed formulas, with δ = ε·q, in 401 draws each.",
@@ -184,11 +185,12 @@ EXPERIMENTS: tuple[Experiment, ...] = (
             r"a_j' = \frac{a_j e^{\beta\delta}}{1 + a_j (e^{\beta\delta} - 1)}",
             r"h' = h + \frac{a_j' - a_j}{1 - a_j} (v_j - h)",
         ),
+        kind="added",
     ),
     Experiment(
         43,
         "moved-key-linear",
-        "homework",
+        Place("homework", "1.1(e)"),
         "When a key moves, the output changes linearly: by β aⱼ δ (vⱼ - h), where δ = ε·q.",
         "The linear formula's error, relative to how far the output moved, is measured in 4,001 "
         "draws for changes of standard deviation 0.001 to 5, beside the exact formula's.",
@@ -201,7 +203,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         43,
         "split-softmax",
-        "homework",
+        Place("homework", "1.1(e)"),
         "A softmax of a sum is the sum of the softmaxes.",
         "A term is added to the scores, and the weights are compared with the sum of two "
         "softmaxes, and with their normalised product.",
@@ -213,7 +215,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         44,
         "longer-key",
-        "homework",
+        Place("homework", "1.1(f)"),
         "A key that is made longer draws more attention.",
         "One of seven keys is stretched by α, for a key that points along the query, one that "
         "points away from it, and one at a right angle.",

@@ -31,6 +31,7 @@ from regard.lab.claims.sample import (
 )
 from regard.lab.cost.count import counted
 from regard.lab.experiment import Experiment, Finding, Table, corrected, holds
+from regard.lab.place import Place
 from regard.model.embedding import Tokens
 
 P = 6
@@ -215,7 +216,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         17,
         "appended-positions",
-        "slides",
+        Place("slides", "positions"),
         "Positions may be concatenated to the vectors, at the price of more dimensions and more "
         "computing.",
         "Positions of width 6 are appended to rows of width 12. Parameters of one attention layer "
@@ -227,7 +228,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         18,
         "added-positions",
-        "slides",
+        Place("slides", "positions"),
         "Positions may be added to the vectors.",
         "The token layer's output is compared with √D times the table plus the sinusoids of the "
         "formula, from position 0 and from position 100 on.",
@@ -238,7 +239,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         95,
         "added-positions-are-tied",
-        "handout",
+        Place("handout", "positional encoding"),
         "Positions are appended to the token vectors, as in the paper.",
         "What the paper's model reads is compared with the token vectors, appended and added to. "
         "A matrix over the sum is compared with the same matrix, twice, over both side by side.",
@@ -250,7 +251,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         21,
         "sinusoid-formula",
-        "slides",
+        Place("slides", "sinusoids"),
         "Entry i of position n is sin(n / L^(i/D)) for even i, and cos(n / L^((i−1)/D)) for odd i.",
         "Fifty positions of the layer are compared with the formula, entry by entry; the layout "
         "with all sines first is compared with a permutation of it.",
@@ -262,7 +263,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         97,
         "frequency-index",
-        "handout",
+        Place("handout", "positional encoding"),
         "The frequencies are 10000^(−2k/d) for k = 1 … d/2.",
         "Position 1 at width 4 is computed with k from 0 and with k from 1, and compared with the "
         "layer.",
@@ -274,7 +275,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         69,
         "fixed-and-learned",
-        "homework",
+        Place("homework", "1.5(b)"),
         "Positions are fixed at the inputs of encoder and decoder, and learned in ViT.",
         "The published sizes are built on the meta device, and the parameters of their positions "
         "are counted.",
@@ -285,7 +286,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         73,
         "class-position",
-        "homework",
+        Place("homework", "1.5(c)"),
         "ViT learns as many positions as there are patches.",
         "The learned positions of ViT-B/16 are counted beside its patches.",
         "One for each patch, and one more for the class token.",

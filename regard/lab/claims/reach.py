@@ -30,6 +30,7 @@ from regard.lab.experiment import (
     holds,
 )
 from regard.lab.experiment import Measured as Cell
+from regard.lab.place import Place
 from regard.model.baseline import Convolution, Dense, Recurrent
 
 N, D, H = SMALL.length, SMALL.width, SMALL.heads
@@ -270,7 +271,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         34,
         "sequential-steps",
-        "exercise sheet",
+        Place("sheet", "6-2(d)"),
         "Recurrence is sequential; convolution and attention are computed in parallel.",
         "While a layer runs, the longest chain of products is followed in which each needs the "
         "result of the one before. The same is done for autoregressive decoding with attention.",
@@ -281,7 +282,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         53,
         "no-recurrence",
-        "homework",
+        Place("homework", "1.4(a)"),
         "Unlike an RNN or LSTM, a Transformer has no recurrence, and so trains in parallel.",
         "The longest chain of products is followed through an encoder-decoder and through two "
         "LSTM layers, at three lengths.",
@@ -292,7 +293,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         57,
         "all-at-once",
-        "homework",
+        Place("homework", "1.4(b)"),
         "The whole sequence enters at once, instead of token by token.",
         "The calls of matrix products are counted in attention and in an LSTM at three lengths.",
         "Attention calls the same few products at any length; an LSTM calls at least one for each "
@@ -302,7 +303,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         57,
         "whole-sequence",
-        "homework",
+        Place("homework", "1.4(b)"),
         "A Transformer computes the whole sequence at once, and gets what it would get step by "
         "step.",
         "A causal model computes seven tokens in one pass, and token by token with a KV cache; "
@@ -314,7 +315,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         58,
         "longest-path",
-        "homework",
+        Place("homework", "1.4(b)"),
         "Between two positions the path is O(1) long in self-attention and O(n) in recurrence.",
         "Gradients tell how many layers it takes from the first position to the last, and the "
         "graph of a layer how many products lie between. Recurrence is followed step by step.",
@@ -326,7 +327,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         102,
         "receptive-field",
-        "handout",
+        Place("handout", "CNNs"),
         "Convolutions reach far through depth.",
         "Gradients at the middle position are propagated back through more and more layers, and "
         "the positions with a nonzero gradient are counted.",
@@ -338,7 +339,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         77,
         "both-directions",
-        "handout",
+        Place("handout", "RNNs"),
         "A recurrent network sees the past only.",
         "Jacobians of a unidirectional and of a bidirectional recurrent layer say "
         "which row depends on which.",
@@ -348,7 +349,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         78,
         "variable-size",
-        "handout",
+        Place("handout", "CNNs"),
         "Convolutional networks cannot deal with inputs of variable size.",
         "Sequences and images of several sizes are given to convolutions, to a dense layer, and "
         "to two small CNNs with different heads.",

@@ -16,6 +16,7 @@ from regard.attention.score import Additive, Dot, General, ScaledDot, Score
 from regard.lab.claims import plain
 from regard.lab.claims.sample import DIFFERENT, SAME, alive, apart, normal, parameters
 from regard.lab.experiment import Curve, Experiment, Finding, Plot, Table, holds
+from regard.lab.place import Place
 
 WIDTHS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 
@@ -196,7 +197,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         5,
         "scale-and-gradient",
-        "exercises",
+        Place("exercises", "2(b)"),
         "Scores are divided by √d_k, because without it the softmax saturates and its gradient "
         "vanishes.",
         "128 random queries attend to 64 sets of 16 random keys of growing width. The slope of "
@@ -209,7 +210,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         5,
         "score-variance",
-        "exercises",
+        Place("exercises", "2(b)"),
         "The right divisor is the square root of the keys' width.",
         "The variance of q·k is measured for entries of variance 1, over growing widths. The scale "
         "that attention itself uses is read off its weights.",
@@ -217,11 +218,12 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "by √d_k it has variance 1 at any width.",
         score_variance,
         (r"\operatorname{Var}(q \cdot k) = \sum_{i=1}^{d_k} \operatorname{Var}(q_i k_i) = d_k",),
+        kind="added",
     ),
     Experiment(
         82,
         "other-scores",
-        "handout",
+        Place("handout", "scores"),
         "Any function of two vectors may serve as a score: a dot product, one with a learned "
         "matrix, or a small network.",
         "Four scores rate the same queries and keys. Each one's weights are checked, and compared "
@@ -237,18 +239,19 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         82,
         "general-is-dot",
-        "handout",
+        Place("handout", "scores"),
         "Luong's general score contains the dot product as a special case.",
         "The general score's matrix is set to I, to I/√d, to W_Q W_Kᵀ and to random numbers.",
         "It does: with the identity it is the dot product, and with I/√d the scaled one. A head "
         "of a Transformer is the general score with a matrix of low rank, W_Q W_Kᵀ.",
         general_is_dot,
         (r"q^\top W_Q W_K^\top k = (W_Q^\top q) \cdot (W_K^\top k)",),
+        kind="added",
     ),
     Experiment(
         87,
         "no-parameters",
-        "handout",
+        Place("handout", "complexity"),
         "Attention itself has no parameters.",
         "The parameters of a multi-head layer are counted in the operation itself and in the "
         "projections around it.",

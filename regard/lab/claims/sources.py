@@ -18,6 +18,7 @@ from regard import (
 from regard.lab.claims import plain
 from regard.lab.claims.sample import DIFFERENT, PLAN, SAME, D, H, L, S, alive, apart, normal
 from regard.lab.experiment import Experiment, Finding, Table, holds
+from regard.lab.place import Place
 
 
 def self_is_cross() -> Finding:
@@ -143,7 +144,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         27,
         "self-is-cross",
-        "exercise sheet",
+        Place("sheet", "6-2(a)"),
         "Self-attention and cross-attention are one operation, on one source or on two.",
         "One layer with the same weights reads its own input, the same input given as a source, "
         "and another source.",
@@ -153,7 +154,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         28,
         "differing-lengths",
-        "exercise sheet",
+        Place("sheet", "6-2(a)"),
         "In cross-attention there may be more queries than pairs of keys and values, or fewer.",
         "One layer is given four combinations of lengths, and compared with plain arithmetic.",
         "The output has as many rows as there are queries. Only keys and values have to be equally "
@@ -163,7 +164,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         92,
         "audio-and-text",
-        "handout",
+        Place("handout", "multi-modal"),
         "Words may attend to the frames of a recording, of which there are more.",
         "Multi-head attention reads a recording's frames, which are wider than the words; then "
         "the frames shuffled, and all but one of them.",
@@ -174,7 +175,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         30,
         "modalities",
-        "exercise sheet",
+        Place("sheet", "6-2(a)"),
         "Cross-attention joins modalities.",
         "A text decoder reads an image's patches, then a recording's frames, and the gradient of "
         "each word's logits with respect to the source is computed.",
@@ -184,7 +185,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         92,
         "shuffled-source",
-        "handout",
+        Place("handout", "multi-modal"),
         "In cross-attention, shuffling the pairs of keys and values changes nothing.",
         "Seven frames of audio read eleven words of text through a whole module, before and after "
         "the words are shuffled; then the values alone are shuffled.",
@@ -195,7 +196,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         41,
         "four-kinds",
-        "homework",
+        Place("homework", "1.1(c)"),
         "There are four types of attention: self or cross, each of them hard or soft.",
         "The same function is called with one or two sequences, and with β = 1/√d or β = ∞.",
         "The source and the sharpness are two independent choices, and one function does all four.",

@@ -7,6 +7,8 @@ experiments these account for every item.
 
 from typing import NamedTuple
 
+from regard.lab.place import Place
+
 ITEMS = 103
 """The number of items."""
 
@@ -17,6 +19,8 @@ class Stated(NamedTuple):
     item: int
     part: str
     """The part of the item, where the rest is computed; otherwise empty."""
+    place: Place
+    """Where it is stated."""
     words: str
     """The statement, in our own words."""
     source: str
@@ -27,6 +31,7 @@ STATED: tuple[Stated, ...] = (
     Stated(
         30,
         "examples",
+        Place("sheet", "6-2(a)"),
         "Cross-attention joins text prompts to images.",
         "So it is in latent diffusion (Rombach et al. 2021, arXiv 2112.10752) and in Flamingo "
         "(Alayrac et al. 2022, arXiv 2204.14198); in Whisper it joins text to speech (Radford et "
@@ -35,6 +40,7 @@ STATED: tuple[Stated, ...] = (
     Stated(
         53,
         "history",
+        Place("homework", "1.4(a)"),
         "Unlike RNNs and LSTMs, Transformers are encoders with decoders.",
         "Encoder and decoder are older: recurrent networks had them in 2014 (Sutskever et al., "
         "arXiv 1409.3215; Cho et al., arXiv 1406.1078).",
@@ -42,6 +48,7 @@ STATED: tuple[Stated, ...] = (
     Stated(
         71,
         "reason",
+        Place("homework", "1.5(b)"),
         "Vision Transformers are wide because images contain more information than text.",
         "No paper gives that reason: the widths of ViT's B and L follow BERT, a model of text "
         "(Dosovitskiy et al. 2020, arXiv 2010.11929, table 1; arXiv 1810.04805).",
@@ -49,6 +56,7 @@ STATED: tuple[Stated, ...] = (
     Stated(
         77,
         "training",
+        Place("handout", "RNNs"),
         "Recurrent networks are hard to train and hard to transfer.",
         "Why training is hard: Pascanu et al. 2012, arXiv 1211.5063. Transfer is possible: ELMo is "
         "recurrent and reads both ways (Peters et al. 2018, arXiv 1802.05365).",
@@ -56,6 +64,7 @@ STATED: tuple[Stated, ...] = (
     Stated(
         80,
         "",
+        Place("handout", "fixed positions"),
         "In a sentence, words depend on others at distances that vary.",
         "An observation about language; treebanks measure it (Futrell et al. 2015, Large-scale "
         "evidence of dependency length minimization in 37 languages, PNAS).",
@@ -63,6 +72,7 @@ STATED: tuple[Stated, ...] = (
     Stated(
         81,
         "",
+        Place("handout", "history"),
         "Attention was first used for image captions and then for translation.",
         "The other way round: translation in September 2014 (Bahdanau et al., arXiv 1409.0473), "
         "captions in February 2015 (Xu et al., arXiv 1502.03044).",
@@ -70,12 +80,14 @@ STATED: tuple[Stated, ...] = (
     Stated(
         99,
         "use",
+        Place("handout", "take-away: Transformers"),
         "Transformers are the backbone of chat models.",
         "They are, with the decoder alone (Brown et al. 2020, arXiv 2005.14165).",
     ),
     Stated(
         103,
         "",
+        Place("sheet", "6-1"),
         "Both coding assignments, multi-head attention and a ViT, are notebooks to fill in.",
         "Tasks, not statements: `regard lab exercise multihead` and `regard lab exercise vit` "
         "write them, with checks that say what is wrong and where.",

@@ -26,6 +26,7 @@ from regard.lab.claims.sample import (
     normal,
 )
 from regard.lab.experiment import Experiment, Finding, corrected, holds
+from regard.lab.place import Place
 from regard.model.baseline import Convolution
 from regard.model.block import FeedForward, PostNorm
 
@@ -127,7 +128,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         62,
         "feed-forward",
-        "homework",
+        Place("homework", "1.4(d)"),
         "FFN(x) = max(0, xW₁ + b₁)W₂ + b₂, the same for every position, first wider, then back.",
         "The layer is compared with the formula in numpy, all rows together and one by one.",
         "It is that formula, row by row, and the hidden layer is wider than the model.",
@@ -137,7 +138,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         63,
         "feed-forward-neighbours",
-        "homework",
+        Place("homework", "1.4(d)"),
         "The feed-forward network captures local patterns between neighbours.",
         "Its Jacobian is computed between all pairs of rows, beside a convolution's.",
         "Each row depends on itself alone: ∂y_i/∂x_j is zero for i ≠ j. Neighbours meet in "
@@ -148,7 +149,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         22,
         "residual-path",
-        "slides",
+        Place("slides", "encoder"),
         "Encoder and decoder are stacks with residual connections.",
         "Every sublayer of both stacks is silenced by zeros in its last matrix, and the result is "
         "compared with the input.",
@@ -160,7 +161,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         64,
         "post-norm",
-        "homework",
+        Place("homework", "1.4(e)"),
         "Each sublayer gives LayerNorm(x + Sublayer(x)), in 6 layers of 2 or 3 sublayers, with "
         "dropout before the sum.",
         "The residual is compared with numpy's LayerNorm under a known dropout mask, put before "

@@ -32,6 +32,7 @@ from regard.lab.claims.sample import (
     parameters,
 )
 from regard.lab.experiment import Experiment, Finding, Table, conditional, corrected, holds
+from regard.lab.place import Place
 from regard.model.baseline import Convolution, Dense
 from regard.model.block import Block, FeedForward, PostNorm
 from regard.model.stack import Stack
@@ -234,7 +235,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         15,
         "equivariance",
-        "slides",
+        Place("slides", "order"),
         "The Transformer is permutation invariant.",
         "Two blocks without positions read seven random rows, in order and permuted. The output "
         "is compared with the old one, and with the old one permuted in the same way.",
@@ -246,18 +247,19 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         15,
         "equivariance-causal",
-        "slides",
+        Place("slides", "order"),
         "A Transformer without positions does not notice a shuffling of its rows.",
         "The same two blocks, once without a mask and once under a causal one, read rows in order "
         "and shuffled.",
         "That is so as long as every row may attend to every other. A causal mask depends on the "
         "order, and breaks the symmetry.",
         _equivariance_causal,
+        kind="added",
     ),
     Experiment(
         16,
         "two-sentences",
-        "slides",
+        Place("slides", "order"),
         "Order matters: the same words in another order say the opposite.",
         "Two sentences that differ in the order of two names go through an encoder without "
         "positions and with each of four kinds; the means of the outputs are compared.",
@@ -268,7 +270,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         32,
         "order-under-a-mask",
-        "exercise sheet",
+        Place("sheet", "6-2(c)"),
         "Without positional encodings, attention has no access to the order of its inputs.",
         "An encoder and language models of one to three layers, all without positions, read the "
         "same tokens in two orders that end alike.",
@@ -279,7 +281,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         79,
         "tied-weights",
-        "handout",
+        Place("handout", "fixed positions"),
         "A convolution ties its weights to distances, a dense layer to absolute positions.",
         "A pattern is shifted by two positions, and each layer's output is compared with the old "
         "one, shifted. The convolution is also computed tap by tap.",
@@ -291,7 +293,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         66,
         "vit-locality",
-        "homework",
+        Place("homework", "1.5(a)"),
         "In a Vision Transformer only the MLP is local; in a CNN every layer is.",
         "The Jacobian says which rows each row of the output depends on, for attention, the "
         "feed-forward network and a convolution; one pixel is changed before the patch embedding.",
@@ -302,7 +304,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         66,
         "vit-shift",
-        "homework",
+        Place("homework", "1.5(a)"),
         "A CNN is translation equivariant, a Vision Transformer is not.",
         "An image is shifted by one pixel, one patch and two patches; the features are compared "
         "with the old ones, shifted (with a wrapped border for all).",

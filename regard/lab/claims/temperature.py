@@ -19,6 +19,7 @@ from regard.lab.byhand import exercise
 from regard.lab.claims import plain
 from regard.lab.claims.sample import SAME, apart, normal, orthonormal
 from regard.lab.experiment import Curve, Experiment, Finding, Plot, Table, corrected, holds
+from regard.lab.place import Place
 
 BETAS = tuple(10 ** (n / 4) for n in range(-8, 9))
 """From 0.01 to 100."""
@@ -272,7 +273,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         37,
         "sharpness",
-        "homework",
+        Place("homework", "1.1(b)"),
         "β sets how sharp the weights are: a smaller β makes them smoother.",
         "For the first query of exercise 3, the entropy of the weights and the largest of them are "
         "followed while β grows from 0.01 to 100.",
@@ -284,7 +285,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         37,
         "cold-limit",
-        "homework",
+        Place("homework", "1.1(b)"),
         "In the cold limit, the softargmax of x is the one-hot vector of x.",
         "The limit is computed for whole-number scores, which could be one-hot encoded "
         "themselves, then with 7 added to all of them, and with two equal largest ones.",
@@ -296,7 +297,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         38,
         "hot-limit",
-        "homework",
+        Place("homework", "1.1(b)"),
         "In the hot limit all m weights are 1/m.",
         "Weights at β = 0 are compared with 1/m, and the output with the mean of the values. The "
         "distance from 1/m is followed while β grows.",
@@ -307,7 +308,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         39,
         "convenient-beta",
-        "homework",
+        Place("homework", "1.1(b)"),
         "A convenient β is 1/√d.",
         "By how much the entropy of the weights falls below that of uniform ones is averaged over "
         "random vectors at four widths, with β = 1/√d, 1/d and 1, and with attend()'s default.",
@@ -319,7 +320,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         40,
         "preserving-a-value",
-        "homework",
+        Place("homework", "1.1(c)"),
         "To pass on one value unchanged, attention has to be cold: β has to be very small.",
         "For exercise 3, the distance of the output from the value of the best key is measured "
         "while β grows.",
@@ -331,7 +332,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         40,
         "one-hot-suffices",
-        "homework",
+        Place("homework", "1.1(c)"),
         "Values are preserved only where the matrix of weights is the identity.",
         "Four queries ask for four orthonormal keys, two of them for the same one, at β = ∞.",
         "Each output is one of the values as soon as its row of weights is one-hot, whichever key "
@@ -341,7 +342,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         41,
         "hard-attention",
-        "homework",
+        Place("homework", "1.1(c)"),
         "Attention that picks one value is called hard.",
         "attend() at β = ∞ is compared with picking the value of the best key, and soft attention "
         "with hard as β grows.",
@@ -353,7 +354,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         42,
         "spreading",
-        "homework",
+        Place("homework", "1.1(d)"),
         "To spread attention over all values, β has to be very big, so that most weights are near "
         "0 and some near 1.",
         "The weights of exercise 3, and the distance of the output from the mean of all values, "

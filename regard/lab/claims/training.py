@@ -27,6 +27,7 @@ from regard.lab.claims.ablation import (
     trained,
 )
 from regard.lab.experiment import Curve, Experiment, Finding, Plot, Table, by_seeds, corrected
+from regard.lab.place import Place
 from regard.lab.probe import Task
 from regard.model.baseline import Recurrent
 from regard.model.classifier import ClassifierConfig, TextClassifier
@@ -225,7 +226,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         item=16,
         name="sentence-order",
-        source="slides",
+        place=Place("slides", "order"),
         taught="The order of words matters: the same words in another order praise another team.",
         method="Sentences such as “A plays better, not B” and “not B, A plays better” are read by "
         "one block with positions and by one without, which learn to name the better team.",
@@ -237,7 +238,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         item=48,
         name="order-and-bag",
-        source="homework",
+        place=Place("homework", "1.3(b)"),
         taught="Positions are needed where order matters.",
         method="One block learns which of two tokens comes first, and of which of them there are "
         "more, each with positions and without.",
@@ -249,7 +250,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         item=48,
         name="positions-and-range",
-        source="homework",
+        place=Place("homework", "1.3(b)"),
         taught="Positional encodings capture dependencies over long ranges.",
         method="At the end of a row, one block has to name its first token, with positions and "
         "without.",
@@ -261,7 +262,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         item=98,
         name="positions-ignored",
-        source="handout",
+        place=Place("handout", "positional encoding"),
         taught="A position is information that training may use or ignore.",
         method="Two models of the same kind, both with positions, learn a task on order and one "
         "on a bag of tokens. Then the tokens of new rows are shuffled, and predictions that "
@@ -274,7 +275,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         item=35,
         name="memory-and-distance",
-        source="exercise sheet",
+        place=Place("sheet", "6-2(e)"),
         taught="Attention reaches any distance at once, a recurrent state is overwritten on the "
         "way; the price is quadratic.",
         method="A block with attention and the same block with an LSTM in its place learn to name "
@@ -288,7 +289,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         item=94,
         name="reusable-encoder",
-        source="handout",
+        place=Place("handout", "Transformers"),
         taught="A trained encoder can be reused to extract features for other tasks.",
         method="An encoder that has learned to read the bits at four positions is frozen, and a "
         "new linear head learns how many of four bits are 1: at the same positions, and at "
@@ -301,7 +302,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         item=99,
         name="transfer",
-        source="handout",
+        place=Place("handout", "Transformers"),
         taught="Transformers lend themselves to transfer learning.",
         method="A model that has learned to read the bits at four positions gets a new head and "
         "few steps to learn how many of them are 1; another is trained from scratch.",

@@ -24,6 +24,7 @@ from regard.lab.claims.sample import (
     unbuilt,
 )
 from regard.lab.experiment import Experiment, Finding, Table, corrected, holds
+from regard.lab.place import Place
 from regard.model.block import FeedForward, PostNorm, PreNorm
 from regard.model.embedding import Patches, flat_patches
 
@@ -219,7 +220,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         67,
         "patch-convolution",
-        "homework",
+        Place("homework", "1.5(a)"),
         "There is no convolution in ViT.",
         "The patch embedding is compared with torch's convolution of the same weights, with the "
         "patch size as kernel size and stride.",
@@ -230,7 +231,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         68,
         "flattened-patches",
-        "homework",
+        Place("homework", "1.5(b)"),
         "An image becomes a sequence of flattened patches.",
         "Patches are cut out of two images one by one in numpy and compared.",
         "It does: HW/P² rows of P²C numbers each.",
@@ -240,17 +241,18 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         76,
         "vit-by-hand",
-        "homework",
+        Place("homework", "2"),
         "A Vision Transformer can be written from its parts.",
         "A small one is computed once more in numpy, from pixels to logits: patches, positions, "
         "class token, two pre-norm blocks, LayerNorm, head.",
         "It can: the module and numpy give the same logits.",
         _vit_by_hand,
+        kind="asked",
     ),
     Experiment(
         74,
         "class-token",
-        "homework",
+        Place("homework", "1.5(d)"),
         "The class token's final state, after LayerNorm, represents the image.",
         "The blocks are run one by one, the token's last state is normalised in numpy, and the "
         "result is compared with what the head reads. Its gradient shows which pixels it depends "
@@ -261,7 +263,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         75,
         "vit-head",
-        "homework",
+        Place("homework", "1.5(d)"),
         "The head has one hidden layer with tanh at pre-training and is one linear layer at "
         "fine-tuning.",
         "Both heads are compared with their formulas; the second is put in place of the first.",
@@ -272,17 +274,18 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         72,
         "vit-structure",
-        "homework",
+        Place("homework", "1.5(b)"),
         "ViT is a Transformer with some of its parts left out, exchanged or added.",
         "The modules of ViT-B/16 and of the Transformer's base model are compared.",
         "ViT has the encoder alone, norms before its sublayers, GELU instead of ReLU, and a class "
         "token.",
         _vit_structure,
+        kind="added",
     ),
     Experiment(
         72,
         "vit-feed-forward",
-        "homework",
+        Place("homework", "1.5(b)"),
         "ViT uses smaller feed-forward networks than the Transformer.",
         "The hidden widths of the published sizes are read from their configs.",
         "Size by size, they are as wide as the Transformer's or wider.",
@@ -291,7 +294,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         94,
         "frozen-encoder",
-        "handout",
+        Place("handout", "Transformers"),
         "A trained encoder is a reusable feature extractor.",
         "A model gets a head for other classes and is frozen. Its features are compared with the "
         "old ones, and a backward pass shows which parameters receive gradients.",

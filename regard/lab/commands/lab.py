@@ -117,7 +117,15 @@ def as_text(results: Sequence[Result]) -> str:
         {
             "item": result.experiment.item,
             "name": result.experiment.name,
+            "place": {
+                "document": result.experiment.place.document,
+                "section": result.experiment.place.section,
+            },
+            "kind": result.experiment.kind,
+            "taught": result.experiment.taught,
+            "computed": result.experiment.method,
             "verdict": result.finding.verdict,
+            "true": result.conclusion,
             "measurements": {
                 name: _finite(value) for name, value in result.finding.measurements.items()
             },
