@@ -101,8 +101,6 @@ class Experiment:
     """What is taught, in our own words, with every clause that limits it."""
     method: str
     """What is computed here, in a few sentences."""
-    correct: str
-    """What is true."""
     run: Callable[[], Finding]
     """Computes the finding, deterministically."""
     equations: tuple[str, ...] = ()
@@ -111,6 +109,7 @@ class Experiment:
     """Whether it trains models, which takes seconds."""
     kind: Kind = "taught"
     """Whether the document says it, asks for it, or whether it is added here."""
+    correct: str = ""
 
 
 def holds(taught: bool) -> Verdict:

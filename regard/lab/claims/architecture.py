@@ -192,10 +192,10 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "Every decoder layer uses the keys and values of the top encoder layer.",
         "What two decoder layers read is compared with the encoder's output, and the keys and "
         "values that they attend to with each other.",
-        "They share the encoder's output. Each makes keys and values from it with matrices of its "
-        "own.",
         _shared_memory,
         (r"K_l = M W_K^l, \quad V_l = M W_V^l",),
+        correct="They share the encoder's output. Each makes keys and values from it with matrices of its "
+        "own.",
     ),
     Experiment(
         25,
@@ -204,8 +204,8 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "Cross-attention takes its queries from the layer below.",
         "The input of cross-attention's queries is compared with the output of the masked "
         "self-attention below it.",
-        "It does: queries come from the target, keys and values from the source.",
         _queries_from_below,
+        correct="It does: queries come from the target, keys and values from the source.",
     ),
     Experiment(
         29,
@@ -214,9 +214,9 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "The encoder has self-attention, the decoder masked self-attention and cross-attention.",
         "Jacobians of both stacks say which row of the result depends on which row of the input "
         "and of the memory.",
-        "Encoder rows depend on all rows; decoder rows on themselves, on those before them and on "
-        "the whole source.",
         _encoder_and_decoder,
+        correct="Encoder rows depend on all rows; decoder rows on themselves, on those before them and on "
+        "the whole source.",
     ),
     Experiment(
         31,
@@ -226,8 +226,8 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "cross.",
         "Every attention layer of a running model reports whether it has another source and what "
         "its mask allows.",
-        "Self in the encoder; in each decoder block masked self first, then cross.",
         _boxes,
+        correct="Self in the encoder; in each decoder block masked self first, then cross.",
     ),
     Experiment(
         94,
@@ -235,8 +235,8 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         Place("handout", "Transformers"),
         "The encoder makes a compact representation of its input.",
         "Texts of 1 to 40 tokens are encoded, and the numbers in the output are counted.",
-        "The output keeps one vector for each token: L×d numbers, as many as went in.",
         _encoder_output,
+        correct="The output keeps one vector for each token: L×d numbers, as many as went in.",
     ),
     Experiment(
         99,
@@ -245,8 +245,8 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "The Transformer is the backbone of chat models and of models of text, image and speech.",
         "A decoder-only, an encoder-decoder and an encoder-only model are built, their blocks are "
         "compared and the first one's reach is measured.",
-        "All three are stacks of one kind of block. Chat models have the decoder alone, without "
-        "cross-attention.",
         _three_kinds,
+        correct="All three are stacks of one kind of block. Chat models have the decoder alone, without "
+        "cross-attention.",
     ),
 )

@@ -231,8 +231,8 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         Place("slides", "dense layer"),
         "A layer takes N tokens of width D and gives N tokens of width D: N·D numbers each way.",
         "One sequence goes through attention, a convolution, an LSTM and a dense layer.",
-        "So it is, for each of them.",
         _numbers,
+        correct="So it is, for each of them.",
     ),
     Experiment(
         11,
@@ -241,9 +241,9 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "One dense layer over all tokens has O(N²D²) parameters and costs as much.",
         "The length and the width are doubled, and weights and executed multiply-adds are "
         "counted. The exponents are the base-2 logarithms of the growth.",
-        "Exactly N²D² of each: both exponents are 2.",
         _dense,
         (r"N^2 D^2",),
+        correct="Exactly N²D² of each: both exponents are 2.",
     ),
     Experiment(
         14,
@@ -251,8 +251,8 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         Place("slides", "shared weights"),
         "The layer from D to D that follows has O(D²) parameters and costs O(ND²).",
         "A linear layer runs on N tokens, at twice the length and at twice the width.",
-        "So it is: the same D² weights for every token, ND² multiply-adds.",
         _following,
+        correct="So it is: the same D² weights for every token, ND² multiply-adds.",
     ),
     Experiment(
         33,
@@ -261,10 +261,10 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "For each layer a convolution costs k·n·d, recurrence n·d² and self-attention n²·d.",
         "Each layer of the library is run on the same input, and the multiplications that are "
         "executed are counted, in fused kernels as well.",
-        "k·n·d is a depthwise convolution; a full one costs k·n·d². Plain recurrence has two "
-        "products, 2n·d², and attention has its projections, 4n·d² + 2n²·d.",
         _per_layer,
         (r"k n d^2", r"2 n d^2", r"4 n d^2 + 2 n^2 d"),
+        correct="k·n·d is a depthwise convolution; a full one costs k·n·d². Plain recurrence has two "
+        "products, 2n·d², and attention has its projections, 4n·d² + 2n²·d.",
     ),
     Experiment(
         56,
@@ -273,11 +273,11 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "Self-attention is faster than recurrence where the sequence is shorter than the width.",
         "Multiply-adds are counted at every length up to four times the width, for attention "
         "with and without its projections and for three kinds of recurrence.",
-        "The products alone break even with plain recurrence at n = d. With its projections "
-        "attention always costs more than plain recurrence; it breaks even with a GRU at n = d "
-        "and with an LSTM at n = 2d.",
         _crossover,
         (r"2 n^2 d = 2 n d^2 \Leftrightarrow n = d",),
+        correct="The products alone break even with plain recurrence at n = d. With its projections "
+        "attention always costs more than plain recurrence; it breaks even with a GRU at n = d "
+        "and with an LSTM at n = 2d.",
     ),
     Experiment(
         90,
@@ -285,8 +285,8 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         Place("handout", "cost table"),
         "Attention costs what its two products cost, and recurrence L·d·d_v.",
         "A head of width d/8 and a plain recurrence are run, and their multiplications counted.",
-        "Attention's projections cost another 4L·d·d_k, and recurrence another L·d_v², for its "
-        "state.",
         _cost_table,
+        correct="Attention's projections cost another 4L·d·d_k, and recurrence another L·d_v², for its "
+        "state.",
     ),
 )

@@ -304,9 +304,9 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "A position's bare number, φ(i) = i, does not do: similarity should fall with distance.",
         "Dot products of twenty positions are computed for φ(i) = i and for sinusoids: which "
         "position is most similar to which, and whether neighbours are similar everywhere.",
-        "It does not do: every position is most similar to the last one. Sinusoids are most "
-        "similar to themselves, and their similarity depends on the distance alone.",
         _number_as_position,
+        correct="It does not do: every position is most similar to the last one. Sinusoids are most "
+        "similar to themselves, and their similarity depends on the distance alone.",
     ),
     Experiment(
         96,
@@ -315,10 +315,10 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "Sinusoids are a truncated radial basis function: φ(i)·φ(j) falls like exp(−λ(i − j)²).",
         "The dot products of 200 sinusoids of width 64 are compared with the sum of cosines and "
         "with the Gaussian of the λ that fits best.",
-        "Their kernel is Σ cos ω(i − j). It depends on the distance alone, but no Gaussian is "
-        "near it: it rises again after a few steps and stays well above zero.",
         _kernel,
         (r"r_i \cdot r_j = \sum_k \cos \omega_k (i - j)",),
+        correct="Their kernel is Σ cos ω(i − j). It depends on the distance alone, but no Gaussian is "
+        "near it: it rises again after a few steps and stays well above zero.",
     ),
     Experiment(
         19,
@@ -328,10 +328,10 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "vectors are nearly orthogonal.",
         "The mean |cos| of random pairs is measured at widths from 3 to 512, beside its exact "
         "value and √(2/(πD)); tokens are also compared with real sinusoids.",
-        "Approximately, and in high dimension alone: the overlap falls only like 1/√D, and in "
-        "three dimensions it is large.",
         _high_dimension,
         (r"E|\cos| = \frac{\Gamma(D/2)}{\sqrt\pi\,\Gamma((D+1)/2)} \approx \sqrt{2/(\pi D)}",),
+        correct="Approximately, and in high dimension alone: the overlap falls only like 1/√D, and in "
+        "three dimensions it is large.",
     ),
     Experiment(
         32,
@@ -340,10 +340,10 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "Order is told by vectors added to the input, which are either fixed or learned.",
         "Nothing is added to the input. Two rows are exchanged under attention without positions, "
         "with rotary ones and with a linear bias; the scores are compared by distance.",
-        "Rotary positions rotate queries and keys, biases lower the scores of distant pairs; both "
-        "encode the order without a vector, and both depend on distances alone.",
         _relative,
         (r"(R_i q) \cdot (R_j k) = q \cdot R_{j-i} k", r"s_{ij} = \beta q_i k_j - m_h |i - j|"),
+        correct="Rotary positions rotate queries and keys, biases lower the scores of distant pairs; both "
+        "encode the order without a vector, and both depend on distances alone.",
     ),
     Experiment(
         48,
@@ -352,9 +352,9 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "Positional encodings capture long-range dependencies.",
         "The Jacobian gives the longest distance over which a row of the output depends on a row "
         "of the input, for attention and for a convolution, with and without sinusoids.",
-        "They encode the position of a row. How far a layer reaches depends on the layer, with "
-        "positions or without.",
         _long_range,
+        correct="They encode the position of a row. How far a layer reaches depends on the layer, with "
+        "positions or without.",
     ),
     Experiment(
         98,
@@ -363,9 +363,9 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "A position is information that training may use or ignore.",
         "Three attention layers read the same rows with positions: one with random matrices, one "
         "whose matrices ignore the positions' directions, and one with zeros for appended columns.",
-        "Matrices exist for both. Ignoring appended positions costs nothing; ignoring added ones "
-        "costs the directions that they take.",
         _optional,
+        correct="Matrices exist for both. Ignoring appended positions costs nothing; ignoring added ones "
+        "costs the directions that they take.",
     ),
     Experiment(
         20,
@@ -375,8 +375,8 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "Stacks of six untrained blocks, with and without the residual sum, read noisy rows with "
         "sinusoids. After each layer a linear probe is fitted to the position and tested on other "
         "rows, for three seeds.",
-        "With skips the position can be read after every layer. Without them it is lost after a "
-        "few.",
         _skip_connections,
+        correct="With skips the position can be read after every layer. Without them it is lost after a "
+        "few.",
     ),
 )

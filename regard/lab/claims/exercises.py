@@ -16,8 +16,14 @@ from regard import attend, weights
 from regard.attention.score import Dot
 from regard.lab.byhand import exercise
 from regard.lab.claims.sample import SAME, apart, normal
-from regard.lab.experiment import Experiment, Finding, Table, conditional, holds
+from regard.lab.experiment import Experiment, Finding, Table, holds, more_exactly
+from regard.lab.numbers import figure
 from regard.lab.place import Place
+
+FOUR_WORDS = torch.tensor([[1, 0, 0], [0, 1, 0], [1, 1, 0], [0, 0, 1]], dtype=torch.float64)
+"""The handout's words: the third is the sum of the first two."""
+ROUNDED = 0.005
+"""The most by which a number printed with two decimals may differ."""
 
 
 def exercise_1() -> Finding:
@@ -27,11 +33,12 @@ def exercise_1() -> Finding:
     scores = Dot()(query, states)
     scaled = weights(query, states)
     names = ("h₁", "h₂", "h₃")
+    printed = shares.new_tensor([[0.88, 0.12, 0.00]]), shares.new_tensor([[1.00, 2.00, 2.76]])
     return Finding(
         holds(
             scores.tolist() == [[8, 6, 1]]
-            and apart(shares, by_arithmetic) < SAME
-            and apart(context, mean) < SAME
+            and max(apart(shares, by_arithmetic), apart(context, mean)) < SAME
+            and max(apart(shares, printed[0]), apart(context, printed[1])) < ROUNDED
         ),
         {
             "scores": scores[0].tolist(),
@@ -46,20 +53,26 @@ def exercise_1() -> Finding:
                 tuple(zip(names, scores[0].tolist(), shares[0].tolist(), scaled[0].tolist())),
             ),
         ),
+        conclusion=f"The scores are {figure(scores[0].tolist())}, the weights "
+        f"{figure(shares[0].tolist())} and the context {figure(context[0].tolist())}; plain "
+        f"arithmetic differs by {figure(apart(context, mean))}. Scaled by 1/√3, as in a "
+        f"Transformer, the first weight would be {figure(float(scaled[0, 0]))}.",
     )
 
 
 def exercise_1_in_torch() -> Finding:
     query, states = _one_query()
-    listing = torch.softmax(states @ query[0], 0) @ states
+    # As the listing does: dot products of whole numbers, then float32.
+    exponentials = (states.long() @ query[0].long()).float().exp()
+    shares = exponentials / exponentials.sum()
+    listing = sum((a * h for a, h in zip(shares, states.long())), torch.zeros(3))
     context = attend(query, states, states, beta=1.0)[0]
+    difference = apart(listing.double(), context)
     return Finding(
-        holds(apart(listing, context) < SAME),
-        {
-            "listing": listing.tolist(),
-            "attend": context.tolist(),
-            "difference": apart(listing, context),
-        },
+        holds(difference < 1e-6),
+        {"listing": listing.tolist(), "attend": context.tolist(), "difference": difference},
+        conclusion="The listing, in float32, and attend(), in float64, differ by "
+        f"{figure(difference)}.",
     )
 
 
@@ -80,6 +93,9 @@ def softmax_along_rows() -> Finding:
                 ),
             ),
         ),
+        conclusion=f"The rows of exercise 3's weights sum to {figure(rows.tolist())}, its columns "
+        f"to {figure(columns.tolist())}: a query shares out all of its attention, and a key "
+        "receives whatever falls to it.",
     )
 
 
@@ -87,8 +103,12 @@ def exercise_3() -> Finding:
     query, key, value = exercise()
     shares, output = weights(query, key), attend(query, key, value)
     by_arithmetic, mean = by_hand(query, key, value, 1 / math.sqrt(2))
+    printed = output.new_tensor([[0.86, 1.58, -0.72], [0.99, 1.88, -1.56]])
     return Finding(
-        holds(apart(shares, by_arithmetic) < SAME and apart(output, mean) < SAME),
+        holds(
+            max(apart(shares, by_arithmetic), apart(output, mean)) < SAME
+            and apart(output, printed) < ROUNDED
+        ),
         {
             "weights": shares.tolist(),
             "output": output.tolist(),
@@ -101,6 +121,9 @@ def exercise_3() -> Finding:
                 tuple((f"q{n}", *shares[n - 1].tolist(), *output[n - 1].tolist()) for n in (1, 2)),
             ),
         ),
+        conclusion=f"The weights of the two queries are {figure(shares.tolist(), 3)}, the output "
+        f"{figure(output.tolist(), 3)}. The second query puts {float(shares[1, 0]):.0%} of its "
+        "attention on the first key, so that its output is close to the first value.",
     )
 
 
@@ -139,21 +162,33 @@ def exercise_3_slips() -> Finding:
                 ),
             ),
         ),
+        conclusion=f"All three answers have the same shape, and differ by {figure(least)} at "
+        "least. Without the scale the first weight grows from "
+        f"{figure(float(weights(query, key)[0, 0]), 3)} to "
+        f"{figure(float(weights(query, key, beta=1.0)[0, 0]), 3)}; down the columns the first "
+        f"query's weights add up to {figure(float(columns[0].sum()), 3)}.",
     )
 
 
 def listing_is_the_library() -> Finding:
-    query, key = normal(0, 2, 5, 7, 11), normal(1, 2, 5, 13, 11)
-    value = normal(2, 2, 5, 13, 3)
-    exponentials = torch.exp(query @ key.mT / math.sqrt(11))
-    listing = exponentials / exponentials.sum(-1, keepdim=True) @ value
-    peer, ours = F.scaled_dot_product_attention(query, key, value), attend(query, key, value)
+    random = normal(0, 2, 5, 7, 11), normal(1, 2, 5, 13, 11), normal(2, 2, 5, 13, 3)
+    listed, ours = [], []
+    for query, key, value in (exercise(), random):
+        exponentials = torch.exp(query @ key.mT / math.sqrt(key.shape[-1]))
+        listing = exponentials / exponentials.sum(-1, keepdim=True) @ value
+        peer = F.scaled_dot_product_attention(query, key, value)
+        listed.append(apart(listing, peer))
+        ours.append(apart(attend(query, key, value), peer))
     return Finding(
-        holds(max(apart(listing, peer), apart(ours, peer)) < SAME),
+        holds(max(*listed, *ours) < SAME),
         {
-            "listing and torch's own": apart(listing, peer),
-            "attend and torch's own": apart(ours, peer),
+            "listing and torch's own, exercise 3": listed[0],
+            "listing and torch's own, random numbers": listed[1],
+            "attend and torch's own, at most": max(ours),
         },
+        conclusion=f"For the matrices of exercise 3 they differ by {figure(listed[0])}, for random "
+        f"ones by {figure(listed[1])}, in float64; attend() and torch's own function by "
+        f"{figure(max(ours))} at most.",
     )
 
 
@@ -175,10 +210,10 @@ def overflow() -> Finding:
         return abs(function(score) - 1 / (1 + math.exp(-score))) < 1e-6
 
     return Finding(
-        conditional(
-            all(right(listing, score) for score in below)
+        more_exactly(
+            meant=all(right(listing, score) for score in below)
             and all(right(ours, score) for score in below + above),
-            all(right(listing, score) for score in above),
+            literal=all(right(listing, score) for score in above),
         ),
         {
             "largest score without overflow in the listing": low,
@@ -194,33 +229,68 @@ def overflow() -> Finding:
                 ),
             ),
         ),
+        conclusion="Right for the exercise's scores, and in float32 up to a score of "
+        f"{figure(low)}; beyond it an exponential is infinite and the quotient NaN. With the row's "
+        "maximum subtracted first, which changes nothing else, the weight at 10,000 is "
+        f"{_shown(ours(1e4))}.",
     )
 
 
 def four_words() -> Finding:
-    words = torch.tensor([[1, 0, 0], [0, 1, 0], [1, 1, 0], [0, 0, 1]], dtype=torch.float64)
-    scores_gap, weights_gap = [], []
-    for w_q, w_k in zip(normal(0, 50, 3, 2), normal(1, 50, 3, 2)):
-        query, key = words @ w_q, words @ w_k
-        scores, shares = Dot()(query, key), weights(query, key, beta=1.0)
+    words = FOUR_WORDS
+    by_listing, scores_gap = [], []
+    for draw in range(50):
+        w_q, w_k, w_v = (normal(3 * draw + n, 3, 2) for n in range(3))
+        query, key, value = words @ w_q, words @ w_k, words @ w_v
+        first = [float(query[0] @ k) / math.sqrt(2) for k in key]
+        exponentials = [math.exp(score) for score in first]
+        shares = [e / math.fsum(exponentials) for e in exponentials]
+        listing = sum((a * v for a, v in zip(shares, value)), torch.zeros(2).double())
+        by_listing.append(apart(attend(query, key, value)[0], listing))
+        scores = Dot()(query, key)
         scores_gap.append(apart(scores[:, 2], scores[:, 0] + scores[:, 1]))
-        # As e^{s₁₃} = e^{s₁₁} e^{s₁₂}, dividing each by the sum of its row leaves that sum.
-        rows = shares.new_tensor([math.fsum(math.exp(q @ k) for k in key) for q in query])
-        quotient = shares[:, 2] / (shares[:, 0] * shares[:, 1])
-        weights_gap.append(float((quotient / rows - 1).abs().max()))
     return Finding(
-        holds(max(scores_gap) < SAME and max(weights_gap) < SAME),
+        holds(max(*by_listing, *scores_gap) < SAME),
         {
+            "largest difference of the first output, 50 draws": max(by_listing),
             "largest |s₁₃ - s₁₁ - s₁₂| of 50 draws": max(scores_gap),
-            "largest relative error of a₁₃ / (a₁₁ a₁₂) = Σ exp(s₁ⱼ)": max(weights_gap),
         },
         tables=(
             Table(
-                "scores of the last draw",
+                "scores of the last draw, unscaled",
                 ("", "k₁", "k₂", "k₃", "k₄"),
                 tuple((f"q{n + 1}", *scores[n].tolist()) for n in range(4)),
             ),
         ),
+        conclusion="For 50 draws of the matrices, the listing's first output and attend() differ "
+        f"by {figure(max(by_listing))} at most. Whatever the draw, s₁₃ = s₁₁ + s₁₂ (up to "
+        f"{figure(max(scores_gap))}), since projections and scores are linear and the third word "
+        "is the sum of the first two: a check that needs no random numbers.",
+    )
+
+
+def softmax_of_a_matrix() -> Finding:
+    query, key = (FOUR_WORDS @ normal(n, 3, 2) for n in range(2))
+    scores = Dot()(query, key) / math.sqrt(2)
+    shares = weights(query, key)
+
+    def listing(x: Tensor) -> Tensor:
+        """Exponentials over the sum of everything."""
+        return x.exp() / x.exp().sum()
+
+    row, whole = apart(listing(scores[0]), shares[0]), listing(scores)
+    sums = whole.sum(-1)
+    return Finding(
+        more_exactly(meant=row < SAME, literal=apart(whole, shares) < SAME),
+        {
+            "one row of scores: difference from the weights": row,
+            "all rows at once: difference from the weights": apart(whole, shares),
+            "all rows at once: sums of the rows": sums.tolist(),
+        },
+        conclusion="For one row of scores, as in the listing, it gives the weights (difference "
+        f"{figure(row)}). Given the 4×4 matrix of all scores it divides by the sum of everything, "
+        f"and the rows add up to {figure(sums.tolist(), 3)} instead of 1: the sum has to be taken "
+        "along the last axis.",
     )
 
 
@@ -254,12 +324,12 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         1,
         "exercise-1",
         Place("exercises", "1"),
-        "The state (1, 2, 1) looks at three others; their scores are 8, 6 and 1, and the context "
-        "is the mean of the three states, weighted by a softmax of the scores.",
-        "The weights and the context come from weights() and attend() at β = 1, with the states as "
-        "keys and as values, and again from exponentials written out one by one.",
-        "It is. Most of the attention falls on the first state, so the context is close to it; "
-        "scaled by 1/√3, as in a Transformer, the weights would be less sharp.",
+        "The dot products of s = (1, 2, 1) with three vectors, a softmax of them and the weighted "
+        "sum of the vectors: the weights are about 0.88, 0.12 and 0.00, the context about (1.00, "
+        "2.00, 2.76).",
+        "Weights and context come from weights() and attend() at β = 1, with the vectors as keys "
+        "and as values, and again from exponentials one by one; both are compared with the "
+        "printed numbers.",
         exercise_1,
         (r"c = \sum_j \frac{e^{s \cdot h_j}}{\sum_k e^{s \cdot h_k}} h_j",),
     ),
@@ -267,19 +337,18 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         2,
         "exercise-1-in-torch",
         Place("exercises", "1"),
-        "A few lines of torch compute exercise 1.",
-        "softmax(H s) H, written with torch's own functions, is compared with attend() at β = 1.",
-        "They do, up to rounding.",
+        "A few lines of torch compute exercise 1: dot products of whole numbers, exponentials "
+        "divided by their sum, three weighted vectors.",
+        "The same operations are executed on the same types of numbers, and the result is "
+        "compared with attend() at β = 1.",
         exercise_1_in_torch,
     ),
     Experiment(
         4,
         "softmax-along-rows",
         Place("exercises", "2(a)"),
-        "The softmax is taken along the rows.",
+        "The softmax runs along the rows, because the weights are to be normalised for each query.",
         "The weights of exercise 3 are added up along rows, and down columns.",
-        "Each row sums to 1, because a query shares out all of its attention. A column sums to "
-        "what a key happens to receive, which may be anything from 0 to n_q.",
         softmax_along_rows,
         (r"\sum_j A_{ij} = 1",),
     ),
@@ -287,10 +356,10 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         8,
         "exercise-3",
         Place("exercises", "3"),
-        "Two queries, three keys and three values of given numbers are worked through to the end.",
-        "weights() and attend() compute it, and so do loops over plain numbers.",
-        "The first query spreads its attention. The second puts nearly all of it on the first "
-        "key, so its output is nearly the first value.",
+        "For given Q (2×2), K (3×2) and V (3×3) the output, rounded to two decimals, is (0.86, "
+        "1.58, -0.72) and (0.99, 1.88, -1.56).",
+        "weights() and attend() compute it, and so do loops over plain numbers; the output is "
+        "compared with the printed one.",
         exercise_3,
         (r"C = \operatorname{softmax}\!\left(\frac{Q K^\top}{\sqrt{2}}\right) V",),
     ),
@@ -298,13 +367,10 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         8,
         "exercise-3-slips",
         Place("exercises", "3"),
-        "Forgetting the scale, or taking the softmax down the columns, gives another answer to "
-        "exercise 3.",
+        "Two likely mistakes in exercise 3, forgetting the scale and taking the softmax down the "
+        "columns, give answers that look plausible and are wrong.",
         "The right answer and both mistakes are computed with weights() and attend(), and their "
         "first rows compared.",
-        "It does, and all three answers look plausible, since they have the same shape. Without "
-        "the scale the weights are too sharp; down the columns a query's weights don't add up to "
-        "1.",
         exercise_3_slips,
         kind="added",
     ),
@@ -312,22 +378,20 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         9,
         "listing-is-the-library",
         Place("exercises", "3"),
-        "The listing, with its plain exponentials, does what torch's own attention function does.",
-        "The listing, F.scaled_dot_product_attention and attend() are given the same random "
-        "queries, keys and values in float64.",
-        "All three agree up to rounding, as long as the scores are moderate.",
+        "A listing with plain exponentials solves exercise 3, and torch has a function for the "
+        "same.",
+        "The listing's formula, F.scaled_dot_product_attention and attend() are given the "
+        "matrices of exercise 3, and random ones, in float64.",
         listing_is_the_library,
     ),
     Experiment(
         9,
         "overflow",
         Place("exercises", "3"),
-        "A softmax is the exponentials of the scores divided by their sum.",
+        "The listing's softmax takes the exponentials of the scores as they are, and divides them "
+        "by the sum of their row.",
         "In float32, one key has a growing score and another the score 0. Bisection finds the "
         "largest score for which plain exponentials give a finite result.",
-        "In float32 that works only while no exponential overflows; beyond it the quotient is "
-        "NaN. Subtracting the row's maximum from all scores first changes nothing, and then no "
-        "exponential exceeds 1.",
         overflow,
         (
             r"\frac{e^{s_i}}{\sum_j e^{s_j}} = \frac{e^{s_i - m}}{\sum_j e^{s_j - m}}, \quad "
@@ -338,13 +402,24 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         89,
         "four-words",
         Place("handout", "Numpy example"),
-        "Four words attend to each other through random 3×2 matrices; the third word is the sum "
-        "of the first two, and so are its scores.",
-        "For 50 draws of the matrices, the score of the third word is compared with the sum of "
-        "those of the first and the second, and a consequence for the weights is checked.",
-        "Whatever the matrices are, projections and scores are linear, so s₁₃ = s₁₁ + s₁₂. An "
-        "answer can be checked by it without knowing the random numbers.",
+        "Four words, of which the third is the sum of the first two, are projected by random 3×2 "
+        "matrices; the scores of the first query over √2, their softmax and the weighted values "
+        "give the first output.",
+        "For 50 draws of the matrices, the listing's steps are executed number by number and "
+        "compared with attend(). The score of the third word is compared with the sum of those of "
+        "the first and the second.",
         four_words,
-        (r"s_{13} = s_{11} + s_{12}, \quad \frac{a_{13}}{a_{11} a_{12}} = \sum_j e^{s_{1j}}",),
+        (r"s_{13} = s_{11} + s_{12}",),
+    ),
+    Experiment(
+        89,
+        "softmax-of-a-matrix",
+        Place("handout", "Numpy example"),
+        "The listing's softmax divides the exponentials of an array by the sum of the whole "
+        "array; it is called with the scores of one query.",
+        "That function is given one row of scores, and the matrix of all four rows; both are "
+        "compared with weights().",
+        softmax_of_a_matrix,
+        (r"\operatorname{softmax}(S)_{ij} = \frac{e^{S_{ij}}}{\sum_k e^{S_{ik}}}",),
     ),
 )

@@ -16,6 +16,7 @@ from regard.lab.claims import plain
 from regard.lab.claims.exercises import by_hand
 from regard.lab.claims.sample import DIFFERENT, SAME, alive, apart, normal
 from regard.lab.experiment import Experiment, Finding, Table, corrected, holds
+from regard.lab.numbers import figure
 from regard.lab.place import Place
 
 SIZES = ((2, 3, 2, 3), (5, 7, 11, 13), (7, 5, 3, 2), (1, 1, 1, 1))
@@ -34,26 +35,30 @@ def attention_formula() -> Finding:
         holds(fits and worst < SAME),
         {"largest difference from arithmetic": worst, "shapes fit": fits},
         tables=(Table("matrices of random numbers", ("Q", "K", "V", "C", "difference"), (*rows,)),),
+        conclusion=f"For matrices of {len(SIZES)} shapes, attend() and loops over plain numbers "
+        f"differ by {figure(worst)} at most. attend() scales by 1/√d_k unless told otherwise.",
     )
 
 
 def output_shape() -> Finding:
-    rows, taught, correct = [], True, True
+    rows, taught = [], True
     for n_q, n_k, d_k, d_v in SIZES:
         query, key, value = inputs(n_q, n_k, d_k, d_v)
         A, C = weights(query, key), attend(query, key, value)
-        taught &= C.shape == (n_q, n_k)
-        correct &= A.shape == (n_q, n_k) and C.shape == (n_q, d_v)
+        taught &= A.shape == (n_q, n_k)
         rows.append((n_q, n_k, d_v, _by(*A.shape), _by(*C.shape)))
     return Finding(
-        corrected(taught, correct),
+        holds(taught),
         {
-            "output has a column for each key": taught,
-            "weights have one, the output those of the values": correct,
+            "shapes of the softmax's result": [row[3] for row in rows],
+            "shapes of the output": [row[4] for row in rows],
         },
         tables=(
             Table("shapes measured", ("n_q", "n_k", "d_v", "weights A", "output C"), (*rows,)),
         ),
+        conclusion=f"The weights of n_q = {rows[1][0]} queries over n_k = {rows[1][1]} keys are "
+        f"{rows[1][3]}. Worth adding: the output C = A V is n_q×d_v, here {rows[1][4]}, a row for "
+        "each query and as wide as the values.",
     )
 
 
@@ -71,6 +76,9 @@ def shapes() -> Finding:
         holds(fits),
         {"shapes fit, and each query is answered alone": fits},
         tables=(Table("shapes tried", ("queries", "keys", "values", "output"), (*rows,)),),
+        conclusion=f"In all {len(rows)} cases the output has a row for each query and is as wide "
+        f"as the values, as in {rows[2][0]}, {rows[2][1]}, {rows[2][2]} → {rows[2][3]}. Each query "
+        f"alone gets what it gets beside the others: {'yes' if fits else 'no'}.",
     )
 
 
@@ -99,6 +107,9 @@ def weights_are_shares() -> Finding:
                 ),
             ),
         ),
+        conclusion=f"Over {many.numel():,} weights of very unequal scores, the sum of a row is "
+        f"never further from 1 than {figure(error)}, and the weights lie from "
+        f"{figure(float(many.min()))} to {figure(float(many.max()))}.",
     )
 
 
@@ -116,6 +127,9 @@ def weighted_sum() -> Finding:
             "equal values come out unchanged, error": ones,
             "never beyond the values": between,
         },
+        conclusion=f"The output is Σ aⱼ vⱼ up to {figure(apart(output, sums))}. As the weights are "
+        "positive and sum to 1 it is a weighted mean: equal values come out unchanged (error "
+        f"{figure(ones)}), and no output leaves the range of the values.",
     )
 
 
@@ -135,6 +149,9 @@ def column_convention() -> Finding:
             "softmax down the columns, and attend": right,
             "softmax along the rows, and attend": wrong,
         },
+        conclusion=f"H = V softargmax_β(Kᵀ Q) is {_by(*ours.shape)}, and differs from the "
+        f"transpose of attend(Qᵀ, Kᵀ, Vᵀ) by {figure(right)}. The softmax runs down the columns of "
+        f"Kᵀ Q, one for each query; along its rows the result would differ by {figure(wrong)}.",
     )
 
 
@@ -152,6 +169,10 @@ def argument_order() -> Finding:
             "values, queries, keys: error": taught,
             "queries, keys, values: error": correct,
         },
+        conclusion="Called as Attention(X W_Q, X W_K, X W_V) it gives what the layer computes "
+        f"(difference {figure(correct)}); as printed it differs by {figure(taught)}. Nothing warns "
+        "of it, as all three have the same shape here. The single equation that follows in the "
+        "handout is right.",
     )
 
 
@@ -170,6 +191,10 @@ def score_indices() -> Finding:
             "scores minus qᵢ·kⱼ": correct,
             "two queries, five keys": list(fewer.shape),
         },
+        conclusion="Row i belongs to query i and its softmax runs over the keys j, so s_ij = q_iᵀ "
+        f"k_j: the logarithms of the weights differ from it by {figure(correct)}, and from q_jᵀ "
+        f"k_i by {figure(taught)}. Two queries over five keys have {_by(*fewer.shape)} weights. "
+        "The handout's three steps have it right.",
     )
 
 
@@ -192,11 +217,9 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         3,
         "attention-formula",
         Place("exercises", "2"),
-        "For all queries at once, attention is a softmax of Q Kᵀ over √d, times V.",
+        "Attention is softmax(Q Kᵀ / √d) V, where Q is n_q×d_k, K is n_k×d_k and V is n_k×d_v.",
         "attend() is compared with loops over plain numbers, for matrices of four different "
         "shapes.",
-        "It is, where Q is n_q×d_k, K is n_k×d_k and V is n_k×d_v; attend() scales by 1/√d_k by "
-        "default.",
         attention_formula,
         (r"C = \operatorname{softmax}\!\left(\frac{Q K^\top}{\sqrt{d_k}}\right) V",),
     ),
@@ -204,11 +227,9 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         4,
         "output-shape",
         Place("exercises", "2(a)"),
-        "The result of attention has one row for each query and one column for each key.",
-        "The shapes of the weights and of the output are read off for four choices of n_q, n_k, "
+        "The softmax's result is n_q×n_k, as Q Kᵀ is: one row, over all keys, for each query.",
+        "The shapes of the weights, and of the output, are read off for four choices of n_q, n_k, "
         "d_k and d_v.",
-        "That is the shape of the weights A. The output C = A V has a row for each query and as "
-        "many columns as the values have, n_q×d_v.",
         output_shape,
         (r"A \in \mathbb{R}^{n_q \times n_k}, \quad C = A V \in \mathbb{R}^{n_q \times d_v}",),
     ),
@@ -216,11 +237,9 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         85,
         "attention-shapes",
         Place("handout", "three tensors"),
-        "Queries and keys are equally wide, keys and values equally many, and queries may be of "
-        "any number.",
+        "Queries are L_q×d_q, keys L_k×d_q and values L_k×d_v; the layer returns one weighted "
+        "average of the values for each query.",
         "attend() computes four such triples, and each query alone as well.",
-        "The output has a row for each query and is as wide as the values. The queries are "
-        "independent of each other.",
         shapes,
         (r"(L_q \times d_q), \ (L_k \times d_q), \ (L_k \times d_v) \mapsto L_q \times d_v",),
     ),
@@ -228,10 +247,10 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         84,
         "weights-are-shares",
         Place("handout", "three steps"),
-        "Score, exponential, division by the sum: the weights lie between 0 and 1 and sum to 1.",
-        "One query over four keys is taken through the three steps. Then the weights of many "
-        "queries, with very unequal scores, are added up row by row.",
-        "They do, however large the scores are.",
+        "The scores of a query are normalised across the keys by a softmax: the weights sum to 1 "
+        "and lie between 0 and 1.",
+        "One query over four keys is taken through score, exponential and division by the sum. "
+        "Then the weights of many queries, with very unequal scores, are added up row by row.",
         weights_are_shares,
         (r"a_j = \frac{e^{s_j}}{\sum_k e^{s_k}} \in [0, 1], \quad \sum_j a_j = 1",),
     ),
@@ -239,11 +258,10 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         55,
         "weighted-sum",
         Place("homework", "1.4(b)"),
-        "Attention maps a query and pairs of keys and values to a weighted sum of the values.",
+        "Attention maps a query and pairs of keys and values to an output: the sum of the values, "
+        "weighted by a softmax of the query's dot products with all keys.",
         "The sum is written out for random vectors. Then all values are made equal, and outputs "
         "are compared with the largest and the smallest of the values.",
-        "As the weights are positive and sum to 1 it is a weighted mean: it never leaves the range "
-        "of the values.",
         weighted_sum,
         (r"c = \sum_j a_j v_j, \quad a_j \ge 0, \quad \sum_j a_j = 1",),
     ),
@@ -251,11 +269,10 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         36,
         "column-convention",
         Place("homework", "1.1(a)"),
-        "With vectors as columns, H = V softargmax_β(Kᵀ Q), of t rows and n columns.",
-        "The homework's formula is computed in numpy, and compared with attend() on the transposed "
-        "matrices.",
-        "Both conventions say the same, each the transpose of the other. With columns the softmax "
-        "runs down the columns of Kᵀ Q, one for each query.",
+        "With vectors as columns, Q of d×n, K of d×m and V of t×m: a = softargmax_β(Kᵀ q), h = V "
+        "a, and H = V A is t×n.",
+        "The homework's formula is computed in numpy, and compared with attend() on the "
+        "transposed matrices.",
         column_convention,
         (r"H = V \operatorname{softargmax}_\beta(K^\top Q)",),
     ),
@@ -263,11 +280,10 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         88,
         "argument-order",
         Place("handout", "self-attention"),
-        "Self-attention is Attention(X W_V, X W_Q, X W_K).",
+        "After Attention(Q, K, V) has been defined, self-attention is given as Attention(X W_V, X "
+        "W_Q, X W_K).",
         "A layer of one head with W_O = I is computed in numpy, and attend() is called with its "
         "projections in both orders.",
-        "Queries come first, then keys, then values: Attention(X W_Q, X W_K, X W_V). In the other "
-        "order nothing warns, as all three have the same shape, and the numbers are wrong.",
         argument_order,
         (r"\operatorname{Attention}(X W_Q, X W_K, X W_V)",),
     ),
@@ -275,10 +291,10 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         83,
         "score-indices",
         Place("handout", "scores"),
-        "The score of position i for position j is the product of query j and key i.",
+        "The score is written s_ij = q_jᵀ k_i / √d_k, twice, where row i is then normalised over "
+        "j; the three steps that follow have q_iᵀ k_j.",
         "The logarithms of the weights, which are the scores up to a constant in each row, are "
         "compared with q_j·k_i and with q_i·k_j.",
-        "It is query i and key j: row i belongs to query i, and the softmax runs over the keys j.",
         score_indices,
         (r"s_{ij} = q_i^\top k_j",),
     ),

@@ -203,10 +203,10 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "Multi-head attention is a few lines of PyTorch.",
         "The module is compared with plain numpy, head by head, and with torch's own layer, for "
         "seven queries over eleven pairs.",
-        "The module, numpy and torch's own layer give the same numbers.",
         _multi_head,
         (r"[\mathrm{head}_1; \ldots; \mathrm{head}_H] W_O",),
         kind="asked",
+        correct="The module, numpy and torch's own layer give the same numbers.",
     ),
     Experiment(
         45,
@@ -215,9 +215,9 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "The output of multi-head attention is what its heads give, stacked.",
         "The heads are computed in numpy and compared with the module's output before and after "
         "W_O. Then one head's values are changed, and the columns that change are counted.",
-        "The stack goes through a matrix W_O, which is what lets the heads mix; without it each "
-        "head would have columns of its own.",
         _output_projection,
+        correct="The stack goes through a matrix W_O, which is what lets the heads mix; without it each "
+        "head would have columns of its own.",
     ),
     Experiment(
         47,
@@ -225,10 +225,10 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         Place("homework", "1.3(a)"),
         "Multi-head self-attention gives an array with an axis for the heads, d′×n×h.",
         "The input of the output projection is compared with its output; all sizes differ.",
-        "The heads are concatenated, h·d′ numbers for each token, and W_O maps them to the width. "
-        "No axis is left for heads.",
         _stacked_heads,
         (r"W_O \, [H_1; \ldots; H_h], \quad H_i \in \mathbb{R}^{d' \times n}",),
+        correct="The heads are concatenated, h·d′ numbers for each token, and W_O maps them to the width. "
+        "No axis is left for heads.",
     ),
     Experiment(
         59,
@@ -237,10 +237,10 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "Heads attend in different subspaces; their results are concatenated and projected.",
         "The output is assembled in numpy from each head's own part of W_O. The heads' weights "
         "are compared, and the heads are permuted with all of their parameters.",
-        "They do. Concatenating and projecting is the same as adding up each head's result times "
-        "its part of W_O, so that the order of the heads means nothing.",
         _subspaces,
         (r"[h_1; \ldots; h_H] W_O = \sum_i h_i W_O^i",),
+        correct="They do. Concatenating and projecting is the same as adding up each head's result times "
+        "its part of W_O, so that the order of the heads means nothing.",
     ),
     Experiment(
         46,
@@ -250,10 +250,10 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "The Jacobian counts the input channels that a head's queries, a group and a depthwise "
         "channel read. A head is compared with a group before and after its weights are made "
         "block-diagonal.",
-        "That is a depthwise convolution, with one channel each. The nearest analogue has one "
+        _grouped_convolution,
+        correct="That is a depthwise convolution, with one channel each. The nearest analogue has one "
         "group for each head; even so a head reads all channels and a group only its own, until "
         "its weights are made block-diagonal.",
-        _grouped_convolution,
     ),
     Experiment(
         93,
@@ -262,9 +262,9 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "Multi-head attention concatenates its heads: two heads with values of 3 give 6 numbers.",
         "The handout's layer, with 2 heads, keys of 2 and values of 3, is computed in numpy, and "
         "its parameters are counted by hand.",
-        "The 6 numbers go through W_O, which brings them back to the width of the input. Its "
-        "parameters belong in the count.",
         _keras_example,
+        correct="The 6 numbers go through W_O, which brings them back to the width of the input. Its "
+        "parameters belong in the count.",
     ),
     Experiment(
         101,
@@ -273,8 +273,8 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "The number of heads is like the number of filters of a convolution.",
         "Parameters are counted for 1 to 16 heads that share the width, for heads of a fixed "
         "width, and for filters.",
-        "It is so only if each head keeps its width. In the usual layer the heads share the "
-        "width: more of them cost nothing, and each sees less.",
         _heads_and_filters,
+        correct="It is so only if each head keeps its width. In the usual layer the heads share the "
+        "width: more of them cost nothing, and each sees less.",
     ),
 )

@@ -243,10 +243,10 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "Self-attention over orthonormal rows is the identity, because the scores are I.",
         "Weights are computed over orthonormal rows for many β and compared with the closed form; "
         "hard attention is computed as well.",
-        "softargmax(I) is not I. Its diagonal is e^β / (e^β + n − 1), and it reaches 1 only as β "
-        "grows.",
         _identity,
         (r"A_{ii} = \frac{e^\beta}{e^\beta + n - 1}",),
+        correct="softargmax(I) is not I. Its diagonal is e^β / (e^β + n − 1), and it reaches 1 only as β "
+        "grows.",
     ),
     Experiment(
         50,
@@ -255,10 +255,10 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "Self-attention permutes its rows when all scores are zero.",
         "Five values are attended to with scores of zero, and with queries that are β times the "
         "key of the row that is wanted. The error is compared with its closed form.",
-        "Scores of zero give every row the mean. Queries β k_π(i) over orthonormal keys permute, "
-        "with an error that falls like e^−β.",
         _permutation,
         (r"q_i = \beta k_{\pi(i)}", r"1 - a = \frac{n - 1}{e^\beta + n - 1}"),
+        correct="Scores of zero give every row the mean. Queries β k_π(i) over orthonormal keys permute, "
+        "with an error that falls like e^−β.",
     ),
     Experiment(
         41,
@@ -267,9 +267,9 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "Hard attention that keeps every value is a dense layer with identity weights and no bias.",
         "Hard self-attention over orthonormal and over random rows is compared with a dense layer "
         "over the rows whose matrix is I.",
-        "It is, where each row's best key is its own, as among rows of one length. Among rows of "
-        "any length a longer one may be chosen instead.",
         _hard_identity,
+        correct="It is, where each row's best key is its own, as among rows of one length. Among rows of "
+        "any length a longer one may be chosen instead.",
     ),
     Experiment(
         51,
@@ -279,9 +279,9 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "One head is given keys and queries that read positions alone, so that each row finds "
         "itself, and is compared with a 1×1 convolution; with random matrices it is compared with "
         "the same product.",
-        "It can, where A = I, and then H = W_V X. Any other weights mix the rows.",
         _running_linear,
         (r"A = I \Rightarrow H = W_V X",),
+        correct="It can, where A = I, and then H = W_V X. Any other weights mix the rows.",
     ),
     Experiment(
         52,
@@ -291,12 +291,12 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "Head δ rotates the query's sinusoid by δ positions and attends to the row there; W_O "
         "holds the taps. The error against the real convolution is measured as β grows; one head "
         "is tried with the best matrix after it.",
-        "It can, with one head for each tap, positions, and a large β. One head alone cannot.",
         _convolution,
         (
             r"y_n = \sum_\delta W_O^\delta W_V^\delta x_{n + \delta}",
             r"r_{n+\delta} = R_\delta r_n",
         ),
+        correct="It can, with one head for each tap, positions, and a large β. One head alone cannot.",
     ),
     Experiment(
         52,
@@ -305,10 +305,10 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "One head can have any taps.",
         "The Jacobian of one head's output gives its taps, for a query that is drawn to the right "
         "and pushed from the left. The taps −1, 0, 1 are given to several heads.",
-        "Every tap of one head is the same matrix times a weight that is never negative. A "
-        "difference of neighbours takes two heads.",
         _one_head,
         (r"\partial y_n / \partial x_{n+\delta} = a_\delta W_V, \quad a_\delta \ge 0",),
         kind="added",
+        correct="Every tap of one head is the same matrix times a weight that is never negative. A "
+        "difference of neighbours takes two heads.",
     ),
 )

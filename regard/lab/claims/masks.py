@@ -232,10 +232,10 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "In the masked variant a matrix with -∞ above the diagonal is added to the scores.",
         "The weights under causal() are compared with a softmax over the first i keys of row i. "
         "Then the diagonal is hidden as well.",
-        "The matrix is n×n, -∞ strictly above the diagonal and 0 on it and below. With -∞ on the "
-        "diagonal too, the first query could attend to nothing.",
         causal_mask,
         (r"M_{ij} = -\infty \text{ for } j > i, \quad M_{ij} = 0 \text{ for } j \le i",),
+        correct="The matrix is n×n, -∞ strictly above the diagonal and 0 on it and below. With -∞ on the "
+        "diagonal too, the first query could attend to nothing.",
     ),
     Experiment(
         7,
@@ -244,9 +244,9 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "With -∞ added to the scores, the softmax does what is wanted by itself.",
         "One of three queries may attend to nothing. The output and the gradients of a plain "
         "softmax are compared with those of attend().",
-        "It does where a row may attend to at least one key. A row of -∞ alone gives 0/0, and its "
-        "NaN reaches the gradient of every value; attend() gives zeros there, and zero gradients.",
         masked_row,
+        correct="It does where a row may attend to at least one key. A row of -∞ alone gives 0/0, and its "
+        "NaN reaches the gradient of every value; attend() gives zeros there, and zero gradients.",
     ),
     Experiment(
         7,
@@ -254,10 +254,10 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         Place("exercises", "2(d)"),
         "A large negative number does as well as -∞.",
         "-10⁹ is added to the scores of hidden pairs, with one query that may attend to nothing.",
-        "It does where a row may attend to some key. Where it may attend to none, all scores are "
-        "lowered alike, to which a softmax is invariant, and the hidden values come out.",
         large_negative,
         kind="added",
+        correct="It does where a row may attend to some key. Where it may attend to none, all scores are "
+        "lowered alike, to which a softmax is invariant, and the hidden values come out.",
     ),
     Experiment(
         23,
@@ -266,10 +266,10 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "The decoder's self-attention hides the positions to come.",
         "The Jacobian of a decoder of two blocks is computed, and words at the end of a target are "
         "exchanged.",
-        "Row i of the output depends on rows 1 to i of the input, and on no other; the logits "
-        "before a change stay what they were.",
         no_future,
         (r"\frac{\partial y_i}{\partial x_j} = 0 \text{ for } j > i",),
+        correct="Row i of the output depends on rows 1 to i of the input, and on no other; the logits "
+        "before a change stay what they were.",
     ),
     Experiment(
         32,
@@ -278,10 +278,10 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "Attention can't tell where a token stands unless it is told by a positional encoding.",
         "All queries and keys are zero, and only the first value is 1. The output is read with and "
         "without a causal mask.",
-        "Under a causal mask, row n takes the mean of n values, so the output is 1/n: one head "
-        "counts. Without a mask all rows are equal.",
         counting_by_mask,
         (r"c_n = \frac{1}{n} \sum_{j \le n} v_j = \frac{1}{n}",),
+        correct="Under a causal mask, row n takes the mean of n values, so the output is 1/n: one head "
+        "counts. Without a mask all rows are equal.",
     ),
     Experiment(
         54,
@@ -290,8 +290,8 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "Positional encodings let a Transformer handle sequences of variable length.",
         "Sentences of unequal length are padded to one batch, and their rows compared with the "
         "same sentences alone, with and without positions and a padding mask.",
-        "Weights shared by all positions are what allows any length, and the padding mask keeps "
-        "the padding out. Positions tell the order, and no more.",
         variable_lengths,
+        correct="Weights shared by all positions are what allows any length, and the padding mask keeps "
+        "the padding out. Positions tell the order, and no more.",
     ),
 )

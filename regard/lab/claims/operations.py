@@ -153,13 +153,13 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "Each step's multiplications, divisions and additions are given by a formula.",
         "Attention is executed number by number, with a count of what was done, and the counts are "
         "compared with the formulas. The result is compared with attend().",
-        "The formulas are right. They leave out one exponential for each pair of a query and a "
-        "key.",
         operation_counts,
         (
             r"n_q n_k d_k + n_q d_v n_k \text{ multiplications}, \quad 2 n_q n_k \text{ divisions}",
             r"n_q n_k (d_k - 1) + n_q (n_k - 1) + n_q d_v (n_k - 1) \text{ additions}",
         ),
+        correct="The formulas are right. They leave out one exponential for each pair of a query and a "
+        "key.",
     ),
     Experiment(
         6,
@@ -168,9 +168,9 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "The counts of the single steps add up to what attention costs.",
         "All operations executed are added up, for growing lengths and while each size is doubled "
         "in turn.",
-        "The total is n_q (2 n_k (d_k + d_v + 1) - d_v - 1), or O(n_q n_k (d_k + d_v)): twice as "
-        "many queries, or keys, or twice the widths, take about twice as much.",
         operation_total,
         (r"n_q \bigl(2 n_k (d_k + d_v + 1) - d_v - 1\bigr) = O\bigl(n_q n_k (d_k + d_v)\bigr)",),
+        correct="The total is n_q (2 n_k (d_k + d_v + 1) - d_v - 1), or O(n_q n_k (d_k + d_v)): twice as "
+        "many queries, or keys, or twice the widths, take about twice as much.",
     ),
 )

@@ -149,10 +149,10 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "Dot-product self-attention costs O(N²D).",
         "Multiply-adds are counted while attention runs, without projections and with them, at "
         "twice the length and at twice the width.",
-        "Its two products do, 2N²D. The projections around them cost 4ND², which is more whenever "
-        "N < 2D.",
         _dot_products,
         (r"4ND^2 + 2N^2D",),
+        correct="Its two products do, 2N²D. The projections around them cost 4ND², which is more whenever "
+        "N < 2D.",
     ),
     Experiment(
         86,
@@ -161,9 +161,9 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "Attention costs O(L_q L_k d_k).",
         "The multiplications of the matrix products are counted while attention is executed, for "
         "values of growing width.",
-        "Those are the scores alone. The weighted sum of the values takes another L_q L_k d_v.",
         _value_product,
         (r"O\bigl(L_q L_k (d_k + d_v)\bigr)",),
+        correct="Those are the scores alone. The weighted sum of the values takes another L_q L_k d_v.",
     ),
     Experiment(
         86,
@@ -172,10 +172,10 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "Attention costs about as much as a dense layer.",
         "A layer that is dense over all positions and channels, and attention, map the same "
         "sequence; the multiplications of both are counted at growing widths.",
-        "The dense layer takes n²d² multiplications, attention's two products 2n²d: the dense one "
-        "costs d/2 times as much, and d times as much as the scores alone.",
         _like_dense,
         (r"\frac{n^2 d^2}{2 n^2 d} = \frac{d}{2}",),
+        correct="The dense layer takes n²d² multiplications, attention's two products 2n²d: the dense one "
+        "costs d/2 times as much, and d times as much as the scores alone.",
     ),
     Experiment(
         90,
@@ -184,9 +184,9 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "A local window limits what attention costs.",
         "Attention runs in a window and without one, while the length doubles; what the kernel "
         "executes is counted, beside the pairs that the mask allows.",
-        "In a window the cost grows with the length rather than with its square, if the kernel "
+        _window_cost,
+        correct="In a window the cost grows with the length rather than with its square, if the kernel "
         "leaves out what is masked. Kernels work in blocks, and so do a little more than is "
         "needed.",
-        _window_cost,
     ),
 )

@@ -165,8 +165,8 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         Place("slides", "shared weights"),
         "W_Q, W_K and W_V are shared by all tokens, so attention has O(D²) parameters.",
         "One layer's weights are counted, and the layer is run on sequences of three lengths.",
-        "3D² weights (and D² more in W_O), whatever the length.",
         _shared,
+        correct="3D² weights (and D² more in W_O), whatever the length.",
     ),
     Experiment(
         91,
@@ -175,9 +175,9 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "Attention has fewer parameters than even a convolution.",
         "Weights are counted: three projections, convolutions with 1, 3 and 5 taps, and a dense "
         "layer from L·d to L·d_v numbers.",
-        "3d² weights are as many as a convolution with three taps has. A dense layer has L²·d·d_v.",
         _parameter_table,
         (r"3 d^2", r"L^2 d d_v"),
+        correct="3d² weights are as many as a convolution with three taps has. A dense layer has L²·d·d_v.",
     ),
     Experiment(
         99,
@@ -186,10 +186,10 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "Attention needs fewer parameters than the layers before it.",
         "Weights of one attention layer, W_O included, are counted beside those of a dense layer "
         "over 50 rows, recurrent layers and convolutions of one width.",
-        "Far fewer than a dense layer over the sequence, and fewer than a recurrent layer. A "
+        _fewer_parameters,
+        correct="Far fewer than a dense layer over the sequence, and fewer than a recurrent layer. A "
         "convolution of three taps has fewer still, and a block with its feed-forward network "
         "more than an LSTM.",
-        _fewer_parameters,
     ),
     Experiment(
         94,
@@ -197,8 +197,8 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         Place("handout", "Transformers"),
         "The Transformer is built solely on attention.",
         "The parameters of the base model are counted by part, without their values, and by hand.",
-        "In the two stacks the feed-forward networks hold more parameters than attention does.",
         _solely_attention,
+        correct="In the two stacks the feed-forward networks hold more parameters than attention does.",
     ),
     Experiment(
         70,
@@ -207,8 +207,8 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "The Transformer has 65 and 213 million parameters, ViT 86, 307 and 632 million.",
         "The library's models are built on the meta device, for 37,000 tokens or 1,000 classes, "
         "and their parameters counted.",
-        "They do, up to a few percent: papers round, and count other vocabularies and heads.",
         _sizes,
+        correct="They do, up to a few percent: papers round, and count other vocabularies and heads.",
     ),
     Experiment(
         71,
@@ -216,8 +216,8 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         Place("homework", "1.5(b)"),
         "ViT is wider than the Transformer, because images contain more information.",
         "The widths of the published sizes are compared, rank by rank.",
-        "The big Transformer and ViT-L are equally wide. Widths follow a model's size; nothing in "
-        "them measures what images contain.",
         _widths,
+        correct="The big Transformer and ViT-L are equally wide. Widths follow a model's size; nothing in "
+        "them measures what images contain.",
     ),
 )

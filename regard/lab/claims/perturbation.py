@@ -178,14 +178,14 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "What a small change of one key does to the output can be written down.",
         "One of five keys is moved by ε, of standard deviation 0.001 to 5. Weight and output are "
         "computed by attend() and by closed formulas, with δ = ε·q, in 401 draws each.",
-        "Exactly: the key's weight changes as below, and the output moves on the straight line "
-        "between that key's value and the mean of the others. That is so for large changes too.",
         moved_key_line,
         (
             r"a_j' = \frac{a_j e^{\beta\delta}}{1 + a_j (e^{\beta\delta} - 1)}",
             r"h' = h + \frac{a_j' - a_j}{1 - a_j} (v_j - h)",
         ),
         kind="added",
+        correct="Exactly: the key's weight changes as below, and the output moves on the straight line "
+        "between that key's value and the mean of the others. That is so for large changes too.",
     ),
     Experiment(
         43,
@@ -194,11 +194,11 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "When a key moves, the output changes linearly: by β aⱼ δ (vⱼ - h), where δ = ε·q.",
         "The linear formula's error, relative to how far the output moved, is measured in 4,001 "
         "draws for changes of standard deviation 0.001 to 5, beside the exact formula's.",
-        "That is the first term of a series. Its relative error grows with the change, about as "
-        "|(1/2 - aⱼ) βδ|: it is good for small changes alone, while the exact formula has no "
-        "error at all.",
         moved_key_linear,
         (r"h' = h + \beta a_j \delta (v_j - h) + O(\delta^2)",),
+        correct="That is the first term of a series. Its relative error grows with the change, about as "
+        "|(1/2 - aⱼ) βδ|: it is good for small changes alone, while the exact formula has no "
+        "error at all.",
     ),
     Experiment(
         43,
@@ -207,10 +207,10 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "A softmax of a sum is the sum of the softmaxes.",
         "A term is added to the scores, and the weights are compared with the sum of two "
         "softmaxes, and with their normalised product.",
-        "It is the first softmax times the exponential of the added term, normalised along the "
-        "row. A sum of two softmaxes has rows that add up to 2.",
         split_softmax,
         (r"\operatorname{softmax}(s + t)_j \propto \operatorname{softmax}(s)_j \, e^{t_j}",),
+        correct="It is the first softmax times the exponential of the added term, normalised along the "
+        "row. A sum of two softmaxes has rows that add up to 2.",
     ),
     Experiment(
         44,
@@ -219,9 +219,9 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "A key that is made longer draws more attention.",
         "One of seven keys is stretched by α, for a key that points along the query, one that "
         "points away from it, and one at a right angle.",
-        "Only if q·k > 0, and then its weight goes to 1. If q·k < 0 the weight goes to 0, and if "
-        "q·k = 0 nothing changes.",
         longer_key,
         (r"s = \alpha \, q \cdot k",),
+        correct="Only if q·k > 0, and then its weight goes to 1. If q·k < 0 the weight goes to 0, and if "
+        "q·k = 0 nothing changes.",
     ),
 )

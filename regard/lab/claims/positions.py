@@ -221,9 +221,9 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "computing.",
         "Positions of width 6 are appended to rows of width 12. Parameters of one attention layer "
         "are counted before and after, and the multiplications for seven rows.",
-        "Every matrix that reads the longer rows is larger: 4((D + P)² − D²) + 4P parameters more.",
         _appended,
         (r"\tilde x_n = [x_n; r_n]",),
+        correct="Every matrix that reads the longer rows is larger: 4((D + P)² − D²) + 4P parameters more.",
     ),
     Experiment(
         18,
@@ -232,9 +232,9 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "Positions may be added to the vectors.",
         "The token layer's output is compared with √D times the table plus the sinusoids of the "
         "formula, from position 0 and from position 100 on.",
-        "It is the sum, and as wide as before.",
         _added,
         (r"\tilde x_n = x_n + r_n",),
+        correct="It is the sum, and as wide as before.",
     ),
     Experiment(
         95,
@@ -243,10 +243,10 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "Positions are appended to the token vectors, as in the paper.",
         "What the paper's model reads is compared with the token vectors, appended and added to. "
         "A matrix over the sum is compared with the same matrix, twice, over both side by side.",
-        "The paper adds. Adding is appending with tied weights, so nothing but the freedom of a "
-        "second matrix is lost.",
         _tied,
         (r"W(x + p) = [W \; W][x; p]",),
+        correct="The paper adds. Adding is appending with tied weights, so nothing but the freedom of a "
+        "second matrix is lost.",
     ),
     Experiment(
         21,
@@ -255,10 +255,10 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "Entry i of position n is sin(n / L^(i/D)) for even i, and cos(n / L^((i−1)/D)) for odd i.",
         "Fifty positions of the layer are compared with the formula, entry by entry; the layout "
         "with all sines first is compared with a permutation of it.",
-        "It is the paper's formula with L = 10000 and i from 0. A sine and its cosine share a "
-        "frequency, so each pair moves on a circle; which columns they stand in is a convention.",
         _formula,
         (r"r_{n,2k} = \sin(n / L^{2k/D}), \quad r_{n,2k+1} = \cos(n / L^{2k/D})",),
+        correct="It is the paper's formula with L = 10000 and i from 0. A sine and its cosine share a "
+        "frequency, so each pair moves on a circle; which columns they stand in is a convention.",
     ),
     Experiment(
         97,
@@ -267,10 +267,10 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "The frequencies are 10000^(−2k/d) for k = 1 … d/2.",
         "Position 1 at width 4 is computed with k from 0 and with k from 1, and compared with the "
         "layer.",
-        "k starts at 0. From 1, the fastest frequency is lost, and neighbouring positions hardly "
-        "differ.",
         _from_zero,
         (r"\omega_k = 10000^{-2k/d}, \quad k = 0, \ldots, d/2 - 1",),
+        correct="k starts at 0. From 1, the fastest frequency is lost, and neighbouring positions hardly "
+        "differ.",
     ),
     Experiment(
         69,
@@ -279,9 +279,9 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "Positions are fixed at the inputs of encoder and decoder, and learned in ViT.",
         "The published sizes are built on the meta device, and the parameters of their positions "
         "are counted.",
-        "The Transformer's sinusoids have no parameters; ViT-B/16 learns one vector for each "
-        "patch.",
         _fixed_and_learned,
+        correct="The Transformer's sinusoids have no parameters; ViT-B/16 learns one vector for each "
+        "patch.",
     ),
     Experiment(
         73,
@@ -289,7 +289,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         Place("homework", "1.5(c)"),
         "ViT learns as many positions as there are patches.",
         "The learned positions of ViT-B/16 are counted beside its patches.",
-        "One for each patch, and one more for the class token.",
         _class_position,
+        correct="One for each patch, and one more for the class token.",
     ),
 )

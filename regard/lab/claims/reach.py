@@ -275,9 +275,9 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "Recurrence is sequential; convolution and attention are computed in parallel.",
         "While a layer runs, the longest chain of products is followed in which each needs the "
         "result of the one before. The same is done for autoregressive decoding with attention.",
-        "That is true of encoding and of training. Decoding stays sequential with attention too, "
-        "since each token is computed from the one before.",
         _parallel,
+        correct="That is true of encoding and of training. Decoding stays sequential with attention too, "
+        "since each token is computed from the one before.",
     ),
     Experiment(
         53,
@@ -286,9 +286,9 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "Unlike an RNN or LSTM, a Transformer has no recurrence, and so trains in parallel.",
         "The longest chain of products is followed through an encoder-decoder and through two "
         "LSTM layers, at three lengths.",
-        "The chain through a Transformer is as long as it is deep, at any length; through an "
-        "LSTM it grows with every token.",
         _whole_model,
+        correct="The chain through a Transformer is as long as it is deep, at any length; through an "
+        "LSTM it grows with every token.",
     ),
     Experiment(
         57,
@@ -296,9 +296,9 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         Place("homework", "1.4(b)"),
         "The whole sequence enters at once, instead of token by token.",
         "The calls of matrix products are counted in attention and in an LSTM at three lengths.",
-        "Attention calls the same few products at any length; an LSTM calls at least one for each "
-        "token.",
         _at_once,
+        correct="Attention calls the same few products at any length; an LSTM calls at least one for each "
+        "token.",
     ),
     Experiment(
         57,
@@ -308,9 +308,9 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "step.",
         "A causal model computes seven tokens in one pass, and token by token with a KV cache; "
         "self-attention computes its rows together and one by one.",
-        "All rows come from one pass, which gives what single steps give. A recurrent layer gives "
-        "the same either way too, but has to compute one step after the other.",
         _whole_sequence,
+        correct="All rows come from one pass, which gives what single steps give. A recurrent layer gives "
+        "the same either way too, but has to compute one step after the other.",
     ),
     Experiment(
         58,
@@ -319,10 +319,10 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "Between two positions the path is O(1) long in self-attention and O(n) in recurrence.",
         "Gradients tell how many layers it takes from the first position to the last, and the "
         "graph of a layer how many products lie between. Recurrence is followed step by step.",
-        "Attention connects every pair in one layer, through three products: value, mean and "
+        _longest_path,
+        correct="Attention connects every pair in one layer, through three products: value, mean and "
         "output. Recurrence takes n steps, and a convolution the more layers the longer the "
         "sequence is.",
-        _longest_path,
     ),
     Experiment(
         102,
@@ -331,10 +331,10 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "Convolutions reach far through depth.",
         "Gradients at the middle position are propagated back through more and more layers, and "
         "the positions with a nonzero gradient are counted.",
-        "They do: each layer adds k − 1 positions. Attention sees all positions in its first "
-        "layer.",
         _receptive_field,
         (r"1 + \ell (k - 1)",),
+        correct="They do: each layer adds k − 1 positions. Attention sees all positions in its first "
+        "layer.",
     ),
     Experiment(
         77,
@@ -343,8 +343,8 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "A recurrent network sees the past only.",
         "Jacobians of a unidirectional and of a bidirectional recurrent layer say "
         "which row depends on which.",
-        "A unidirectional one does. A bidirectional one sees the whole sequence.",
         _both_directions,
+        correct="A unidirectional one does. A bidirectional one sees the whole sequence.",
     ),
     Experiment(
         78,
@@ -353,8 +353,8 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "Convolutional networks cannot deal with inputs of variable size.",
         "Sequences and images of several sizes are given to convolutions, to a dense layer, and "
         "to two small CNNs with different heads.",
-        "Convolutions take any size, and compute the same at each place in a longer sequence. "
-        "What refuses another size is a dense layer, be it alone or a CNN's head.",
         _variable_size,
+        correct="Convolutions take any size, and compute the same at each place in a longer sequence. "
+        "What refuses another size is a dense layer, be it alone or a CNN's head.",
     ),
 )

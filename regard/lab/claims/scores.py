@@ -202,10 +202,10 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "vanishes.",
         "128 random queries attend to 64 sets of 16 random keys of growing width. The slope of "
         "the softmax, a(1 - a), is averaged, with scores scaled and not; autograd confirms it.",
-        "Unscaled, the slope falls with the width; scaled, it stays near its maximum. The reason "
-        "is the variance of q·k, which is d_k.",
         scale_and_gradient,
         (r"\frac{\partial a_j}{\partial s_j} = a_j (1 - a_j)",),
+        correct="Unscaled, the slope falls with the width; scaled, it stays near its maximum. The reason "
+        "is the variance of q·k, which is d_k.",
     ),
     Experiment(
         5,
@@ -214,11 +214,11 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "The right divisor is the square root of the keys' width.",
         "The variance of q·k is measured for entries of variance 1, over growing widths. The scale "
         "that attention itself uses is read off its weights.",
-        "q·k is a sum of d_k independent products of variance 1, so its variance is d_k; divided "
-        "by √d_k it has variance 1 at any width.",
         score_variance,
         (r"\operatorname{Var}(q \cdot k) = \sum_{i=1}^{d_k} \operatorname{Var}(q_i k_i) = d_k",),
         kind="added",
+        correct="q·k is a sum of d_k independent products of variance 1, so its variance is d_k; divided "
+        "by √d_k it has variance 1 at any width.",
     ),
     Experiment(
         82,
@@ -228,13 +228,13 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "matrix, or a small network.",
         "Four scores rate the same queries and keys. Each one's weights are checked, and compared "
         "with the others'.",
-        "Each gives positive weights that sum to 1, and each gives different ones. What follows "
-        "the scores is the same for all.",
         other_scores,
         (
             r"q^\top k, \quad \frac{q^\top k}{\sqrt{d}}, \quad q^\top W k, \quad "
             r"v^\top \tanh(W q + U k)",
         ),
+        correct="Each gives positive weights that sum to 1, and each gives different ones. What follows "
+        "the scores is the same for all.",
     ),
     Experiment(
         82,
@@ -242,11 +242,11 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         Place("handout", "scores"),
         "Luong's general score contains the dot product as a special case.",
         "The general score's matrix is set to I, to I/√d, to W_Q W_Kᵀ and to random numbers.",
-        "It does: with the identity it is the dot product, and with I/√d the scaled one. A head "
-        "of a Transformer is the general score with a matrix of low rank, W_Q W_Kᵀ.",
         general_is_dot,
         (r"q^\top W_Q W_K^\top k = (W_Q^\top q) \cdot (W_K^\top k)",),
         kind="added",
+        correct="It does: with the identity it is the dot product, and with I/√d the scaled one. A head "
+        "of a Transformer is the general score with a matrix of low rank, W_Q W_Kᵀ.",
     ),
     Experiment(
         87,
@@ -255,8 +255,8 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "Attention itself has no parameters.",
         "The parameters of a multi-head layer are counted in the operation itself and in the "
         "projections around it.",
-        "The scaled dot product has none; everything that is learned is in the projections. A "
-        "general or an additive score does have some.",
         no_parameters,
+        correct="The scaled dot product has none; everything that is learned is in the projections. A "
+        "general or an additive score does have some.",
     ),
 )

@@ -148,8 +148,8 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "Self-attention and cross-attention are one operation, on one source or on two.",
         "One layer with the same weights reads its own input, the same input given as a source, "
         "and another source.",
-        "They are: self-attention is cross-attention whose source is the input itself.",
         self_is_cross,
+        correct="They are: self-attention is cross-attention whose source is the input itself.",
     ),
     Experiment(
         28,
@@ -157,9 +157,9 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         Place("sheet", "6-2(a)"),
         "In cross-attention there may be more queries than pairs of keys and values, or fewer.",
         "One layer is given four combinations of lengths, and compared with plain arithmetic.",
-        "The output has as many rows as there are queries. Only keys and values have to be equally "
-        "many.",
         differing_lengths,
+        correct="The output has as many rows as there are queries. Only keys and values have to be equally "
+        "many.",
     ),
     Experiment(
         92,
@@ -168,9 +168,9 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "Words may attend to the frames of a recording, of which there are more.",
         "Multi-head attention reads a recording's frames, which are wider than the words; then "
         "the frames shuffled, and all but one of them.",
-        "There is one output for each word, whatever the number of frames. Without positions the "
-        "order of the frames makes no difference, but which frames there are does.",
         audio_and_text,
+        correct="There is one output for each word, whatever the number of frames. Without positions the "
+        "order of the frames makes no difference, but which frames there are does.",
     ),
     Experiment(
         30,
@@ -179,8 +179,8 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "Cross-attention joins modalities.",
         "A text decoder reads an image's patches, then a recording's frames, and the gradient of "
         "each word's logits with respect to the source is computed.",
-        "Every word depends on every pixel and on every frame; the decoder is the same for both.",
         _modalities,
+        correct="Every word depends on every pixel and on every frame; the decoder is the same for both.",
     ),
     Experiment(
         92,
@@ -189,9 +189,9 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "In cross-attention, shuffling the pairs of keys and values changes nothing.",
         "Seven frames of audio read eleven words of text through a whole module, before and after "
         "the words are shuffled; then the values alone are shuffled.",
-        "Nothing changes, as long as every key keeps its value.",
         _shuffled_pairs,
         (r"\sum_j a_j v_j = \sum_j a_{\pi(j)} v_{\pi(j)}",),
+        correct="Nothing changes, as long as every key keeps its value.",
     ),
     Experiment(
         41,
@@ -199,7 +199,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         Place("homework", "1.1(c)"),
         "There are four types of attention: self or cross, each of them hard or soft.",
         "The same function is called with one or two sequences, and with β = 1/√d or β = ∞.",
-        "The source and the sharpness are two independent choices, and one function does all four.",
         four_kinds,
+        correct="The source and the sharpness are two independent choices, and one function does all four.",
     ),
 )

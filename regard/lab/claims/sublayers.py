@@ -131,9 +131,9 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         Place("homework", "1.4(d)"),
         "FFN(x) = max(0, xW₁ + b₁)W₂ + b₂, the same for every position, first wider, then back.",
         "The layer is compared with the formula in numpy, all rows together and one by one.",
-        "It is that formula, row by row, and the hidden layer is wider than the model.",
         _feed_forward,
         (r"\mathrm{FFN}(x) = \max(0, x W_1 + b_1) W_2 + b_2",),
+        correct="It is that formula, row by row, and the hidden layer is wider than the model.",
     ),
     Experiment(
         63,
@@ -141,10 +141,10 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         Place("homework", "1.4(d)"),
         "The feed-forward network captures local patterns between neighbours.",
         "Its Jacobian is computed between all pairs of rows, beside a convolution's.",
-        "Each row depends on itself alone: ∂y_i/∂x_j is zero for i ≠ j. Neighbours meet in "
-        "attention, or in a convolution.",
         _neighbours,
         (r"\partial y_i / \partial x_j = 0, \quad i \ne j",),
+        correct="Each row depends on itself alone: ∂y_i/∂x_j is zero for i ≠ j. Neighbours meet in "
+        "attention, or in a convolution.",
     ),
     Experiment(
         22,
@@ -153,10 +153,10 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "Encoder and decoder are stacks with residual connections.",
         "Every sublayer of both stacks is silenced by zeros in its last matrix, and the result is "
         "compared with the input.",
-        "They are: the input passes unchanged through pre-norm stacks, and normalised through "
-        "post-norm ones, since sublayers only add to it.",
         _residual_path,
         (r"x_{n+1} = x_n + \mathrm{Sublayer}(x_n)",),
+        correct="They are: the input passes unchanged through pre-norm stacks, and normalised through "
+        "post-norm ones, since sublayers only add to it.",
     ),
     Experiment(
         64,
@@ -166,9 +166,9 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "dropout before the sum.",
         "The residual is compared with numpy's LayerNorm under a known dropout mask, put before "
         "the sum and after it; sublayers of the base model are counted.",
-        "It is so: LayerNorm(x + Dropout(Sublayer(x))), 2 in each encoder layer and 3 in each "
-        "decoder layer.",
         _post_norm,
         (r"\mathrm{LayerNorm}(x + \mathrm{Dropout}(\mathrm{Sublayer}(x)))",),
+        correct="It is so: LayerNorm(x + Dropout(Sublayer(x))), 2 in each encoder layer and 3 in each "
+        "decoder layer.",
     ),
 )

@@ -239,10 +239,10 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "The Transformer is permutation invariant.",
         "Two blocks without positions read seven random rows, in order and permuted. The output "
         "is compared with the old one, and with the old one permuted in the same way.",
-        "It is equivariant: permuted rows give the same outputs, permuted. Invariant is the "
-        "output for one query under a permutation of keys and values.",
         _equivariance,
         (r"f(PX) = P f(X)", r"\mathrm{attend}(q, PK, PV) = \mathrm{attend}(q, K, V)"),
+        correct="It is equivariant: permuted rows give the same outputs, permuted. Invariant is the "
+        "output for one query under a permutation of keys and values.",
     ),
     Experiment(
         15,
@@ -251,10 +251,10 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "A Transformer without positions does not notice a shuffling of its rows.",
         "The same two blocks, once without a mask and once under a causal one, read rows in order "
         "and shuffled.",
-        "That is so as long as every row may attend to every other. A causal mask depends on the "
-        "order, and breaks the symmetry.",
         _equivariance_causal,
         kind="added",
+        correct="That is so as long as every row may attend to every other. A causal mask depends on the "
+        "order, and breaks the symmetry.",
     ),
     Experiment(
         16,
@@ -263,9 +263,9 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "Order matters: the same words in another order say the opposite.",
         "Two sentences that differ in the order of two names go through an encoder without "
         "positions and with each of four kinds; the means of the outputs are compared.",
-        "Without positions the two sentences are one bag of words; any kind of position tells them "
-        "apart.",
         _two_sentences,
+        correct="Without positions the two sentences are one bag of words; any kind of position tells them "
+        "apart.",
     ),
     Experiment(
         32,
@@ -274,9 +274,9 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "Without positional encodings, attention has no access to the order of its inputs.",
         "An encoder and language models of one to three layers, all without positions, read the "
         "same tokens in two orders that end alike.",
-        "An unmasked encoder is blind to order. Under a causal mask one layer's last row still "
-        "is, but from the second layer on it reads states that depend on what came before them.",
         _order_under_a_causal_mask,
+        correct="An unmasked encoder is blind to order. Under a causal mask one layer's last row still "
+        "is, but from the second layer on it reads states that depend on what came before them.",
     ),
     Experiment(
         79,
@@ -285,10 +285,10 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "A convolution ties its weights to distances, a dense layer to absolute positions.",
         "A pattern is shifted by two positions, and each layer's output is compared with the old "
         "one, shifted. The convolution is also computed tap by tap.",
-        "The convolution's output shifts along exactly. The dense layer has other weights at "
-        "other positions, and gives something else.",
         _tied_weights,
         (r"y_n = \sum_\delta W_\delta x_{n+\delta} + b", r"y_n = \sum_m W_{nm} x_m + b_n"),
+        correct="The convolution's output shifts along exactly. The dense layer has other weights at "
+        "other positions, and gives something else.",
     ),
     Experiment(
         66,
@@ -297,9 +297,9 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "In a Vision Transformer only the MLP is local; in a CNN every layer is.",
         "The Jacobian says which rows each row of the output depends on, for attention, the "
         "feed-forward network and a convolution; one pixel is changed before the patch embedding.",
-        "Within the blocks it is so. Before them the patch embedding is local as well: a pixel "
-        "reaches one patch alone.",
         _vit_locality,
+        correct="Within the blocks it is so. Before them the patch embedding is local as well: a pixel "
+        "reaches one patch alone.",
     ),
     Experiment(
         66,
@@ -308,8 +308,8 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "A CNN is translation equivariant, a Vision Transformer is not.",
         "An image is shifted by one pixel, one patch and two patches; the features are compared "
         "with the old ones, shifted (with a wrapped border for all).",
-        "A ViT with learned positions is not. Without them its attention treats patches as a set "
-        "and shifts along with whole patches, though not with single pixels.",
         _vit_shift,
+        correct="A ViT with learned positions is not. Without them its attention treats patches as a set "
+        "and shifts along with whole patches, though not with single pixels.",
     ),
 )

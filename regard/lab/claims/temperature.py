@@ -277,10 +277,10 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "β sets how sharp the weights are: a smaller β makes them smoother.",
         "For the first query of exercise 3, the entropy of the weights and the largest of them are "
         "followed while β grows from 0.01 to 100.",
-        "The entropy falls from log m to 0 and the largest weight rises from 1/m to 1, both "
-        "monotonically.",
         sharpness,
         (r"a_j = \frac{e^{\beta s_j}}{\sum_k e^{\beta s_k}}",),
+        correct="The entropy falls from log m to 0 and the largest weight rises from 1/m to 1, both "
+        "monotonically.",
     ),
     Experiment(
         37,
@@ -289,10 +289,10 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "In the cold limit, the softargmax of x is the one-hot vector of x.",
         "The limit is computed for whole-number scores, which could be one-hot encoded "
         "themselves, then with 7 added to all of them, and with two equal largest ones.",
-        "It is one-hot at the index of the largest entry, whatever the value of that entry is. "
-        "Where several are largest, they share the 1.",
         cold_limit,
         (r"\lim_{\beta \to \infty} \operatorname{softargmax}_\beta(x) = e_{\arg\max_i x_i}",),
+        correct="It is one-hot at the index of the largest entry, whatever the value of that entry is. "
+        "Where several are largest, they share the 1.",
     ),
     Experiment(
         38,
@@ -301,9 +301,9 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "In the hot limit all m weights are 1/m.",
         "Weights at β = 0 are compared with 1/m, and the output with the mean of the values. The "
         "distance from 1/m is followed while β grows.",
-        "They are exactly 1/m at β = 0, and differ from it in proportion to β while it is small.",
         hot_limit,
         (r"a_j = \frac{1}{m} + \frac{\beta}{m} (s_j - \bar{s}) + O(\beta^2)",),
+        correct="They are exactly 1/m at β = 0, and differ from it in proportion to β while it is small.",
     ),
     Experiment(
         39,
@@ -312,10 +312,10 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "A convenient β is 1/√d.",
         "By how much the entropy of the weights falls below that of uniform ones is averaged over "
         "random vectors at four widths, with β = 1/√d, 1/d and 1, and with attend()'s default.",
-        "With 1/√d the weights are equally sharp at any width. With 1 they become hard as vectors "
-        "grow wider, with 1/d uniform.",
         convenient_beta,
         (r"\beta = \frac{1}{\sqrt{d}}",),
+        correct="With 1/√d the weights are equally sharp at any width. With 1 they become hard as vectors "
+        "grow wider, with 1/d uniform.",
     ),
     Experiment(
         40,
@@ -324,10 +324,10 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "To pass on one value unchanged, attention has to be cold: β has to be very small.",
         "For exercise 3, the distance of the output from the value of the best key is measured "
         "while β grows.",
-        "Cold it is, but β is an inverse temperature: cold means a large β. At a small one the "
-        "output is the mean of all values.",
         preserving_a_value,
         (r"A_{11} = \frac{1}{1 + e^{-\beta} + e^{-2\beta}}",),
+        correct="Cold it is, but β is an inverse temperature: cold means a large β. At a small one the "
+        "output is the mean of all values.",
     ),
     Experiment(
         40,
@@ -335,9 +335,9 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         Place("homework", "1.1(c)"),
         "Values are preserved only where the matrix of weights is the identity.",
         "Four queries ask for four orthonormal keys, two of them for the same one, at β = ∞.",
-        "Each output is one of the values as soon as its row of weights is one-hot, whichever key "
-        "that is. The identity is the case in which each position asks for itself.",
         one_hot_suffices,
+        correct="Each output is one of the values as soon as its row of weights is one-hot, whichever key "
+        "that is. The identity is the case in which each position asks for itself.",
     ),
     Experiment(
         41,
@@ -346,10 +346,10 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "Attention that picks one value is called hard.",
         "attend() at β = ∞ is compared with picking the value of the best key, and soft attention "
         "with hard as β grows.",
-        "At β = ∞ the output is exactly the best key's value. Soft attention comes arbitrarily "
-        "close, but where two keys are almost equally good that takes a large β.",
         hard_attention,
         (r"\lim_{\beta \to \infty} c_i = v_{\arg\max_j q_i \cdot k_j}",),
+        correct="At β = ∞ the output is exactly the best key's value. Soft attention comes arbitrarily "
+        "close, but where two keys are almost equally good that takes a large β.",
     ),
     Experiment(
         42,
@@ -360,9 +360,9 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "The weights of exercise 3, and the distance of the output from the mean of all values, "
         "are measured at small and at large β. At β = 0 the output is also compared with that of "
         "a dense layer over the rows, whose weights are all 1/m.",
-        "Attention spreads evenly as β → 0: all weights are 1/m, and it does what a dense layer "
-        "with such weights does. A big β does the opposite.",
         spreading,
         (r"\beta \to 0: \quad a_j \to \frac{1}{m}, \quad c \to \frac{1}{m} \sum_j v_j",),
+        correct="Attention spreads evenly as β → 0: all weights are 1/m, and it does what a dense layer "
+        "with such weights does. A big β does the opposite.",
     ),
 )

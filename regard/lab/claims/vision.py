@@ -224,9 +224,9 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "There is no convolution in ViT.",
         "The patch embedding is compared with torch's convolution of the same weights, with the "
         "patch size as kernel size and stride.",
-        "Its first layer is one: a linear map of patches that do not overlap is a convolution "
-        "whose kernel size and stride are the patch size.",
         _patch_convolution,
+        correct="Its first layer is one: a linear map of patches that do not overlap is a convolution "
+        "whose kernel size and stride are the patch size.",
     ),
     Experiment(
         68,
@@ -234,9 +234,9 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         Place("homework", "1.5(b)"),
         "An image becomes a sequence of flattened patches.",
         "Patches are cut out of two images one by one in numpy and compared.",
-        "It does: HW/P² rows of P²C numbers each.",
         _flattened_patches,
         (r"x \in \mathbb{R}^{HW/P^2 \times P^2 C}",),
+        correct="It does: HW/P² rows of P²C numbers each.",
     ),
     Experiment(
         76,
@@ -245,9 +245,9 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "A Vision Transformer can be written from its parts.",
         "A small one is computed once more in numpy, from pixels to logits: patches, positions, "
         "class token, two pre-norm blocks, LayerNorm, head.",
-        "It can: the module and numpy give the same logits.",
         _vit_by_hand,
         kind="asked",
+        correct="It can: the module and numpy give the same logits.",
     ),
     Experiment(
         74,
@@ -257,8 +257,8 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "The blocks are run one by one, the token's last state is normalised in numpy, and the "
         "result is compared with what the head reads. Its gradient shows which pixels it depends "
         "on.",
-        "It does. The token starts the same for every image and ends as a function of all pixels.",
         _class_token,
+        correct="It does. The token starts the same for every image and ends as a function of all pixels.",
     ),
     Experiment(
         75,
@@ -267,9 +267,9 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "The head has one hidden layer with tanh at pre-training and is one linear layer at "
         "fine-tuning.",
         "Both heads are compared with their formulas; the second is put in place of the first.",
-        "It is so, and what the head reads stays as it was.",
         _head,
         (r"W_2 \tanh(W_1 x + b_1) + b_2", r"W x + b"),
+        correct="It is so, and what the head reads stays as it was.",
     ),
     Experiment(
         72,
@@ -277,10 +277,10 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         Place("homework", "1.5(b)"),
         "ViT is a Transformer with some of its parts left out, exchanged or added.",
         "The modules of ViT-B/16 and of the Transformer's base model are compared.",
-        "ViT has the encoder alone, norms before its sublayers, GELU instead of ReLU, and a class "
-        "token.",
         _vit_structure,
         kind="added",
+        correct="ViT has the encoder alone, norms before its sublayers, GELU instead of ReLU, and a class "
+        "token.",
     ),
     Experiment(
         72,
@@ -288,8 +288,8 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         Place("homework", "1.5(b)"),
         "ViT uses smaller feed-forward networks than the Transformer.",
         "The hidden widths of the published sizes are read from their configs.",
-        "Size by size, they are as wide as the Transformer's or wider.",
         _vit_feed_forward,
+        correct="Size by size, they are as wide as the Transformer's or wider.",
     ),
     Experiment(
         94,
@@ -298,7 +298,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "A trained encoder is a reusable feature extractor.",
         "A model gets a head for other classes and is frozen. Its features are compared with the "
         "old ones, and a backward pass shows which parameters receive gradients.",
-        "It is: the features stay, and only the new head receives gradients.",
         _frozen_encoder,
+        correct="It is: the features stay, and only the new head receives gradients.",
     ),
 )
