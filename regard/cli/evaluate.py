@@ -45,6 +45,10 @@ class Evaluate:
     """dates: number of test dates."""
     beams: int | None = None
     """translate, read: beam size. By default that of the model's config.json."""
+    ensemble: tuple[str, ...] = ()
+    """translate, dates: other runs that translate together with RUN (an ensemble)."""
+    ensemble_weights: tuple[float, ...] = ()
+    """translate, dates: how much each run counts, RUN first. By default all count the same."""
     device: str = "auto"
     """Device: auto is a GPU where there is one; or cpu, cuda, cuda:1."""
     json: bool = False
@@ -75,9 +79,10 @@ def _evaluated(folder: Path, options: Evaluate) -> Evaluation:
     for field in fields(Evaluate):
         known = field.name in ("device", "json", *task.options)
         if not known and getattr(options, field.name) != field.default:
+            asked, *others = (f"--{one.replace('_', '-')}" for one in (field.name, *task.options))
             raise ValueError(
-                f"--{field.name} is not an option of the task {name}, which {folder} is for; its "
-                "options are " + ", ".join(f"--{option}" for option in task.options)
+                f"{asked} is not an option of the task {name}, which {folder} is for; its options "
+                f"are {', '.join(others)}"
             )
     values = {option: getattr(options, option) for option in task.options}
     chosen = {option: value for option, value in values.items() if value not in (None, ())}

@@ -42,8 +42,19 @@ class InferenceOptions:
     """Print on standard error which engine decodes, and why that one."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class EnsembleOptions(InferenceOptions):
+    """Other models that write together with the first."""
+
+    ensemble: tuple[str, ...] = ()
+    """Ensemble: other runs that write together with RUN. Every token is chosen by the mean of all
+    their probabilities. They must have RUN's target tokenizer; alignments are RUN's."""
+    ensemble_weights: tuple[float, ...] = ()
+    """Weights of that mean, RUN's first. By default all runs count the same."""
+
+
 @dataclass(frozen=True)
-class Translate(InferenceOptions):
+class Translate(EnsembleOptions):
     """Translates standard input, or files, line by line: a line for each line, in order."""
 
     files: tuple[str, ...] = ()
@@ -100,7 +111,7 @@ def translate(words: Sequence[str]) -> None:
 
 
 def _translator(folder: Path, options: Translate, kind: type[Ready], here: Processes) -> Ready:
-    model: Any = _loaded(folder, options, kind, here)
+    model: Any = _ensemble(folder, options, kind, here)
     if options.head is not None:
         from regard.look.align import Head
 
@@ -217,7 +228,7 @@ def read(words: Sequence[str]) -> int:
 
 
 @dataclass(frozen=True)
-class Generate(InferenceOptions):
+class Generate(EnsembleOptions):
     """Continues each line of standard input, or of files, with a language model."""
 
     files: tuple[str, ...] = ()
@@ -239,7 +250,7 @@ def generate(words: Sequence[str]) -> None:
     from regard.task.language import Generator
 
     folder, options = with_folder("generate", Generate, Generate(), words)
-    model = _loaded(folder, options, Generator)
+    model = _ensemble(folder, options, Generator)
     first = 0
     for prompts in windows(Lines(options.files), *WINDOW):
         texts = model.generate(
@@ -291,6 +302,17 @@ def _pictures(
     if not pictures:
         raise ValueError(f"{name} needs pictures: regard {name} {folder} picture.png …")
     return folder, pictures, options
+
+
+def _ensemble(
+    folder: Path, options: EnsembleOptions, kind: type[Ready], here: Processes | None = None
+) -> Ready:
+    """The run's model by itself, or together with others."""
+    from regard.task.load import ensemble
+
+    folders = [folder, *map(Path, options.ensemble)]
+    ready = [_loaded(one, options, kind, here) for one in folders]
+    return ensemble(ready, options.ensemble_weights or None)
 
 
 def _loaded(

@@ -15,10 +15,9 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-from regard import checkpoint
 from regard.data.tokenizer import Tokenizer
+from regard.decode.engine.ensemble import Weights
 from regard.model.transformer import TransformerShape
-from regard.task.folder import model_folder
 from regard.task.search import SearchSettings
 from regard.task.settings import Preset, check_preset, recorded
 from regard.task.spec import Evaluation, TaskSpec
@@ -243,12 +242,13 @@ def evaluate(
     folder: str | Path,
     *,
     count: int | None = None,
+    ensemble: Sequence[str] = (),
+    ensemble_weights: Weights = (),
     device: str = "cpu",
     progress: Progress | None = None,
 ) -> Evaluation:
-    """How many held-out dates a model, or a run's, translates rightly."""
-    saved = checkpoint.load(model_folder(folder), device=device)
-    translator = Translator.of(saved)
+    """How many held-out dates a model, or a run's, or an ensemble of them, translates rightly."""
+    translator = Translator.read(folder, ensemble, ensemble_weights or None, device=device)
     config = recorded(Config, translator.about, folder) or Config()
     _, held = days(config.first, config.last)
     if count is not None and count < 1:

@@ -7,6 +7,7 @@ A model that predicts well could store the text in few bits: `compression` is ho
 than the text has itself, and the score by which the best model is kept.
 """
 
+import copy
 import hashlib
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,13 +27,14 @@ from regard.data.files import Reading
 from regard.data.text import Documents, Lines, OnBad, Rules, Store, Text, store
 from regard.data.tokenizer import AnyTokenizer, Tokenizer, files, read_pair
 from regard.decode.batching import in_order
+from regard.decode.engine.ensemble import Weights, ensemble, shares
 from regard.decode.engine.pick import open_session
 from regard.decode.search.greedy import greedy
 from regard.decode.search.sample import sample
 from regard.model.language import LanguageConfig, LanguageModel, LanguageShape
 from regard.seeding import seeded
 from regard.task.folder import model_folder
-from regard.task.search import SearchSettings
+from regard.task.search import SearchSettings, check_same_tokens
 from regard.task.settings import (
     Preset,
     absolute,
@@ -445,9 +447,27 @@ class Generator:
                 "LanguageModel"
             )
         self.model = saved.model
+        self.models = [saved.model]
+        """Of an ensemble, all of them."""
+        self.weights: Weights | None = None
+        self.name = str(saved.folder)
         self.tokenizer, _ = read_pair(saved.folder)
         self.about = dict(saved.task or {})
         self.search = SearchSettings.read(self.about, str(saved.folder / checkpoint.CONFIG))
+
+    def ensemble(
+        self, others: "Sequence[Generator]", weights: Weights | None = None
+    ) -> "Generator":
+        """This and others as one, which averages their probabilities at every step."""
+        members = [self, *others]
+        if any(len(member.models) > 1 for member in members):
+            raise ValueError("an ensemble is no member of another; name all generators at once")
+        check_same_tokens(members)
+        made = copy.copy(self)
+        made.models = [member.model for member in members]
+        made.weights = shares(weights, len(made.models))
+        made.search = replace(self.search, length=min(one.search.length for one in members))
+        return made
 
     def generate(
         self,
@@ -479,7 +499,8 @@ class Generator:
                 "banned": settings.banned,
             }
             most = max(map(len, begins)) + length
-            with open_session(self.model, rows=len(rows), length=most) as session:
+            sessions = [open_session(one, rows=len(rows), length=most) for one in self.models]
+            with ensemble(sessions, self.weights) as session:
                 if temperature == 0:
                     found = greedy(session, begins, **rules)
                 else:

@@ -5,18 +5,21 @@
     load("run").read(["scan.png"])                  read
     load("run").generate(["Once upon a time"])      language
     load("run").label(["What a day!"])              label
+    load("run", "run2").translate(["Guten Tag."])   an ensemble; of language models too
 
 What comes back also has `.model`, and its tokenizer or its labels. A folder is a model's, one that
 was imported, or a run's, whose best model counts.
 """
 
 import os
-from typing import TYPE_CHECKING, TypeAlias
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 import torch
 from torch import nn
 
 from regard import checkpoint
+from regard.decode.engine.ensemble import Weights
 from regard.task.folder import model_folder
 from regard.task.specs import NAMES, spec
 
@@ -31,10 +34,13 @@ if TYPE_CHECKING:
 else:
     Predictor = object  # none is imported that is not asked for
 
+Ready = TypeVar("Ready")
+
 
 def load(
     folder: str | os.PathLike[str],
-    *,
+    *others: str | os.PathLike[str],
+    weights: Weights | None = None,
     model: nn.Module | None = None,
     device: str | torch.device = "cpu",
     dtype: torch.dtype | None = None,
@@ -42,10 +48,42 @@ def load(
 ) -> Predictor:
     """What a folder's model was trained for, ready for use; see `checkpoint.load` for the rest.
 
-    `model` is a model with parts of one's own, which is filled with the folder's weights.
+    `model` is a model with parts of one's own, which is filled with the folder's weights. With
+    `others`, all of them are an ensemble, in which each counts as its weight says.
     """
+    if others and model is not None:
+        raise ValueError(
+            "model is for one folder; load each, and join them by regard.task.load.ensemble"
+        )
+    given: dict[str, Any] = {"model": model, "device": device, "dtype": dtype, "verify": verify}
+    return ensemble([_one(one, **given) for one in (folder, *others)], weights)
+
+
+def ensemble(predictors: Sequence[Ready], weights: Weights | None = None) -> Ready:
+    """Several translators, or language models, as one; a single one is itself."""
+    first, *others = predictors
+    if not others and not weights:
+        return first
+    if names := [type(one).__name__ for one in predictors if not isinstance(one, _Member)]:
+        raise ValueError(
+            f"a {names[0]} cannot be in an ensemble; translators and language models can"
+        )
+    if len({type(one) for one in predictors}) > 1:
+        kinds = ", ".join(type(one).__name__ for one in predictors)
+        raise ValueError(f"an ensemble must be of one kind, not of {kinds}")
+    assert isinstance(first, _Member)
+    made: Ready = first.ensemble(others, weights)
+    return made
+
+
+@runtime_checkable
+class _Member(Protocol):
+    def ensemble(self, others: Sequence[Any], weights: Weights | None) -> Any: ...
+
+
+def _one(folder: str | os.PathLike[str], **given: Any) -> Predictor:
     place = model_folder(folder)
-    saved = checkpoint.load(place, model=model, device=device, dtype=dtype, verify=verify)
+    saved = checkpoint.load(place, **given)
     name = (saved.task or {}).get("name")
     if name in NAMES:
         predictor: Predictor = spec(name).predictor(saved)

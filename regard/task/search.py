@@ -5,9 +5,10 @@
 A task's section of config.json keeps the settings; `translator` and `read` write by them.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any
+from functools import partial
+from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -15,6 +16,7 @@ from regard.attention.packed import Packed
 from regard.config import from_json
 from regard.data.tokenizer import AnyTokenizer
 from regard.decode.engine.pick import open_session
+from regard.decode.engine.session import Session
 from regard.decode.search.beam import beam, power
 from regard.decode.search.greedy import greedy
 from regard.decode.search.hypothesis import Hypothesis
@@ -76,7 +78,30 @@ def search(
     most: int | Sequence[int] | None = None,
     n_best: int = 1,
 ) -> list[list[Hypothesis]]:
-    """The best hypotheses for each source, which is packed ids or a batch of images.
+    """The best hypotheses for each source, which is packed ids or a batch of images."""
+    sentences = len(source) if lengths is None else len(lengths)
+    opened = partial(open_reading, model, source, lengths)
+    return find(opened, sentences, settings, most=most, n_best=n_best)
+
+
+def open_reading(
+    model: Transformer, source: Tensor, lengths: Packed | None, **hints: int
+) -> Session:
+    """A session of sources that may be anywhere."""
+    device = model.target.table.weight.device
+    counts = None if lengths is None else lengths.to(device)
+    return open_session(model, source.to(device), counts, **hints)
+
+
+def find(
+    opened: Callable[..., Session],
+    sentences: int,
+    settings: SearchSettings,
+    *,
+    most: int | Sequence[int] | None = None,
+    n_best: int = 1,
+) -> list[list[Hypothesis]]:
+    """The best hypotheses for each sentence of a session, which `opened(beams=, length=)` gives.
 
     `most` bounds the tokens of all of them, or of each, below the search's own bound.
 
@@ -89,8 +114,6 @@ def search(
     sentence of 20 tokens that may come to 90 takes 9.4 MB in float32 with 4 beams, and half of that
     in bfloat16. They are gone when the batch is: a corpus takes no more than its largest batch.
     """
-    device = model.target.table.weight.device
-    sentences = len(source) if lengths is None else len(lengths)
     bounds = [most] * sentences if isinstance(most, int | None) else list(most)
     limits = [settings.length if bound is None else min(bound, settings.length) for bound in bounds]
     width = max(settings.beams, n_best)
@@ -101,14 +124,35 @@ def search(
         "renormalize": settings.renormalize,
     }
     prompts = [[settings.start]] * sentences
-    with open_session(
-        model,
-        source.to(device),
-        None if lengths is None else lengths.to(device),
-        beams=width,
-        length=max(limits, default=0) + 1,
-    ) as session:
+    with opened(beams=width, length=max(limits, default=0) + 1) as session:
         if width == 1:
             return [[hypothesis] for hypothesis in greedy(session, prompts, **rules)]
         penalty = power(settings.length_penalty)
         return beam(session, prompts, width=width, n_best=n_best, penalty=penalty, **rules)
+
+
+@runtime_checkable
+class Writer(Protocol):
+    """Whatever writes text by a search."""
+
+    name: str
+    search: SearchSettings
+
+    @property
+    def tokenizer(self) -> AnyTokenizer: ...
+
+
+def check_same_tokens(writers: Sequence[Writer]) -> None:
+    """Members of an ensemble: token n must be the same text for all."""
+    first, *others = writers
+    for other in others:
+        differ = f"{first.name} and {other.name} cannot be an ensemble: their"
+        if first.tokenizer.to_bytes() != other.tokenizer.to_bytes():
+            raise ValueError(
+                f"{differ} target tokenizers differ, {first.tokenizer} and {other.tokenizer}; "
+                "train both with the same --tokenizer"
+            )
+        for name in ("start", "end"):
+            one, two = getattr(first.search, name), getattr(other.search, name)
+            if one != two:
+                raise ValueError(f"{differ} {name} tokens differ, {one} and {two}")

@@ -20,6 +20,7 @@ from regard import checkpoint
 from regard.data.files import Reading
 from regard.data.text import OnBad, Pairs, Rules, Store, Table, Text, store
 from regard.data.tokenizer import AnyTokenizer, Tokenizer, read_pair
+from regard.decode.engine.ensemble import Weights
 from regard.model.transformer import TextSource, Transformer, TransformerShape
 from regard.task.folder import model_folder, run_config
 from regard.task.search import SearchSettings
@@ -439,15 +440,17 @@ def evaluate(
     columns: tuple[int, int] = (0, 1),
     beams: int | None = None,
     bleu: Cut | None = None,
+    ensemble: Sequence[str] = (),
+    ensemble_weights: Weights = (),
     device: str = "cpu",
     progress: Progress | None = None,
 ) -> Translations:
     """Scores of a model's, or a run's, translations of these files, by beam search.
 
-    Without files a run is evaluated on what it was validated on, all of it.
+    Without files a run is evaluated on what it was validated on, all of it. `ensemble` names other
+    runs that translate together with it, and the weights of all of them, if they are not equal.
     """
-    saved = checkpoint.load(model_folder(folder), device=device)
-    translator = Translator.of(saved)
+    translator = Translator.read(folder, ensemble, ensemble_weights or None, device=device)
     config = recorded(Config, translator.about, str(folder))
     problems: list[str] = []
     if source or target or pairs:

@@ -7,22 +7,29 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from regard import checkpoint
 from regard.attention.checks import check_integer
 from regard.checkpoint import CONFIG, Saved
 from regard.data.batch import text_batch
 from regard.data.tokenizer import AnyTokenizer, read_pair
 from regard.decode.batching import in_order
+from regard.decode.engine.ensemble import Weights, ensemble, shares
+from regard.decode.engine.session import Session
 from regard.decode.search.beam import power
 from regard.decode.search.hypothesis import Hypothesis
-from regard.look.align import Example, Found, Head, Links, cross, find, links, words
+from regard.look.align import Example, Found, Head, Links, cross, links, words
+from regard.look.align import find as find_head
 from regard.model.transformer import Transformer
-from regard.task.search import SearchSettings, search
+from regard.task.folder import model_folder
+from regard.task.search import SearchSettings, check_same_tokens, find, open_reading
 from regard.task.settings import check_texts
 
 Pair: TypeAlias = tuple[str, str]
@@ -70,6 +77,8 @@ class _Part:
 
     ids: list[int]
     words: list[int]
+    others: tuple[list[int], ...] = ()
+    """The same as each other member of an ensemble reads it."""
 
 
 class Translator:
@@ -94,6 +103,8 @@ class Translator:
         """The head that word alignments are taken from; found when they are first asked for."""
         self.found: Found | None = None
         """How it was found."""
+        self.name = "a translator"
+        """Its folder, where it has one."""
 
     @classmethod
     def of(cls, saved: Saved, validated: Callable[[], Sequence[Pair]] = tuple) -> "Translator":
@@ -107,7 +118,30 @@ class Translator:
             tokenizers = read_pair(saved.folder)
         except ValueError as error:  # the model is of use without one
             tokenizers = str(error)
-        return cls(saved.model, tokenizers, settings, about, validated)
+        translator = cls(saved.model, tokenizers, settings, about, validated)
+        translator.name = str(saved.folder)
+        return translator
+
+    @classmethod
+    def read(
+        cls,
+        folder: str | Path,
+        others: Sequence[str | Path] = (),
+        weights: Weights | None = None,
+        *,
+        device: str | torch.device = "cpu",
+    ) -> "Translator":
+        """That of a folder, a model's or a run's, or an ensemble with those of others."""
+        first, *rest = (
+            cls.of(checkpoint.load(model_folder(one), device=device)) for one in (folder, *others)
+        )
+        return first.ensemble(rest, weights) if rest or weights else first
+
+    def ensemble(
+        self, others: "Sequence[Translator]", weights: Weights | None = None
+    ) -> "TranslatorEnsemble":
+        """This and others as one, which averages their probabilities at every step."""
+        return TranslatorEnsemble([self, *others], weights)
 
     @property
     def source_tokenizer(self) -> AnyTokenizer:
@@ -177,7 +211,7 @@ class Translator:
                 if text is None:
                     yield None
                     continue
-                cut = self._parts(self._encode(text), align)
+                cut = self._cut(text, align)
                 counts.append(len(cut))
                 yield from cut
 
@@ -210,9 +244,14 @@ class Translator:
     def _encode(self, text: str) -> list[int]:
         return self.source_tokenizer.encode(text.strip())  # as the texts it was trained on
 
-    def _parts(self, ids: list[int], align: bool = False) -> list[_Part]:
-        """The ids in stretches of at most the model's length; each but the last ends a word."""
-        most, begin, places = self.search.length, 0, [0]
+    def _cut(self, text: str, align: bool = False) -> list[_Part]:
+        """A text as the model reads it."""
+        return self._parts(self._encode(text), align)
+
+    def _parts(self, ids: list[int], align: bool = False, most: int | None = None) -> list[_Part]:
+        """The ids in stretches of at most so many, by default the model's length; each but the last
+        ends a word."""
+        most, begin, places = most or self.search.length, 0, [0]
         while len(ids) - begin > most:
             middle = begin + most // 2
             pieces = self.source_tokenizer.pieces(ids[middle : begin + most + 1])
@@ -234,7 +273,7 @@ class Translator:
         align: bool,
     ) -> list[list[Written]]:
         real = [part for part in parts if part.ids]
-        found = self._search([part.ids for part in real], settings, n_best)
+        found = self._search(real, settings, n_best)
         written = [[self._written(one, settings) for one in best] or [NOTHING] for best in found]
         if attention or align:
             if align and self.head is None:
@@ -248,20 +287,22 @@ class Translator:
         return [next(results) if part.ids else nothing for part in parts]
 
     def _search(
-        self, sources: list[list[int]], settings: SearchSettings, n_best: int
+        self, parts: Sequence[_Part], settings: SearchSettings, n_best: int
     ) -> list[list[Hypothesis]]:
-        if not sources:
+        if not parts:
             return []
-        batch = text_batch(
-            [(source, ()) for source in sources],
-            settings.start,
-            settings.end,
-            source_end=settings.end,
-        )
-        most = [longest(len(source)) for source in sources]
-        return search(
-            self.model, batch.source, batch.source_lengths, settings, most=most, n_best=n_best
-        )
+        most = [longest(len(part.ids)) for part in parts]
+        opened = partial(self._open, parts)
+        return find(opened, len(parts), settings, most=most, n_best=n_best)
+
+    def _open(self, parts: Sequence[_Part], **hints: int) -> Session:
+        return self._reading([part.ids for part in parts], **hints)
+
+    def _reading(self, sources: Sequence[list[int]], **hints: int) -> Session:
+        """A session of this model alone."""
+        start, end = self.search.start, self.search.end
+        batch = text_batch([(source, ()) for source in sources], start, end, source_end=end)
+        return open_reading(self.model, batch.source, batch.source_lengths, **hints)
 
     def _written(self, hypothesis: Hypothesis, settings: SearchSettings) -> Written:
         tokens, scores = hypothesis.tokens, hypothesis.token_scores
@@ -340,9 +381,9 @@ class Translator:
 
         None where neither says anything, because no text has two words.
         """
-        cut = [self._parts(self._encode(text), align=True)[0] for text in texts]
+        cut = [self._cut(text, align=True)[0] for text in texts]
         parts = [part for part in cut if part.ids]
-        found = self._search([part.ids for part in parts], replace(self.search, beams=1), 1)
+        found = self._search(parts, replace(self.search, beams=1), 1)
         written = [self._written(best[0], self.search) for best in found]
         return self._find(list(zip(parts, written)))
 
@@ -351,12 +392,12 @@ class Translator:
             return Example(part.ids, tokens, part.words, words(self.tokenizer.pieces(tokens)))
 
         examples = [
-            example(self._parts(self._encode(source), align=True)[0], self.tokenizer.encode(target))
+            example(self._cut(source, align=True)[0], self.tokenizer.encode(target))
             for source, target in self._pairs()[:SAMPLE]
         ]
         if not examples:
             examples = [example(part, one.tokens) for part, one in pairs[:SAMPLE]]
-        self.found = find(self.model, examples, self.search.start, self.search.end)
+        self.found = find_head(self.model, examples, self.search.start, self.search.end)
         self.head = None if self.found is None else self.found.best
         return self.found
 
@@ -365,6 +406,54 @@ class Translator:
             return self.validated()
         except (ValueError, OSError):
             return ()  # a model by itself, or a run whose files are gone
+
+
+class TranslatorEnsemble(Translator):
+    """Translators that write together: the mean of their probabilities chooses every token.
+
+    Their sources may be tokenized differently, but what they write may not. The search is that of
+    the first, and so are attention and alignments: heads of different models have no mean.
+    """
+
+    def __init__(self, members: Sequence[Translator], weights: Weights | None = None):
+        first, *others = members
+        if any(isinstance(member, TranslatorEnsemble) for member in members):
+            raise ValueError("an ensemble is no member of another; name all translators at once")
+        check_same_tokens(members)
+        length = min(member.search.length for member in members)
+        settings = replace(first.search, length=length)
+        super().__init__(first.model, first._tokenizers, settings, first.about, first.validated)
+        self.name = first.name
+        self.members, self.weights = list(members), shares(weights, len(members))
+        own = first.source_tokenizer.to_bytes()
+        self._alike = [other.source_tokenizer.to_bytes() == own for other in others]
+
+    def _cut(self, text: str, align: bool = False) -> list[_Part]:
+        """In parts that are short enough for every member."""
+        ids, most = self._encode(text), self.search.length
+        while True:
+            parts = self._parts(ids, align, most)
+            if len(parts) == 1:
+                read = [self._others(parts[0].ids, text)]
+            else:
+                decode = self.source_tokenizer.decode
+                read = [self._others(part.ids, decode(part.ids)) for part in parts]
+            longest = max(len(ids) for others in read for ids in (*others, ()))
+            if longest <= self.search.length or most == 1:
+                return [replace(part, others=others) for part, others in zip(parts, read)]
+            most = max(1, most // 2)
+
+    def _others(self, ids: list[int], text: str) -> tuple[list[int], ...]:
+        """What all members but the first read of a text, of which the first reads these ids."""
+        others = zip(self.members[1:], self._alike)
+        return tuple(ids if alike else other._encode(text) for other, alike in others)
+
+    def _open(self, parts: Sequence[_Part], **hints: int) -> Session:
+        sources = zip(*((part.ids, *part.others) for part in parts))
+        sessions = [
+            member._reading(list(ids), **hints) for member, ids in zip(self.members, sources)
+        ]
+        return ensemble(sessions, self.weights)
 
 
 SAMPLE = 64

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from regard.attention.mask import Packed
 from regard.decode.engine.eager import EagerEngine
+from regard.decode.engine.ensemble import ensemble
 from regard.decode.engine.int8.linear import int8
 from regard.decode.engine.pick import open_session, pick
 from regard.decode.engine.session import Session
@@ -370,7 +371,64 @@ def test_what_the_kernels_do_not_know_is_left_to_the_modules(kind: str, quantize
     assert OPTIONS["greedy"].find(open_session(model, **given), [[START]] * 3)
 
 
-# What both are put through
+# An ensemble of engines
+
+
+@pytest.mark.parametrize("kind", ["the paper's", "images", "language"])
+@pytest.mark.parametrize("name", OPTIONS)
+def test_a_model_with_itself(name: str, kind: str) -> None:
+    option, model = OPTIONS[name], made(MODELS[kind]).double()
+    given = read(model)
+    if "images" in kind:
+        given["source"] = given["source"].double()
+    want = option.find(open_session(model, **given), sentences(option))
+    members = [open_session(model, **given, beams=option.width) for _ in range(3)]
+    same(option.find(ensemble(members, [1, 2, 4]), sentences(option)), want, 1e-9)
+
+
+@pytest.mark.parametrize("kind", ["the paper's", "language"])
+@pytest.mark.parametrize("name", ["greedy, lengths", "sampled", "beams", "beams, prompts"])
+def test_members_of_different_engines(name: str, kind: str, quantized: Any) -> None:
+    """8 bits beside float32: the mean of what each finds by itself."""
+    (eight, _), whole, option = quantized(MODELS[kind]), made(MODELS[kind]), OPTIONS[name]
+    given = read(whole)
+
+    def members() -> list[Session]:
+        return [open_session(one, **given, beams=option.width) for one in (eight, whole)]
+
+    assert (pick(eight).name, pick(whole).name) == ("int8", "eager")
+    have = option.find(ensemble(members(), [1, 3]), sentences(option))
+    same(have, option.find(Averaged(*members()), sentences(option)), 1e-5)
+
+
+class Averaged(Beside):
+    """A quarter of the first one's probabilities and three of the second's."""
+
+    def step(self, tokens: Tensor) -> Tensor:
+        one, two = (session.step(tokens).double().softmax(-1) for session in self.both)
+        return (one / 4 + two * 3 / 4).log()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", ["the paper's", "images", "language"])
+@pytest.mark.parametrize("name", OPTIONS)
+def test_an_ensemble_on_cuda(name: str, kind: str) -> None:
+    option, model = OPTIONS[name], made(MODELS[kind]).cuda()
+    given = on("cuda", read(model))
+    want = option.find(EagerEngine().open(model, **given), sentences(option))
+    members = [open_session(model, **given, beams=option.width, length=MOST + 5) for _ in range(2)]
+    assert {type(one).__name__ for one in members} == {"CudaSession"}
+    with ensemble(members) as session:
+        same(option.find(session, sentences(option)), want, 2e-3)
+
+
+@pytest.mark.parametrize("kind", ["the paper's", "language"])
+def test_rows_join_and_leave_an_ensemble(kind: str) -> None:
+    model = made(MODELS[kind])
+    walk(model, lambda given: ensemble([open_session(model, **given) for _ in range(2)]), 1e-4)
+
+
+# What all are put through
 
 
 def walk(
@@ -384,7 +442,8 @@ def walk(
 
     def step(tokens: list[int]) -> None:
         have, want = (session.step(torch.tensor(tokens)) for session in sessions)
-        torch.testing.assert_close(have, want, atol=tolerance, rtol=tolerance)
+        logs = (logits.log_softmax(-1) for logits in (have, want))
+        torch.testing.assert_close(*logs, atol=tolerance, rtol=tolerance)
         kept.append((have, have.clone()))
 
     for session in sessions:
