@@ -22,6 +22,11 @@ def figure(value: Measured, digits: int = 4) -> str:
     return f"[{between.join(figure(part, digits) for part in value)}]"
 
 
+def within(error: float) -> str:
+    """How closely two results agree, in words."""
+    return f"up to {figure(error)}" if error else "exactly"
+
+
 def column(values: Sequence[Measured], digits: int = 4) -> list[str]:
     """A table's column, with equally many decimals in each row where magnitudes allow it."""
     reals = [value for value in values if isinstance(value, float) and math.isfinite(value)]

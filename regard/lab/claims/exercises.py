@@ -17,7 +17,7 @@ from regard.attention.score import Dot
 from regard.lab.byhand import exercise
 from regard.lab.claims.sample import SAME, apart, normal
 from regard.lab.experiment import Experiment, Finding, Table, holds, more_exactly
-from regard.lab.numbers import figure
+from regard.lab.numbers import figure, within
 from regard.lab.place import Place
 
 FOUR_WORDS = torch.tensor([[1, 0, 0], [0, 1, 0], [1, 1, 0], [0, 0, 1]], dtype=torch.float64)
@@ -263,8 +263,8 @@ def four_words() -> Finding:
             ),
         ),
         conclusion="For 50 draws of the matrices, the listing's first output and attend() differ "
-        f"by {figure(max(by_listing))} at most. Whatever the draw, s₁₃ = s₁₁ + s₁₂ (up to "
-        f"{figure(max(scores_gap))}), since projections and scores are linear and the third word "
+        f"by {figure(max(by_listing))} at most. Whatever the draw, s₁₃ = s₁₁ + s₁₂ ("
+        f"{within(max(scores_gap))}), since projections and scores are linear and the third word "
         "is the sum of the first two: a check that needs no random numbers.",
     )
 

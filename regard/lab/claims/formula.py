@@ -16,7 +16,7 @@ from regard.lab.claims import plain
 from regard.lab.claims.exercises import by_hand
 from regard.lab.claims.sample import DIFFERENT, SAME, alive, apart, normal
 from regard.lab.experiment import Experiment, Finding, Table, corrected, holds
-from regard.lab.numbers import figure
+from regard.lab.numbers import figure, within
 from regard.lab.place import Place
 
 SIZES = ((2, 3, 2, 3), (5, 7, 11, 13), (7, 5, 3, 2), (1, 1, 1, 1))
@@ -76,9 +76,10 @@ def shapes() -> Finding:
         holds(fits),
         {"shapes fit, and each query is answered alone": fits},
         tables=(Table("shapes tried", ("queries", "keys", "values", "output"), (*rows,)),),
-        conclusion=f"In all {len(rows)} cases the output has a row for each query and is as wide "
-        f"as the values, as in {rows[2][0]}, {rows[2][1]}, {rows[2][2]} → {rows[2][3]}. Each query "
-        f"alone gets what it gets beside the others: {'yes' if fits else 'no'}.",
+        conclusion="The output has a row for each query and is as wide as the values, as in "
+        f"{rows[2][0]}, {rows[2][1]}, {rows[2][2]} → {rows[2][3]}; a query "
+        f"{'gets' if fits else 'does not get'} alone what it gets beside others, in all "
+        f"{len(rows)} cases.",
     )
 
 
@@ -127,7 +128,7 @@ def weighted_sum() -> Finding:
             "equal values come out unchanged, error": ones,
             "never beyond the values": between,
         },
-        conclusion=f"The output is Σ aⱼ vⱼ up to {figure(apart(output, sums))}. As the weights are "
+        conclusion=f"The output is Σ aⱼ vⱼ {within(apart(output, sums))}. As the weights are "
         "positive and sum to 1 it is a weighted mean: equal values come out unchanged (error "
         f"{figure(ones)}), and no output leaves the range of the values.",
     )

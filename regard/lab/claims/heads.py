@@ -2,13 +2,21 @@
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.autograd.functional import jacobian
 
-from regard import MultiHeadAttention, weights
+from regard import MultiHeadAttention, attend, weights
 from regard.lab.claims import plain
 from regard.lab.claims.sample import DIFFERENT, SAME, D, H, L, S, alive, apart, normal, parameters
-from regard.lab.experiment import Experiment, Finding, Table, conditional, corrected, holds
+from regard.lab.experiment import (
+    Experiment,
+    Finding,
+    Table,
+    corrected,
+    holds,
+    more_exactly,
+)
+from regard.lab.numbers import figure, within
 from regard.lab.place import Place
 from regard.model.baseline import Convolution
 
@@ -33,6 +41,9 @@ def _multi_head() -> Finding:
             "distance from plain arithmetic": plain.apart(ours, by_hand),
             "distance from torch.nn.MultiheadAttention": apart(ours, theirs),
         },
+        conclusion="The module agrees with plain numpy, head by head, "
+        f"{within(plain.apart(ours, by_hand))}, and with torch.nn.MultiheadAttention "
+        f"{within(apart(ours, theirs))}.",
     )
 
 
@@ -59,28 +70,69 @@ def _output_projection() -> Finding:
             "columns that one head reaches, with W_O": mixed,
             "columns that one head reaches, without": apart_,
         },
+        conclusion="Standard multi-head attention has a matrix W_O after the stack: the output "
+        f"differs from the stacked heads by {figure(stacked, 2)}, and from W_O times them by "
+        f"{figure(projected)}. With it one head reaches {mixed} of {D} columns, without it "
+        f"{apart_}, its own.",
+    )
+
+
+def _three_inputs() -> Finding:
+    d, t, n, m, heads, own = 5, 3, 4, 6, 2, 2
+    query, key, value = normal(0, n, d), normal(1, m, d), normal(2, m, t)
+    w_q, w_k, w_v = normal(3, heads, d, own), normal(4, heads, d, own), normal(5, heads, t, own)
+
+    def multi_head(q: Tensor, k: Tensor, v: Tensor, values: Tensor) -> Tensor:
+        """Each head's projections of its own three inputs, attended to and stacked."""
+        return torch.cat([attend(q @ a, k @ b, v @ c) for a, b, c in zip(w_q, w_k, values)], -1)
+
+    w_x = normal(6, heads, d, own)
+    layer = MultiHeadAttention(d, heads, key_width=own, bias=False).double().requires_grad_(False)
+    for part, each in ((layer.query, w_q), (layer.key, w_k), (layer.value, w_x)):
+        part.weight.copy_(each.transpose(1, 2).flatten(0, 1))
+    projected = layer.output
+    one_x = apart(projected(multi_head(query, query, query, w_x)), layer(query))
+    given = multi_head(query, key, value, w_v)
+    from_x = apart(given, multi_head(query, query, query, w_x))
+    return Finding(
+        more_exactly(meant=one_x < SAME, literal=from_x < SAME),
+        {
+            "Q = K = V = x: projected from one x and from three, difference": one_x,
+            "Q, K, V as given: projected from one x and from three, difference": from_x,
+            "shapes given, as rows": [list(z.shape) for z in (query, key, value)],
+            "shape of the heads stacked": list(given.shape),
+        },
+        conclusion=f"For self-attention, where all three are one x, it is right ({within(one_x)}). "
+        f"With Q, K and V as the question gives them, n = {n} queries, m = {m} keys and values of "
+        "another width, each has projections of its own; from Q alone the result would differ by "
+        f"{figure(from_x, 2)}.",
     )
 
 
 def _stacked_heads() -> Finding:
     heads, own = 5, 3
     layer = alive(MultiHeadAttention(D, heads, key_width=2, value_width=own), 0)
-    seen: list[tuple[int, ...]] = []
-    layer.output.register_forward_pre_hook(lambda _, given: seen.append(tuple(given[0].shape)))
+    before: list[tuple[int, ...]] = []
+    each: list[tuple[int, ...]] = []
+    layer.output.register_forward_pre_hook(lambda _, args: before.append(tuple(args[0].shape)))
+    layer.core.register_forward_hook(lambda _, args, out: each.append(tuple(out.shape)))
     out = layer(normal(1, L, D))
-    (stacked,) = seen
+    (joined,), (stacked,) = before, each
     # The homework writes columns for tokens; here tokens are rows.
     return Finding(
-        corrected(
-            taught=stacked[-3:] == (heads, L, own),
-            correct=stacked[-2:] == (L, heads * own) and len(stacked) == 3 and out.shape == (L, D),
+        more_exactly(
+            meant=stacked[-3:] == (heads, L, own) and joined[-2:] == (L, heads * own),
+            literal=tuple(out.shape) == stacked[-3:],
         ),
         {
-            "heads": heads,
-            "numbers of one head": own,
-            "tokens and numbers before W_O": list(stacked[-2:]),
+            "heads, tokens and numbers of each": list(stacked[-3:]),
+            "tokens and numbers before W_O": list(joined[-2:]),
             "tokens and numbers after W_O": list(out.shape),
         },
+        conclusion=f"The heads give {stacked[-3]} matrices of {stacked[-1]} numbers for each of "
+        f"{stacked[-2]} tokens, as it says. The layer's output is then missing: they are "
+        f"concatenated, {joined[-1]} numbers for each token, and W_O maps these to the width "
+        f"{out.shape[-1]}; no axis for heads is left.",
     )
 
 
@@ -108,6 +160,9 @@ def _subspaces() -> Finding:
             "change when the heads trade places": exchanged,
             "least difference between the weights of two heads": alike,
         },
+        conclusion=f"Two heads' weights differ by {figure(alike, 2)} at least. Concatenating and "
+        "projecting is the same as adding up each head's result times its part of W_O "
+        f"({within(summed)}), so that the order of the heads means nothing ({within(exchanged)}).",
     )
 
 
@@ -126,6 +181,7 @@ def _grouped_convolution() -> Finding:
         "one group, groups = heads": read(grouped, K),
         "one channel, groups = channels": read(depthwise, 1),
     }
+    of_head, of_group, of_channel = channels.values()
     kernel = grouped.convolution.weight[..., 0]
     whole = apart(queries(x), grouped(x) - grouped.convolution.bias)
     queries.weight.copy_(torch.block_diag(*kernel.split(K)))
@@ -140,10 +196,38 @@ def _grouped_convolution() -> Finding:
             "a head against a group, any weights": whole,
             "a head against a group, block-diagonal weights": blocks,
         },
+        conclusion=f"With groups = in_channels a filter reads {of_channel} channel, and a head "
+        f"{of_head}: the nearest analogue has one group for each head, which reads {of_group}. "
+        f"Head and group agree only for block-diagonal weights ({figure(blocks)}; any weights "
+        f"{figure(whole, 2)}).",
     )
 
 
 def _keras_example() -> Finding:
+    heads, key_width, value_width = 2, 2, 3
+    layer = MultiHeadAttention(D, heads, key_width=key_width, value_width=value_width)
+    alive(layer, 0)
+    x = normal(1, L, D)
+    sets = {
+        "W_Q": [heads, D, layer.query.out_features // heads],
+        "W_K": [heads, D, layer.key.out_features // heads],
+        "W_V": [heads, D, layer.value.out_features // heads],
+    }
+    by_hand = plain.apart(layer(x), plain.multihead(layer, plain.array(x)))
+    return Finding(
+        holds(
+            [width for *_, width in sets.values()] == [key_width, key_width, value_width]
+            and by_hand < SAME
+        ),
+        {f"{name}: heads, rows and columns": shape for name, shape in sets.items()}
+        | {"distance from plain arithmetic": by_hand},
+        conclusion=f"There are {heads} sets, with keys of {sets['W_K'][2]} and values of "
+        f"{sets['W_V'][2]} numbers; the layer with them is that of plain arithmetic "
+        f"{within(by_hand)}. The layer has a fourth matrix, W_O, for both heads together.",
+    )
+
+
+def _concatenated_heads() -> Finding:
     heads, key_width, value_width = 2, 2, 3
     layer = MultiHeadAttention(D, heads, key_width=key_width, value_width=value_width)
     alive(layer, 0)
@@ -166,6 +250,10 @@ def _keras_example() -> Finding:
             "parameters of W_O": parameters(layer.output),
             "distance from plain arithmetic": by_hand,
         },
+        conclusion=f"Concatenated, the example's two heads give {joined} numbers for each token. "
+        f"The layer gives {out.shape[-1]}, the width of its input: a linear layer W_O, with "
+        f"{parameters(layer.output)} of its {parameters(layer)} parameters, follows, in Keras as "
+        "in the paper.",
     )
 
 
@@ -179,7 +267,7 @@ def _heads_and_filters() -> Finding:
         return [size / sizes[0] for size in sizes] == list(counts)
 
     return Finding(
-        conditional(inside=grows(filters) and grows(fixed), outside=grows(divided)),
+        holds(grows(filters) and grows(fixed) and len(set(divided)) == 1),
         {
             "parameters of 16 heads for each of one, width shared": divided[-1] / divided[0],
             "parameters of 16 heads for each of one, width of a head kept": fixed[-1] / fixed[0],
@@ -192,6 +280,10 @@ def _heads_and_filters() -> Finding:
                 tuple(zip(counts, divided, fixed, filters)),
             ),
         ),
+        conclusion=f"16 filters have {filters[-1] / filters[0]:g} times the parameters of one, and "
+        f"so do 16 heads that keep their width ({fixed[-1] / fixed[0]:g} times). In the usual "
+        f"layer the heads share the width: 16 have {divided[-1] / divided[0]:g} times the "
+        "parameters of one, and each sees less.",
     )
 
 
@@ -200,81 +292,96 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         26,
         "multi-head",
         Place("sheet", "6-1"),
-        "Multi-head attention is a few lines of PyTorch.",
+        "Implement multi-head attention in PyTorch.",
         "The module is compared with plain numpy, head by head, and with torch's own layer, for "
         "seven queries over eleven pairs.",
         _multi_head,
         (r"[\mathrm{head}_1; \ldots; \mathrm{head}_H] W_O",),
         kind="asked",
-        correct="The module, numpy and torch's own layer give the same numbers.",
     ),
     Experiment(
         45,
         "output-projection",
         Place("homework", "1.2(a)"),
-        "The output of multi-head attention is what its heads give, stacked.",
+        "The output H of standard multi-head attention is the stack of the heads' results H⁽¹⁾ to "
+        "H⁽ʰ⁾.",
         "The heads are computed in numpy and compared with the module's output before and after "
         "W_O. Then one head's values are changed, and the columns that change are counted.",
         _output_projection,
-        correct="The stack goes through a matrix W_O, which is what lets the heads mix; without it each "
-        "head would have columns of its own.",
+    ),
+    Experiment(
+        45,
+        "three-inputs",
+        Place("homework", "1.2(a)"),
+        "Asked for the output given Q (d×n), K (d×m) and V (t×m), the answer projects the "
+        "queries, keys and values of all heads from one x.",
+        "Two heads are computed from three inputs of those shapes, and from one; for one input "
+        "the result is compared with the module.",
+        _three_inputs,
     ),
     Experiment(
         47,
         "stacked-heads",
         Place("homework", "1.3(a)"),
-        "Multi-head self-attention gives an array with an axis for the heads, d′×n×h.",
-        "The input of the output projection is compared with its output; all sizes differ.",
+        "From C (e×n), each head i has Q⁽ⁱ⁾, K⁽ⁱ⁾ of d'×n and V⁽ⁱ⁾, H⁽ⁱ⁾ of d''×n; the output H "
+        "is their stack, d''×n×h.",
+        "The heads' results, the input of the output projection and its output are recorded; all "
+        "sizes differ.",
         _stacked_heads,
         (r"W_O \, [H_1; \ldots; H_h], \quad H_i \in \mathbb{R}^{d' \times n}",),
-        correct="The heads are concatenated, h·d′ numbers for each token, and W_O maps them to the width. "
-        "No axis is left for heads.",
     ),
     Experiment(
         59,
         "subspaces",
         Place("homework", "1.4(c)"),
-        "Heads attend in different subspaces; their results are concatenated and projected.",
+        "Heads attend to different representation subspaces, in parallel, each with its own "
+        "projections; their outputs are concatenated and go through a linear layer.",
         "The output is assembled in numpy from each head's own part of W_O. The heads' weights "
         "are compared, and the heads are permuted with all of their parameters.",
         _subspaces,
         (r"[h_1; \ldots; h_H] W_O = \sum_i h_i W_O^i",),
-        correct="They do. Concatenating and projecting is the same as adding up each head's result times "
-        "its part of W_O, so that the order of the heads means nothing.",
     ),
     Experiment(
         46,
         "grouped-convolution",
         Place("homework", "1.2(b)"),
-        "The convolution's analogue of heads has as many groups as input channels.",
+        "Similar to multi-head attention is a Conv1d with groups set to in_channels, so that each "
+        "input is convolved with filters of its own; this captures relationships between "
+        "features, as heads do between elements.",
         "The Jacobian counts the input channels that a head's queries, a group and a depthwise "
         "channel read. A head is compared with a group before and after its weights are made "
         "block-diagonal.",
         _grouped_convolution,
-        correct="That is a depthwise convolution, with one channel each. The nearest analogue has one "
-        "group for each head; even so a head reads all channels and a group only its own, until "
-        "its weights are made block-diagonal.",
     ),
     Experiment(
         93,
         "keras-example",
         Place("handout", "multi-head"),
-        "Multi-head attention concatenates its heads: two heads with values of 3 give 6 numbers.",
+        "A Keras layer with 2 heads, key_dim 2 and value_dim 3 has two sets of W_Q, W_K and W_V, "
+        "with d_K = 2 and d_V = 3.",
+        "A layer of these sizes is built and computed in numpy, and the shapes of its matrices "
+        "are read off.",
+        _keras_example,
+    ),
+    Experiment(
+        93,
+        "concatenated-heads",
+        Place("handout", "multi-head"),
+        'Multi-head attention is "simply" a layer that concatenates the outputs of several '
+        "attention layers.",
         "The handout's layer, with 2 heads, keys of 2 and values of 3, is computed in numpy, and "
         "its parameters are counted by hand.",
-        _keras_example,
-        correct="The 6 numbers go through W_O, which brings them back to the width of the input. Its "
-        "parameters belong in the count.",
+        _concatenated_heads,
     ),
     Experiment(
         101,
         "heads-share-width",
         Place("handout", "multi-head"),
-        "The number of heads is like the number of filters of a convolution.",
+        "A limit of that comparison: more filters are more parameters, while heads usually divide "
+        "a fixed width among them.",
         "Parameters are counted for 1 to 16 heads that share the width, for heads of a fixed "
         "width, and for filters.",
         _heads_and_filters,
-        correct="It is so only if each head keeps its width. In the usual layer the heads share the "
-        "width: more of them cost nothing, and each sees less.",
+        kind="added",
     ),
 )

@@ -8,9 +8,19 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.functional import jacobian
 
-from regard import Concatenated, MultiHeadAttention, Sinusoidal, attend, weights
+from regard import Concatenated, MultiHeadAttention, Sinusoidal, attend, documents, weights
 from regard.lab.claims.sample import SAME, D, L, alive, apart, influence, normal, orthonormal
-from regard.lab.experiment import Curve, Experiment, Finding, Plot, Table, conditional, corrected
+from regard.lab.experiment import (
+    Curve,
+    Experiment,
+    Finding,
+    Plot,
+    Table,
+    conditional,
+    corrected,
+    holds,
+)
+from regard.lab.numbers import figure, within
 from regard.lab.place import Place
 
 
@@ -41,6 +51,10 @@ def _identity() -> Finding:
         },
         (Table("Diagonal", ("rows", "β = 1", "β = 10"), tuple(rows)),),
         (Plot("How close self-attention is to the identity", "β", "diagonal", tuple(curves)),),
+        conclusion="The scores are I, but softargmax(I) is not: its diagonal is "
+        f"{figure(at_one, 3)} for three rows at β = 1 and {figure(at_ten, 5)} at β = 10, by e^β / "
+        f"(e^β + n − 1) {within(error)}. Only as β grows does it become I; at β = ∞ the output is "
+        f"the input {within(hard)}.",
     )
 
 
@@ -66,18 +80,26 @@ def _permutation() -> Finding:
         {
             "scores of zero, distance from the permutation": apart(flat, wanted),
             "scores of zero, distance from the mean": mean,
-            **{f"error at β = {b:g}": e for b, e in zip(betas, errors) if b in (1, 5, 20)},
+            **{
+                f"largest ‖c − v‖ of a row, β = {b:g}": e
+                for b, e in zip(betas, errors)
+                if b in (1, 5, 20)
+            },
             "distance of the errors from the closed form": off,
         },
         plots=(
             Plot(
                 "Attention as a permutation of 5 rows",
                 "β",
-                "largest error",
+                "largest ‖c − v‖ of a row",
                 (Curve("q = β k of the wanted row", betas, errors),),
                 log_y=True,
             ),
         ),
+        conclusion=f"Scores of zero give every row the mean of all values, {within(mean)}, and not "
+        f"0: from the permutation it differs by {figure(apart(flat, wanted), 2)}. Queries β k_π(i) "
+        f"over orthonormal keys permute, with an error ‖c − v‖ of {figure(errors[0], 2)} at β = 1, "
+        f"{figure(errors[2], 2)} at 5 and {figure(errors[4], 2)} at 20.",
     )
 
 
@@ -92,9 +114,13 @@ def _hard_identity() -> Finding:
         errors[name] = apart(attend(x, x, value, beta=math.inf), through)
     own = int((weights(any_rows, any_rows, beta=math.inf).diagonal() == 1).sum())
     return Finding(
-        conditional(inside=errors["orthonormal rows"] < SAME, outside=errors["any rows"] < SAME),
+        holds(errors["orthonormal rows"] < SAME and apart(through, value) < SAME),
         {f"distance from a dense identity, {name}": value for name, value in errors.items()}
         | {f"of {L} rows of any kind, those that choose themselves": own},
+        conclusion="A linear layer with weights I and no bias gives the values back "
+        f"{within(apart(through, value))}, and hard self-attention does the same over orthonormal "
+        f"rows, {within(errors['orthonormal rows'])}. Worth adding: each row has to be its own "
+        f"best key, as {own} of {L} rows of unequal length are.",
     )
 
 
@@ -117,14 +143,49 @@ def _running_linear() -> Finding:
     touched = influence(lambda x: layer(torch.cat((x, r[None]), -1)), x[None])
     beside = float((touched - touched.diagonal().diag()).max())
     return Finding(
-        conditional(
-            inside=error < SAME and by_rows < SAME and beside < SAME, outside=mixing < SAME
-        ),
+        holds(max(error, by_rows, beside) < SAME and mixing > SAME),
         {
             "with A = I, distance from a 1×1 convolution": error,
             "with A = I, what one row takes from another": beside,
             "with any A, distance from W X": mixing,
         },
+        conclusion="Where each row attends to itself alone, A = I, the layer is H = W_V X, a 1×1 "
+        f"convolution {within(error)}, and a row takes {figure(beside)} from another. With other "
+        f"weights the rows mix, and it differs from that product by {figure(mixing, 2)}.",
+    )
+
+
+def _bias_of_one() -> Finding:
+    x = normal(0, L, D)
+    layer = alive(MultiHeadAttention(D, 1), 1)
+    W, b = layer.output.weight @ layer.value.weight, layer.output.bias
+    query, key = layer.query(x), layer.key(x)
+    ones = torch.ones(L, L, dtype=torch.float64)
+    # One reading: 1 is added to every score.
+    unchanged = apart(weights(query, key, bias=ones), weights(query, key))
+    # The other: the biases of the projections are 1.
+    for part in (layer.query, layer.key, layer.value, layer.output):
+        part.bias.fill_(1.0)
+    convolution = x @ W.T + layer.output.weight @ layer.value.bias + b
+    unlike = apart(layer(x), convolution)
+    kernel = influence(lambda rows: rows @ W.T, x[None])
+    beside = float((kernel - kernel.diagonal().diag()).max())
+    own = apart(layer.output(layer.value(x)), convolution)  # with A = I
+    return Finding(
+        corrected(
+            taught=unlike < SAME or unchanged > SAME,
+            correct=unchanged < SAME and beside == 0 and own < SAME,
+        ),
+        {
+            "1 added to all scores: change of the weights": unchanged,
+            "biases of 1: difference from a 1×1 convolution": unlike,
+            "A = I: difference from a 1×1 convolution": own,
+            "what a kernel of size 1 takes from a neighbour": beside,
+        },
+        conclusion=f"A constant added to all scores changes the weights by {figure(unchanged)}: a "
+        "softmax ignores it. With biases of 1 in the projections the layer differs from a 1×1 "
+        f"convolution by {figure(unlike, 2)}. And such a convolution takes {figure(beside)} from a "
+        f"neighbour: it needs A = I (difference {figure(own)}).",
     )
 
 
@@ -202,6 +263,52 @@ def _convolution() -> Finding:
                 log_y=True,
             ),
         ),
+        conclusion="With one head for each tap, positions that the heads rotate, and W_O holding "
+        f"the taps, the error is {figure(at[1.0], 2)} at β = 1, {figure(at[10.0], 2)} at 10 and "
+        f"{figure(at[100.0], 2)} at 100. One head, with the best β and the best matrix after it, "
+        f"leaves {figure(one_head, 2)}.",
+    )
+
+
+def _whole_phrase() -> Finding:
+    phrase, phrases = 4, 5
+    n = phrase * phrases
+    x, kernel = normal(0, n, 3), normal(1, 5, 3, phrase)
+    # Every token attends to its whole phrase, evenly, as the answer has it.
+    within_phrase = documents(torch.arange(n) // phrase)
+
+    def attended(x: Tensor) -> Tensor:
+        return attend(x, x, x, mask=within_phrase, beta=0.0)
+
+    def convolved(x: Tensor) -> Tensor:
+        return F.conv1d(F.pad(x.T, (1, 2))[None], kernel)[0].T
+
+    shuffled = x.unflatten(0, (phrases, phrase))[:, [2, 0, 3, 1]].flatten(0, 1)
+    order = [apart(f(shuffled)[::phrase], f(x)[::phrase]) for f in (attended, convolved)]
+    rows = attended(x).unflatten(0, (phrases, phrase))
+    alike = float((rows.amax(1) - rows.amin(1)).max())
+    left = _best(attended(x), convolved(x))
+    taps = _convolving(kernel[..., :3], 64, 100.0)(Concatenated(Sinusoidal(64))(x))
+    real = F.conv1d(x.T[None], kernel[..., :3], padding=1)[0].T
+    return Finding(
+        corrected(
+            taught=left < SAME,
+            correct=max(order[0], alike) < SAME
+            and order[1] > SAME
+            and apart(taps[1:-1], real[1:-1]) < SAME,
+        ),
+        {
+            "attention to the phrase and a convolution, least error with any matrix after it": left,
+            "tokens within the phrases shuffled, change: attention": order[0],
+            "tokens within the phrases shuffled, change: convolution": order[1],
+            "spread of attention's outputs within a phrase": alike,
+            "heads at fixed offsets and a convolution, error": apart(taps[1:-1], real[1:-1]),
+        },
+        conclusion="Attending to a whole phrase averages its content: all tokens of a phrase get "
+        f"the same output ({within(alike)}), and their order makes a difference of "
+        f"{figure(order[0])}, in a convolution of {figure(order[1], 2)}. With the best matrix "
+        f"after it, it misses the convolution by {figure(left, 2)}. Heads at fixed offsets, found "
+        f"by positions, match one {within(apart(taps[1:-1], real[1:-1]))}.",
     )
 
 
@@ -220,12 +327,15 @@ def _one_head() -> Finding:
     two = _convolving(difference, width, 100.0)(Concatenated(Sinusoidal(width))(x))
     error = apart(two[1:-1], x[2:] - x[:-2])
     return Finding(
-        corrected(taught=lowest < 0, correct=lowest > 0 and off < SAME and error < SAME),
+        holds(lowest > 0 and max(off, error) < SAME),
         {
             "lowest weight of a head": lowest,
             "distance of its taps from a_δ W_V": off,
             "several heads, error for the taps −1, 0, 1": error,
         },
+        conclusion=f"Every tap of one head is its matrix W_V times a weight ({within(off)}), and "
+        f"no weight is below {figure(lowest, 2)}: a difference of neighbours, with the taps −1, 0 "
+        f"and 1, is out of reach for it. Several heads give it {within(error)}.",
     )
 
 
@@ -240,54 +350,63 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         49,
         "identity",
         Place("homework", "1.3(c)"),
-        "Self-attention over orthonormal rows is the identity, because the scores are I.",
+        "With X = Q = K = V orthogonal, the product of X with its transpose is the identity; so A "
+        "is the identity, and H = V A gives the input back.",
         "Weights are computed over orthonormal rows for many β and compared with the closed form; "
         "hard attention is computed as well.",
         _identity,
         (r"A_{ii} = \frac{e^\beta}{e^\beta + n - 1}",),
-        correct="softargmax(I) is not I. Its diagonal is e^β / (e^β + n − 1), and it reaches 1 only as β "
-        "grows.",
     ),
     Experiment(
         50,
         "permutation",
         Place("homework", "1.3(c)"),
-        "Self-attention permutes its rows when all scores are zero.",
+        "The layer is a permutation when all scores are zero: then the weighted average of the "
+        "tokens is zero, and the output a permutation of the input.",
         "Five values are attended to with scores of zero, and with queries that are β times the "
         "key of the row that is wanted. The error is compared with its closed form.",
         _permutation,
         (r"q_i = \beta k_{\pi(i)}", r"1 - a = \frac{n - 1}{e^\beta + n - 1}"),
-        correct="Scores of zero give every row the mean. Queries β k_π(i) over orthonormal keys permute, "
-        "with an error that falls like e^−β.",
     ),
     Experiment(
         41,
         "hard-identity",
         Place("homework", "1.1(c)"),
-        "Hard attention that keeps every value is a dense layer with identity weights and no bias.",
+        "A fully connected architecture preserves the values by a linear layer without bias, "
+        "whose weights are the identity matrix and whose input is the value.",
         "Hard self-attention over orthonormal and over random rows is compared with a dense layer "
         "over the rows whose matrix is I.",
         _hard_identity,
-        correct="It is, where each row's best key is its own, as among rows of one length. Among rows of "
-        "any length a longer one may be chosen instead.",
     ),
     Experiment(
         51,
         "running-linear",
         Place("homework", "1.3(d)"),
-        "Self-attention can act as a linear layer that runs over the rows, a 1×1 convolution.",
+        "A self-attention layer acts as a running linear layer where it behaves like a "
+        "convolution with a kernel of size 1; that is the name asked for.",
         "One head is given keys and queries that read positions alone, so that each row finds "
         "itself, and is compared with a 1×1 convolution; with random matrices it is compared with "
         "the same product.",
         _running_linear,
         (r"A = I \Rightarrow H = W_V X",),
-        correct="It can, where A = I, and then H = W_V X. Any other weights mix the rows.",
+    ),
+    Experiment(
+        51,
+        "bias-of-one",
+        Place("homework", "1.3(d)"),
+        "The reason given: with the biases of attention all set to 1, it is influenced only by "
+        "immediate neighbours and itself, which makes it a convolution of kernel 1.",
+        "1 is added to all scores, or all biases of the projections are set to 1; the result is "
+        "compared with a 1×1 convolution, whose Jacobian says what it takes from neighbours.",
+        _bias_of_one,
+        (r"\operatorname{softmax}(s + c \mathbf{1}) = \operatorname{softmax}(s)",),
     ),
     Experiment(
         52,
         "convolution-by-heads",
         Place("homework", "1.3(e)"),
-        "Self-attention can act as a convolution with a kernel wider than 1.",
+        "Show a situation in which self-attention, with positional encodings, behaves like a "
+        "convolution with a kernel larger than 1.",
         "Head δ rotates the query's sinusoid by δ positions and attends to the row there; W_O "
         "holds the taps. The error against the real convolution is measured as β grows; one head "
         "is tried with the best matrix after it.",
@@ -296,19 +415,29 @@ EXPERIMENTS: tuple[Experiment, ...] = (
             r"y_n = \sum_\delta W_O^\delta W_V^\delta x_{n + \delta}",
             r"r_{n+\delta} = R_\delta r_n",
         ),
-        correct="It can, with one head for each tap, positions, and a large β. One head alone cannot.",
+        kind="asked",
+    ),
+    Experiment(
+        52,
+        "whole-phrase",
+        Place("homework", "1.3(e)"),
+        "The answer given: with repeating phrases, and positions relative to a phrase's start, "
+        "the layer can attend to the entire phrase, which is like a kernel that covers it.",
+        "Every token attends evenly to the phrase it stands in. The result is compared with a "
+        "convolution as long as a phrase, with the best matrix after it, and both with the tokens "
+        "shuffled within phrases.",
+        _whole_phrase,
     ),
     Experiment(
         52,
         "one-head-taps",
         Place("homework", "1.3(e)"),
-        "One head can have any taps.",
+        "Why it takes several heads: all taps of one head are the same matrix times weights that "
+        "are never negative.",
         "The Jacobian of one head's output gives its taps, for a query that is drawn to the right "
         "and pushed from the left. The taps −1, 0, 1 are given to several heads.",
         _one_head,
         (r"\partial y_n / \partial x_{n+\delta} = a_\delta W_V, \quad a_\delta \ge 0",),
         kind="added",
-        correct="Every tap of one head is the same matrix times a weight that is never negative. A "
-        "difference of neighbours takes two heads.",
     ),
 )

@@ -44,7 +44,9 @@ from regard.lab.experiment import (
     conditional,
     corrected,
     holds,
+    more_exactly,
 )
+from regard.lab.numbers import figure, within
 from regard.lab.place import Place
 
 
@@ -62,7 +64,7 @@ def causal_mask() -> Finding:
     without = weights(query, key, mask=Mask.from_tensor(below & ~torch.eye(L).bool()))
     empty = int((without.sum(-1) == 0).sum())
     return Finding(
-        conditional(strict, empty == 0),
+        more_exactly(meant=strict, literal=empty == 0),
         {
             "mask": [L, L],
             "pairs hidden": int((~causal().tensor(L, L)).sum()),
@@ -77,6 +79,10 @@ def causal_mask() -> Finding:
                 tuple((f"q{n + 1}", *shares[n, :5].tolist()) for n in range(5)),
             ),
         ),
+        conclusion=f"The matrix is {L}×{L}, n×n, with -∞ strictly above the diagonal "
+        f"({int((~causal().tensor(L, L)).sum())} pairs) and 0 on it and below; row i is then a "
+        f"softmax over the first i keys, {within(by_hand)}. If the diagonal were counted in, "
+        f"{empty} query could attend to nothing, the first.",
     )
 
 
@@ -104,6 +110,11 @@ def masked_row() -> Finding:
             "gradient of its query by attend": gradients[0][1].tolist(),
             "all gradients of attend are finite": sound,
         },
+        conclusion="It is so in every row that keeps a key: there a plain softmax and attend() "
+        f"differ by {figure(inside)}. A row of -∞ alone gives 0/0, which is NaN "
+        f"{'and reaches' if bool(lost.isnan().all()) else 'but does not reach'} the gradients of "
+        f"all values; attend() gives {figure(output[1].tolist())} there. The exercise's triangle "
+        "has no such row if its diagonal is 0.",
     )
 
 
@@ -124,6 +135,10 @@ def large_negative() -> Finding:
             "row that sees nothing": leak,
             "the same row, minus that without any mask": unmasked,
         },
+        conclusion="Where a row may attend to some key, -10⁹ gives what -∞ gives (difference "
+        f"{figure(seen)}). Where it may attend to none, all scores are lowered alike, to which a "
+        f"softmax is invariant: the row is that without any mask, {within(unmasked)}, and "
+        f"{figure(leak, 2)} from the zeros wanted.",
     )
 
 
@@ -154,6 +169,10 @@ def no_future() -> Finding:
                 tuple((f"y{n + 1}", *row) for n, row in enumerate(moved.tolist())),
             ),
         ),
+        conclusion=f"The largest ∂y_i/∂x_j with j > i is {figure(future)}, the least with j ≤ i "
+        f"{figure(past, 2)}: row i depends on rows 1 to i. When words from the fifth on are "
+        f"exchanged, the logits before them change by {figure(kept)} and those from there on by "
+        f"{figure(changed, 2)}.",
     )
 
 
@@ -190,6 +209,11 @@ def variable_lengths() -> Finding:
                 tuple((*case, gap) for case, gap in tried.items()),
             ),
         ),
+        conclusion="Sentences of 3, 7 and 5 words in a batch, beside the same sentences alone: "
+        f"with positions and no mask they differ by {figure(tried['yes', 'no'], 2)}, with a "
+        f"padding mask and no positions by {figure(tried['no', 'yes'])}. Weights shared by all "
+        "positions allow any length, the mask keeps the padding out, and positions tell the "
+        "order.",
     )
 
 
@@ -198,16 +222,14 @@ def counting_by_mask() -> Finding:
     nothing, first = torch.zeros(n, 1, dtype=torch.float64), torch.eye(n, 1, dtype=torch.float64)
     masked = attend(nothing, nothing, first, mask=causal())[:, 0]
     free = attend(nothing, nothing, first)[:, 0]
-    wanted = [1 / (i + 1) for i in range(n)]
     places = [float(i + 1) for i in range(n)]
-    error = max(abs(a - b) for a, b in zip(masked.tolist(), wanted))
+    error = max(abs(a - 1 / place) for a, place in zip(masked.tolist(), places))
     spread, flat = (float(output.max() - output.min()) for output in (masked, free))
     return Finding(
-        corrected(spread < SAME, error < SAME and flat < SAME),
+        holds(error < SAME and flat < SAME and spread > DIFFERENT),
         {
             "outputs, causal mask": masked.tolist(),
             "outputs minus 1/n, largest": error,
-            "largest minus least output, causal mask": spread,
             "largest minus least output, no mask": flat,
         },
         plots=(
@@ -221,6 +243,9 @@ def counting_by_mask() -> Finding:
                 ),
             ),
         ),
+        conclusion="Under a causal mask row n takes the mean of n values, so that its output is "
+        f"1/n, {within(error)}: one head counts. Without a mask all rows are equal, "
+        f"{within(flat)}.",
     )
 
 
@@ -229,69 +254,63 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         7,
         "causal-mask",
         Place("exercises", "2(d)"),
-        "In the masked variant a matrix with -∞ above the diagonal is added to the scores.",
+        'In the masked variant, for n_q = n_k, a triangular matrix with -∞ in its "top right '
+        'half" is added before the softmax; asked were its values and its shape.',
         "The weights under causal() are compared with a softmax over the first i keys of row i. "
-        "Then the diagonal is hidden as well.",
+        "Then the diagonal is taken for a part of the half, and hidden as well.",
         causal_mask,
         (r"M_{ij} = -\infty \text{ for } j > i, \quad M_{ij} = 0 \text{ for } j \le i",),
-        correct="The matrix is n×n, -∞ strictly above the diagonal and 0 on it and below. With -∞ on the "
-        "diagonal too, the first query could attend to nothing.",
     ),
     Experiment(
         7,
         "masked-row",
         Place("exercises", "2(d)"),
-        "With -∞ added to the scores, the softmax does what is wanted by itself.",
+        "Adding -∞ makes the softmax weight 0 for every pair of a query and a key to which it is "
+        "added.",
         "One of three queries may attend to nothing. The output and the gradients of a plain "
         "softmax are compared with those of attend().",
         masked_row,
-        correct="It does where a row may attend to at least one key. A row of -∞ alone gives 0/0, and its "
-        "NaN reaches the gradient of every value; attend() gives zeros there, and zero gradients.",
     ),
     Experiment(
         7,
         "large-negative",
         Place("exercises", "2(d)"),
-        "A large negative number does as well as -∞.",
+        "In place of -∞ many programs add a large negative number, such as -10⁹.",
         "-10⁹ is added to the scores of hidden pairs, with one query that may attend to nothing.",
         large_negative,
         kind="added",
-        correct="It does where a row may attend to some key. Where it may attend to none, all scores are "
-        "lowered alike, to which a softmax is invariant, and the hidden values come out.",
     ),
     Experiment(
         23,
         "no-future",
         Place("slides", "decoder"),
-        "The decoder's self-attention hides the positions to come.",
-        "The Jacobian of a decoder of two blocks is computed, and words at the end of a target are "
-        "exchanged.",
+        "In the decoder self-attention works slightly differently: it masks future positions.",
+        "The Jacobian of a decoder of two blocks is computed, and words at the end of a target "
+        "are exchanged.",
         no_future,
         (r"\frac{\partial y_i}{\partial x_j} = 0 \text{ for } j > i",),
-        correct="Row i of the output depends on rows 1 to i of the input, and on no other; the logits "
-        "before a change stay what they were.",
     ),
     Experiment(
         32,
         "counting-by-mask",
         Place("sheet", "6-2(c)"),
-        "Attention can't tell where a token stands unless it is told by a positional encoding.",
-        "All queries and keys are zero, and only the first value is 1. The output is read with and "
-        "without a causal mask.",
+        'What the sheet\'s "all value tokens" rules out: under a causal mask, where each sum is '
+        "over the tokens so far, attention can tell where a token stands without any positional "
+        "encoding.",
+        "All queries and keys are zero, and only the first value is 1. The output is read with "
+        "and without a causal mask.",
         counting_by_mask,
         (r"c_n = \frac{1}{n} \sum_{j \le n} v_j = \frac{1}{n}",),
-        correct="Under a causal mask, row n takes the mean of n values, so the output is 1/n: one head "
-        "counts. Without a mask all rows are equal.",
+        kind="added",
     ),
     Experiment(
         54,
         "variable-lengths",
         Place("homework", "1.4(a)"),
-        "Positional encodings let a Transformer handle sequences of variable length.",
+        "Besides bringing in the order of the input and its spatial dependencies, positional "
+        "encodings are also used to handle inputs of variable length.",
         "Sentences of unequal length are padded to one batch, and their rows compared with the "
         "same sentences alone, with and without positions and a padding mask.",
         variable_lengths,
-        correct="Weights shared by all positions are what allows any length, and the padding mask keeps "
-        "the padding out. Positions tell the order, and no more.",
     ),
 )

@@ -16,6 +16,7 @@ from regard.attention.score import Additive, Dot, General, ScaledDot, Score
 from regard.lab.claims import plain
 from regard.lab.claims.sample import DIFFERENT, SAME, alive, apart, normal, parameters
 from regard.lab.experiment import Curve, Experiment, Finding, Plot, Table, holds
+from regard.lab.numbers import figure
 from regard.lab.place import Place
 
 WIDTHS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
@@ -58,6 +59,10 @@ def scale_and_gradient() -> Finding:
                 log_y=True,
             ),
         ),
+        conclusion=f"At d_k = 512 the slope a(1 - a) is {figure(unscaled[-1], 2)} on average "
+        f"without the scale and {figure(scaled[-1], 2)} with it; the most there can be, with equal "
+        f"weights, is {figure(uniform, 2)}. That is {unscaled[-1] / unscaled[0]:.0%} of the slope "
+        f"at d_k = 1 without the scale, and {scaled[-1] / scaled[0]:.0%} with it.",
     )
 
 
@@ -96,6 +101,10 @@ def score_variance() -> Finding:
                 log_y=True,
             ),
         ),
+        conclusion="q·k is a sum of d_k independent products of variance 1. At d_k = 512 its "
+        f"measured variance is {figure(measured[-1], 3)}, and {figure(scaled[-1], 3)} after "
+        "division by √d_k; from width 1 to 512 the scaled variance stays between "
+        f"{figure(min(scaled), 3)} and {figure(max(scaled), 3)}.",
     )
 
 
@@ -126,6 +135,10 @@ def other_scores() -> Finding:
                 ),
             ),
         ),
+        conclusion="Dot product, scaled dot product, general and additive score "
+        f"{'each' if fits else 'do not all'} give positive weights that sum to 1, and a weighted "
+        f"mean of the values. Between two of them the weights differ by {figure(nearest, 2)} at "
+        "least.",
     )
 
 
@@ -152,6 +165,10 @@ def general_is_dot() -> Finding:
             "W of two projections, and a head's": head,
             "W random, and the dot product": random,
         },
+        conclusion="With W = I the general score qᵀ W k gives the dot product's output "
+        f"(difference {figure(identity)}), with I/√d the scaled one's ({figure(scaled)}), with W_Q "
+        f"W_Kᵀ that of a head ({figure(head)}), and with a random W another ({figure(random, 2)}). "
+        "So a head is a general score with a matrix of low rank.",
     )
 
 
@@ -177,6 +194,8 @@ def no_parameters() -> Finding:
                 tuple((name, parameters(score)) for name, score in _scores(6).items()),
             ),
         ),
+        conclusion=f"The operation has {own} parameters, the four projections around it "
+        f"{projections}. Of other scores that is not so: see the table.",
     )
 
 
@@ -198,65 +217,57 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         5,
         "scale-and-gradient",
         Place("exercises", "2(b)"),
-        "Scores are divided by √d_k, because without it the softmax saturates and its gradient "
-        "vanishes.",
+        "d is d_k, the width of the keys; it scales the dot products so that the gradient of the "
+        "softmax does not vanish.",
         "128 random queries attend to 64 sets of 16 random keys of growing width. The slope of "
         "the softmax, a(1 - a), is averaged, with scores scaled and not; autograd confirms it.",
         scale_and_gradient,
         (r"\frac{\partial a_j}{\partial s_j} = a_j (1 - a_j)",),
-        correct="Unscaled, the slope falls with the width; scaled, it stays near its maximum. The reason "
-        "is the variance of q·k, which is d_k.",
     ),
     Experiment(
         5,
         "score-variance",
         Place("exercises", "2(b)"),
-        "The right divisor is the square root of the keys' width.",
-        "The variance of q·k is measured for entries of variance 1, over growing widths. The scale "
-        "that attention itself uses is read off its weights.",
+        "Why √d_k: for entries of mean 0 and variance 1 the variance of q·k is d_k, so that "
+        "dividing by √d_k makes it 1 at any width.",
+        "The variance of q·k is measured for entries of variance 1, over growing widths. The "
+        "scale that attention itself uses is read off its weights.",
         score_variance,
         (r"\operatorname{Var}(q \cdot k) = \sum_{i=1}^{d_k} \operatorname{Var}(q_i k_i) = d_k",),
         kind="added",
-        correct="q·k is a sum of d_k independent products of variance 1, so its variance is d_k; divided "
-        "by √d_k it has variance 1 at any width.",
     ),
     Experiment(
         82,
         "other-scores",
         Place("handout", "scores"),
-        "Any function of two vectors may serve as a score: a dot product, one with a learned "
-        "matrix, or a small network.",
-        "Four scores rate the same queries and keys. Each one's weights are checked, and compared "
-        "with the others'.",
+        "Many formulas for the score exist, and attention has taken many forms, such as "
+        "Bahdanau's and Luong's; the Transformer's is the scalar product.",
+        "Four scores rate the same queries and keys. Each one's weights are checked against a "
+        "softmax in numpy, and compared with the others'.",
         other_scores,
         (
             r"q^\top k, \quad \frac{q^\top k}{\sqrt{d}}, \quad q^\top W k, \quad "
             r"v^\top \tanh(W q + U k)",
         ),
-        correct="Each gives positive weights that sum to 1, and each gives different ones. What follows "
-        "the scores is the same for all.",
     ),
     Experiment(
         82,
         "general-is-dot",
         Place("handout", "scores"),
-        "Luong's general score contains the dot product as a special case.",
+        "Luong's general score contains the dot product, and the score of a Transformer's head, "
+        "as special cases.",
         "The general score's matrix is set to I, to I/√d, to W_Q W_Kᵀ and to random numbers.",
         general_is_dot,
         (r"q^\top W_Q W_K^\top k = (W_Q^\top q) \cdot (W_K^\top k)",),
         kind="added",
-        correct="It does: with the identity it is the dot product, and with I/√d the scaled one. A head "
-        "of a Transformer is the general score with a matrix of low rank, W_Q W_Kᵀ.",
     ),
     Experiment(
         87,
         "no-parameters",
         Place("handout", "complexity"),
-        "Attention itself has no parameters.",
+        "As a formula computes the weights, attention itself has no trainable parameter.",
         "The parameters of a multi-head layer are counted in the operation itself and in the "
         "projections around it.",
         no_parameters,
-        correct="The scaled dot product has none; everything that is learned is in the projections. A "
-        "general or an additive score does have some.",
     ),
 )

@@ -18,6 +18,7 @@ from regard import (
 from regard.lab.claims import plain
 from regard.lab.claims.sample import DIFFERENT, PLAN, SAME, D, H, L, S, alive, apart, normal
 from regard.lab.experiment import Experiment, Finding, Table, holds
+from regard.lab.numbers import figure, within
 from regard.lab.place import Place
 
 
@@ -35,6 +36,10 @@ def self_is_cross() -> Finding:
             "self, and cross with itself as the source": apart(by_self, by_cross),
             "self, and cross with another source": apart(by_self, other),
         },
+        conclusion="One layer gives the same for its input alone and for its input given as the "
+        f"source (difference {figure(apart(by_self, by_cross))}); with another source the output "
+        f"differs by {figure(apart(by_self, other), 2)}. Self-attention is the case in which both "
+        "are the same tokens.",
     )
 
 
@@ -57,63 +62,109 @@ def differing_lengths() -> Finding:
                 (*rows,),
             ),
         ),
+        conclusion=f"The layer takes {len(rows)} combinations of lengths, and gives a row for each "
+        f"query: from {rows[0][0]} queries and {rows[0][1]} pairs {rows[0][2]}, from {rows[1][0]} "
+        f"and {rows[1][1]} {rows[1][2]}. Plain arithmetic differs by {figure(worst)} at most.",
     )
 
 
 def audio_and_text() -> Finding:
-    text, audio = normal(0, 1, L, D), normal(1, 1, 31, 20)
-    layer = alive(MultiHeadAttention(D, H, source_width=20), 2)
-    order = torch.randperm(31, generator=torch.Generator().manual_seed(92))
-    read = layer(text, audio)
-    moved = apart(layer(text, audio[:, order]), read)
-    cut = apart(layer(text, audio[:, :-1]), read)
+    frames, words, d_audio, d_text = 31, L, D, 20
+    audio, text = normal(0, 1, frames, d_audio), normal(1, 1, words, d_text)
+    layer = alive(MultiHeadAttention(d_audio, H, source_width=d_text), 2)
+    read = layer(audio, text)
+    by_hand = plain.apart(
+        read[0], plain.multihead(layer, plain.array(audio[0]), plain.array(text[0]))
+    )
+    # Not in step: other frames ask, and the words stand elsewhere.
+    late = apart(layer(audio.roll(5, 1), text), read.roll(5, 1))
+    moved = apart(layer(audio, text.roll(3, 1)), read)
+    cut = apart(layer(audio, text[:, :-1]), read)
     return Finding(
-        holds(read.shape == (1, L, D) and moved < SAME and cut > DIFFERENT),
+        holds(
+            read.shape == (1, frames, d_audio)
+            and max(by_hand, late, moved) < SAME
+            and cut > DIFFERENT
+        ),
         {
-            "words": L,
-            "frames": 31,
+            "frames that ask": frames,
+            "words that answer": words,
             "shape of the output": list(read.shape),
-            "change when the frames are shuffled": moved,
-            "change when the last frame is left out": cut,
+            "change when the words are shifted": moved,
+            "change beyond a shift when the frames are shifted": late,
+            "change when the last word is left out": cut,
         },
+        conclusion=f"{frames} frames ask, {words} words answer, and the output has {read.shape[1]} "
+        f"rows, one for each frame. Shifting the words by three changes {figure(moved)}, and "
+        f"shifting the frames shifts the output, {within(late)}: nothing has to be in step. "
+        f"Without the last word the output differs by {figure(cut, 2)}.",
     )
 
 
-def _modalities() -> Finding:
-    sources: dict[str, tuple[ImageSource | AudioSource, Tensor]] = {
-        "image": (ImageSource(image=(8, 12), patch=4), normal(0, 1, 3, 8, 12)),
-        "audio": (AudioSource(features=5), normal(1, 1, S, 5)),
-    }
+def modalities() -> Finding:
     measured: dict[str, int | float] = {}
+    # As in text-to-image models: patches of an image ask, words of a prompt answer.
+    patches, prompt = normal(0, 1, 6, D), normal(1, 1, S, 20).requires_grad_()
+    layer = alive(MultiHeadAttention(D, H, source_width=20), 2)
+    measured["share of a prompt's numbers that every patch depends on"] = _share(
+        layer(patches, prompt)[0], prompt
+    )
+    # As in captioning and speech recognition: a decoder of words reads an image, or a recording.
+    sources: dict[str, tuple[ImageSource | AudioSource, Tensor]] = {
+        "an image": (ImageSource(image=(8, 12), patch=4), normal(0, 1, 3, 8, 12)),
+        "a recording": (AudioSource(features=5), normal(1, 1, S, 5)),
+    }
     for name, (source, data) in sources.items():
         model = alive(Transformer(replace(PLAN, source=source)), 2)
         data.requires_grad_()
         logits = model(data, torch.arange(L)[None])
-        moved = [torch.autograd.grad(row.sum(), data, retain_graph=True)[0] for row in logits[0]]
-        least = min(float((gradient != 0).double().mean()) for gradient in moved)
-        measured[f"{name}: share of its numbers that every word depends on"] = least
-        measured[f"{name}: rows of memory"] = model.encode(data).shape[1]
-    shares = [value for name, value in measured.items() if "share" in name]
-    return Finding(holds(min(shares) == 1), measured | {"words": L})
-
-
-def _shuffled_pairs() -> Finding:
-    audio, text, shuffle = normal(0, L, 5), normal(1, S, 3), torch.arange(S).flip(0).roll(3)
-    layer = alive(MultiHeadAttention(5, 2, key_width=3, source_width=3), 2)
-    whole = layer(audio, text)
-    by_hand = plain.apart(whole, plain.multihead(layer, plain.array(audio), plain.array(text)))
-    together = apart(layer(audio, text[shuffle]), whole)
-    query, key, value = normal(3, L, 5), normal(4, S, 5), normal(5, S, 2)
-    torn = apart(attend(query, key, value[shuffle]), attend(query, key, value))
+        measured[f"share of {name}'s numbers that every word depends on"] = _share(logits[0], data)
+    prompted, seen, heard = measured.values()
     return Finding(
-        holds(together < SAME and by_hand < SAME and torn > DIFFERENT),
+        holds(min(measured.values()) == 1),
+        measured,
+        conclusion=f"By their gradients, patches that attend to a prompt depend on {prompted:.0%} "
+        f"of its numbers, each of them; the words of a decoder depend on {seen:.0%} of an image's "
+        f"numbers and on {heard:.0%} of a recording's.",
+    )
+
+
+def _share(rows: Tensor, source: Tensor) -> float:
+    """The least share of a source's numbers that one of the rows depends on."""
+    moved = [torch.autograd.grad(row.sum(), source, retain_graph=True)[0] for row in rows]
+    return min(float((gradient != 0).double().mean()) for gradient in moved)
+
+
+def shuffled_pairs() -> Finding:
+    query, key, value = normal(3, L, 5), normal(4, S, 5), normal(5, S, 2)
+    output = attend(query, key, value)
+    orders = {
+        "reversed": torch.arange(S).flip(0),
+        "shifted": torch.arange(S).roll(3),
+        "shuffled": torch.randperm(S, generator=torch.Generator().manual_seed(92)),
+    }
+    together = {
+        name: apart(attend(query, key[order], value[order]), output)
+        for name, order in orders.items()
+    }
+    torn = apart(attend(query, key, value.flip(0)), output)
+    by_hand = plain.softmax(plain.array(query @ key.T) / math.sqrt(5)) @ plain.array(value)
+    return Finding(
+        holds(
+            max(together.values()) < SAME
+            and plain.apart(output, by_hand) < SAME
+            and torn > DIFFERENT
+        ),
         {
-            "change when pairs are shuffled": together,
-            "change when values are shuffled and keys are not": torn,
-            "distance from plain arithmetic": by_hand,
+            **{f"change when the pairs are {name}": gap for name, gap in together.items()},
+            "change when the values are reversed and the keys are not": torn,
             "queries": L,
             "pairs": S,
         },
+        conclusion="Reversed, shifted or shuffled together, keys and values give the same output, "
+        f"{within(max(together.values()))}: a sum does not depend on the order of its terms. "
+        "If a key loses its value, here by reversing the values alone, the output differs by "
+        f"{figure(torn, 2)}.",
     )
 
 
@@ -137,6 +188,10 @@ def four_kinds() -> Finding:
                 (*rows,),
             ),
         ),
+        conclusion=f"One function {'does' if fits else 'fails to do'} all four. Hard weights have "
+        f"an entropy of {figure(rows[1][3])} nats, soft ones of {figure(rows[0][3], 3)} (self) and "
+        f"{figure(rows[2][3], 3)} (cross): where queries come from, and how sharply they choose, "
+        "are two independent choices.",
     )
 
 
@@ -145,61 +200,63 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         27,
         "self-is-cross",
         Place("sheet", "6-2(a)"),
-        "Self-attention and cross-attention are one operation, on one source or on two.",
+        "Self- and cross-attention are the same mathematical operations; in self-attention "
+        "queries, keys and values come from the same tokens, in cross-attention they may come "
+        "from different ones.",
         "One layer with the same weights reads its own input, the same input given as a source, "
         "and another source.",
         self_is_cross,
-        correct="They are: self-attention is cross-attention whose source is the input itself.",
     ),
     Experiment(
         28,
         "differing-lengths",
         Place("sheet", "6-2(a)"),
-        "In cross-attention there may be more queries than pairs of keys and values, or fewer.",
+        "In self-attention queries and key-value pairs correspond one to one; in cross-attention "
+        "their numbers may differ.",
         "One layer is given four combinations of lengths, and compared with plain arithmetic.",
         differing_lengths,
-        correct="The output has as many rows as there are queries. Only keys and values have to be equally "
-        "many.",
     ),
     Experiment(
         92,
         "audio-and-text",
         Place("handout", "multi-modal"),
-        "Words may attend to the frames of a recording, of which there are more.",
-        "Multi-head attention reads a recording's frames, which are wider than the words; then "
-        "the frames shuffled, and all but one of them.",
+        "Attention(Q_audio, K_text, V_text) fuses audio and text; they need not be synchronised, "
+        "nor be of the same length.",
+        "Frames of a recording are the queries, words of another width the keys and values. The "
+        "words are shifted, then the frames, then a word is left out.",
         audio_and_text,
-        correct="There is one output for each word, whatever the number of frames. Without positions the "
-        "order of the frames makes no difference, but which frames there are does.",
     ),
     Experiment(
         30,
         "modalities",
         Place("sheet", "6-2(a)"),
-        "Cross-attention joins modalities.",
-        "A text decoder reads an image's patches, then a recording's frames, and the gradient of "
-        "each word's logits with respect to the source is computed.",
-        _modalities,
-        correct="Every word depends on every pixel and on every frame; the decoder is the same for both.",
+        "Cross-attention is often used to bring features of different modalities together, such "
+        "as text prompts and image features.",
+        "Patches of an image attend to the words of a prompt, and a text decoder reads an image's "
+        "patches, then a recording's frames. The gradient of each row with respect to the source "
+        "is computed.",
+        modalities,
     ),
     Experiment(
         92,
         "shuffled-source",
         Place("handout", "multi-modal"),
-        "In cross-attention, shuffling the pairs of keys and values changes nothing.",
-        "Seven frames of audio read eleven words of text through a whole module, before and after "
-        "the words are shuffled; then the values alone are shuffled.",
-        _shuffled_pairs,
+        "Show that the output stays the same if keys and values are shifted or shuffled, for "
+        "example reversed, both in the same way.",
+        "Seven queries attend to eleven pairs of keys and values as they stand, reversed, shifted "
+        "and shuffled; then the values alone are reversed.",
+        shuffled_pairs,
         (r"\sum_j a_j v_j = \sum_j a_{\pi(j)} v_{\pi(j)}",),
-        correct="Nothing changes, as long as every key keeps its value.",
+        kind="asked",
     ),
     Experiment(
         41,
         "four-kinds",
         Place("homework", "1.1(c)"),
-        "There are four types of attention: self or cross, each of them hard or soft.",
-        "The same function is called with one or two sequences, and with β = 1/√d or β = ∞.",
+        "The question names four types of attention, self or cross and hard or soft, and asks "
+        "which of them preserves values; the answer is the hard one.",
+        "The same function is called with one or two sequences, and with β = 1/√d or β = ∞. The "
+        "weights are checked for being 0 or 1.",
         four_kinds,
-        correct="The source and the sharpness are two independent choices, and one function does all four.",
     ),
 )

@@ -32,8 +32,9 @@ from regard.lab.claims.sample import (
     parameters,
 )
 from regard.lab.experiment import Experiment, Finding, Table, conditional, corrected, holds
+from regard.lab.numbers import figure, within
 from regard.lab.place import Place
-from regard.model.baseline import Convolution, Dense
+from regard.model.baseline import Convolution, Dense, Recurrent
 from regard.model.block import Block, FeedForward, PostNorm
 from regard.model.stack import Stack
 
@@ -59,7 +60,7 @@ def _equivariance() -> Finding:
     layer, query, source = alive(MultiHeadAttention(D, H), 2), normal(3, 1, D), normal(4, L, D)
     one, again = layer(query, source), layer(query, source[ORDER])
     moved, changed = float((shuffled - y[:, ORDER]).norm()), float((shuffled - y).norm())
-    single = apart(one, again)
+    single = float((one - again).norm())
     by_hand = plain.apart(one, plain.multihead(layer, plain.array(query), plain.array(source)))
     return Finding(
         corrected(
@@ -67,23 +68,68 @@ def _equivariance() -> Finding:
             correct=moved < SAME and single < SAME and by_hand < SAME and changed > DIFFERENT,
         ),
         {
-            "distance from the shuffled output, ‖f(PX) − P f(X)‖": moved,
-            "distance from the same output, ‖f(PX) − f(X)‖": changed,
-            "one query's output after shuffling what it reads": single,
+            "‖f(PX) − P f(X)‖, from the output permuted": moved,
+            "‖f(PX) − f(X)‖, from the same output": changed,
+            "‖f(q, PK, PV) − f(q, K, V)‖, one query": single,
         },
+        conclusion=f"Permuted rows give the same outputs, permuted, {within(moved)} in the "
+        f"Euclidean norm, and not the same output: it differs by {figure(changed, 2)}, and its own "
+        f"norm is {figure(float(y.norm()), 2)}. That is equivariance. Invariant is the output for "
+        f"one query under a permutation of keys and values, {within(single)}.",
+    )
+
+
+def _sharing() -> Finding:
+    x = normal(1, 1, L, D)
+    layers: dict[str, nn.Module] = {
+        "attention": MultiHeadAttention(D, H),
+        "convolution of 3": Convolution(D, 3),
+        "GRU": Recurrent(D, "gru"),
+        "dense over all rows, not shared": Dense(D, L),
+    }
+    moved, size = {}, {}
+    for name, layer in layers.items():
+        alive(layer, 2)
+        moved[name] = float((layer(x[:, ORDER]) - layer(x)[:, ORDER]).norm())
+        size[name] = float(layer(x).norm())
+    shared = list(moved.values())[:3]
+    return Finding(
+        corrected(
+            taught=max(shared) < SAME,
+            correct=moved["attention"] < SAME
+            and min(*shared[1:], moved[list(moved)[3]]) > DIFFERENT,
+        ),
+        {f"‖f(PX) − P f(X)‖, {name}": value for name, value in moved.items()},
+        (
+            Table(
+                "Permuted rows, Euclidean norm",
+                ("layer", "‖f(PX) − P f(X)‖", "‖f(X)‖"),
+                tuple((name, moved[name], size[name]) for name in moved),
+            ),
+        ),
+        conclusion="A convolution and a GRU share their weights across all tokens, too, and do "
+        f"not commute with a permutation: they differ by {figure(shared[1], 2)} and "
+        f"{figure(shared[2], 2)}, attention by {figure(shared[0])}. Sharing is needed, as the "
+        "dense layer shows, but what makes attention equivariant is that it sums over all tokens "
+        "and knows no distance.",
     )
 
 
 def _equivariance_causal() -> Finding:
     model, x = _encoder(0), normal(1, 1, L, D)
-    moved = {
-        name: float((model(x[:, ORDER], mask=mask) - model(x, mask=mask)[:, ORDER]).norm())
-        for name, mask in (("without a mask", None), ("under a causal mask", causal()))
-    }
-    free, masked = moved.values()
+    free, masked = (
+        float((model(x[:, ORDER], mask=mask) - model(x, mask=mask)[:, ORDER]).norm())
+        for mask in (None, causal())
+    )
     return Finding(
-        conditional(inside=free < SAME, outside=masked < SAME),
-        {f"distance from the shuffled output, {name}": value for name, value in moved.items()},
+        holds(free < SAME and masked > DIFFERENT),
+        {
+            "‖f(PX) − P f(X)‖, without a mask": free,
+            "‖f(PX) − P f(X)‖, under a causal mask": masked,
+        },
+        conclusion=f"Without a mask the permuted input gives the permuted output {within(free)}; "
+        f"under a causal mask, which depends on the order, it differs by {figure(masked, 2)} in "
+        "the Euclidean norm.",
     )
 
 
@@ -108,25 +154,46 @@ def _two_sentences() -> Finding:
             blind < SAME and min(seen for name, seen in gaps.items() if name != "none") > DIFFERENT
         ),
         {f"distance between the two, positions: {name}": value for name, value in gaps.items()},
+        conclusion=f"Without positions the two encodings differ by {figure(blind)}: one bag of "
+        "words. With positions, whichever of the four kinds, they differ by "
+        f"{figure(min(seen for name, seen in gaps.items() if name != 'none'), 2)} at least.",
+    )
+
+
+def _blind_to_order() -> Finding:
+    x, encoder = normal(1, 1, L, D), _encoder(0)
+    draw = torch.Generator().manual_seed(32)
+    orders = [torch.randperm(L, generator=draw) for _ in range(20)]
+    # Each token's own output, wherever it stands.
+    own = max(apart(encoder(x[:, order]), encoder(x)[:, order]) for order in orders)
+    together = max(apart(encoder(x[:, order]).mean(1), encoder(x).mean(1)) for order in orders)
+    return Finding(
+        holds(max(own, together) < SAME),
+        {
+            "orders tried": len(orders),
+            "change of a token's own output, at most": own,
+            "change of the mean over the tokens, at most": together,
+        },
+        conclusion=f"In {len(orders)} random orders of seven tokens, a token's own output changes "
+        f"by {figure(own)} at most and the mean over all of them by {figure(together)}: where "
+        "every sum is over all tokens, nothing depends on where a token stands. A mask, which "
+        "leaves some out, is another matter.",
     )
 
 
 def _order_under_a_causal_mask() -> Finding:
     one, other = _texts("a b c d e f", "b d a e c f")
-    encoder = _encoder(0)
-    x = normal(1, 6, D)
-    read = apart(encoder(x[one]).mean(1), encoder(x[other]).mean(1))
     last = {}
     for layers in (1, 2, 3):
         plan = LanguageConfig(6, width=D, heads=H, feed_forward=17, layers=layers, position="none")
         model = alive(LanguageModel(plan), 2)
         last[layers] = apart(model(one)[:, -1], model(other)[:, -1])
     return Finding(
-        conditional(inside=read < SAME and last[1] < SAME, outside=max(last.values()) < SAME),
-        {
-            "an encoder's mean over two orders of one text": read,
-            **{f"the last token's logits, causal layers: {n}": value for n, value in last.items()},
-        },
+        holds(last[1] < SAME and min(last[2], last[3]) > DIFFERENT),
+        {f"the last token's logits, causal layers: {n}": value for n, value in last.items()},
+        conclusion=f"With one causal layer the last row differs by {figure(last[1])} between the "
+        f"two orders: it sums over all tokens. From the second layer on, by {figure(last[2], 2)} "
+        f"and {figure(last[3], 2)}, it reads states that depend on what came before them.",
     )
 
 
@@ -154,6 +221,9 @@ def _tied_weights() -> Finding:
             "convolution against plain arithmetic": by_hand,
         },
         (Table("Moving the input by 2", ("layer", "parameters", "change"), tuple(rows)),),
+        conclusion="A pattern shifted by two positions comes out of the convolution shifted, "
+        f"{within(shifted['convolution'])}: one weight for each distance. The dense layer, with "
+        f"one for each pair of positions, gives something else, by {figure(shifted['dense'], 2)}.",
     )
 
 
@@ -180,12 +250,13 @@ def _vit_locality() -> Finding:
     touched[..., 0, 0] += 1
     changed = (patches(touched) - patches(image)).abs().amax(-1) > SAME
     return Finding(
-        conditional(
-            inside=most == {"convolution of 3": 3, "attention": n, "feed-forward": 1},
-            outside=int(changed.sum()) > 1,
-        ),
+        holds(most == {"convolution of 3": 3, "attention": n, "feed-forward": 1}),
         {f"rows that one row depends on, {name}": count for name, count in most.items()}
         | {"patch vectors that one pixel changes": int(changed.sum())},
+        conclusion=f"Of {n} rows, a row of the output depends on {most['convolution of 3']} in a "
+        f"convolution of three taps, on {most['attention']} in attention and on "
+        f"{most['feed-forward']} in the MLP. Worth adding: before the blocks the patch embedding "
+        f"is local, too; one pixel changes {int(changed.sum())} patch vector.",
     )
 
 
@@ -228,6 +299,11 @@ def _vit_shift() -> Finding:
                 rows,
             ),
         ),
+        conclusion="As built, with learned positions, a ViT is not: its features change by "
+        f"{figure(rows[1][3], 2)} beyond a shift by one patch. Its attention without positions is, "
+        f"for whole patches ({figure(rows[1][2])}), though not for a pixel "
+        f"({figure(rows[0][2], 2)}): it treats patches as a set. The convolution shifts along "
+        f"{within(max(row[1] for row in rows))}.",
     )
 
 
@@ -236,80 +312,93 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         15,
         "equivariance",
         Place("slides", "order"),
-        "The Transformer is permutation invariant.",
+        "As the weights W_Q, W_K and W_V are shared across the tokens, the Transformer is "
+        "permutation invariant; order has to be injected.",
         "Two blocks without positions read seven random rows, in order and permuted. The output "
         "is compared with the old one, and with the old one permuted in the same way.",
         _equivariance,
         (r"f(PX) = P f(X)", r"\mathrm{attend}(q, PK, PV) = \mathrm{attend}(q, K, V)"),
-        correct="It is equivariant: permuted rows give the same outputs, permuted. Invariant is the "
-        "output for one query under a permutation of keys and values.",
+    ),
+    Experiment(
+        15,
+        "shared-weights-and-order",
+        Place("slides", "order"),
+        "The reason given for it is that W_Q, W_K and W_V are shared across the tokens.",
+        "Three layers that share their weights across tokens, and a dense one that does not, read "
+        "rows in order and permuted; outputs are compared with the old ones, permuted.",
+        _sharing,
     ),
     Experiment(
         15,
         "equivariance-causal",
         Place("slides", "order"),
-        "A Transformer without positions does not notice a shuffling of its rows.",
+        "A causal mask, as in the decoder, breaks this symmetry: there a Transformer without "
+        "positions does notice the order.",
         "The same two blocks, once without a mask and once under a causal one, read rows in order "
-        "and shuffled.",
+        "and permuted.",
         _equivariance_causal,
         kind="added",
-        correct="That is so as long as every row may attend to every other. A causal mask depends on the "
-        "order, and breaks the symmetry.",
     ),
     Experiment(
         16,
         "two-sentences",
         Place("slides", "order"),
-        "Order matters: the same words in another order say the opposite.",
+        "For sequences this is a strong limitation: the same words with two team names exchanged "
+        "say the opposite, so order information has to be injected.",
         "Two sentences that differ in the order of two names go through an encoder without "
         "positions and with each of four kinds; the means of the outputs are compared.",
         _two_sentences,
-        correct="Without positions the two sentences are one bag of words; any kind of position tells them "
-        "apart.",
+    ),
+    Experiment(
+        32,
+        "blind-to-order",
+        Place("sheet", "6-2(c)"),
+        "Attention combines tokens by a weighted sum of all value tokens, with weights from "
+        "pairwise dot products; so it has no access to their order or position.",
+        "An encoder of two blocks, without positions or a mask, reads seven tokens in twenty "
+        "random orders. Each token's output, and their mean, are compared.",
+        _blind_to_order,
     ),
     Experiment(
         32,
         "order-under-a-mask",
         Place("sheet", "6-2(c)"),
-        "Without positional encodings, attention has no access to the order of its inputs.",
-        "An encoder and language models of one to three layers, all without positions, read the "
-        "same tokens in two orders that end alike.",
+        'What the sheet\'s "all value tokens" rules out: under a causal mask, order enters from '
+        "the second layer on, without any positional encoding.",
+        "Language models of one to three layers, without positions, read the same tokens in two "
+        "orders that end alike.",
         _order_under_a_causal_mask,
-        correct="An unmasked encoder is blind to order. Under a causal mask one layer's last row still "
-        "is, but from the second layer on it reads states that depend on what came before them.",
+        kind="added",
     ),
     Experiment(
         79,
         "tied-weights",
         Place("handout", "fixed positions"),
-        "A convolution ties its weights to distances, a dense layer to absolute positions.",
+        "Cross-channel interactions aside, a convolution's weight w₋₁ always belongs to the token "
+        "before, and a dense layer's w_ij to the positions i and j, the same in all sentences.",
         "A pattern is shifted by two positions, and each layer's output is compared with the old "
         "one, shifted. The convolution is also computed tap by tap.",
         _tied_weights,
         (r"y_n = \sum_\delta W_\delta x_{n+\delta} + b", r"y_n = \sum_m W_{nm} x_m + b_n"),
-        correct="The convolution's output shifts along exactly. The dense layer has other weights at "
-        "other positions, and gives something else.",
     ),
     Experiment(
         66,
         "vit-locality",
         Place("homework", "1.5(a)"),
-        "In a Vision Transformer only the MLP is local; in a CNN every layer is.",
+        "A CNN has locality and a 2-D neighbourhood structure in each layer; in ViT only the MLP "
+        "layers are local, and self-attention is global.",
         "The Jacobian says which rows each row of the output depends on, for attention, the "
         "feed-forward network and a convolution; one pixel is changed before the patch embedding.",
         _vit_locality,
-        correct="Within the blocks it is so. Before them the patch embedding is local as well: a pixel "
-        "reaches one patch alone.",
     ),
     Experiment(
         66,
         "vit-shift",
         Place("homework", "1.5(a)"),
-        "A CNN is translation equivariant, a Vision Transformer is not.",
-        "An image is shifted by one pixel, one patch and two patches; the features are compared "
-        "with the old ones, shifted (with a wrapped border for all).",
+        "In a CNN each layer is translation equivariant; in ViT only the MLP layers are.",
+        "An image is shifted by one pixel, one patch and two patches; a ViT's features, with "
+        "learned positions and without any, and a convolution's are compared with the old ones, "
+        "shifted (with a wrapped border for all).",
         _vit_shift,
-        correct="A ViT with learned positions is not. Without them its attention treats patches as a set "
-        "and shifts along with whole patches, though not with single pixels.",
     ),
 )

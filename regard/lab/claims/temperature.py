@@ -18,7 +18,17 @@ from regard.attention.score import Dot
 from regard.lab.byhand import exercise
 from regard.lab.claims import plain
 from regard.lab.claims.sample import SAME, apart, normal, orthonormal
-from regard.lab.experiment import Curve, Experiment, Finding, Plot, Table, corrected, holds
+from regard.lab.experiment import (
+    Curve,
+    Experiment,
+    Finding,
+    Plot,
+    Table,
+    corrected,
+    holds,
+    more_exactly,
+)
+from regard.lab.numbers import figure, within
 from regard.lab.place import Place
 
 BETAS = tuple(10 ** (n / 4) for n in range(-8, 9))
@@ -52,49 +62,62 @@ def sharpness() -> Finding:
                 log_x=True,
             ),
         ),
+        conclusion="From β = 0.01 to 100 the entropy of the first query's weights falls from "
+        f"{figure(entropy[0])} nats (log 3 is {figure(math.log(3))}) to {figure(entropy[-1])}, and "
+        f"its largest weight rises from {figure(largest[0])} to {figure(largest[-1])}, "
+        f"{'both' if falls and rises else 'not'} monotonically.",
     )
 
 
 def cold_limit() -> Finding:
-    scores = torch.tensor([[4, 2, 3], [1, 5, 0]])
-    limit = _softargmax(scores, math.inf)
-    encoded = F.one_hot(scores)
-    index = F.one_hot(scores.argmax(-1), 3)
-    taught = encoded.shape == limit.shape and torch.equal(encoded.double(), limit)
-    # The largest score may have any value: only where it stands counts.
-    shifted = apart(_softargmax(scores + 7, math.inf), limit)
-    near = apart(_softargmax(scores, 50.0), limit)
+    x = normal(5, 7, 2)
+    scores = x @ x.T
+    limit = weights(x, x, beta=math.inf)
+    best = F.one_hot(scores.argmax(-1), len(x)).double()
+    near = apart(weights(x, x, beta=1e4), limit)
+    itself = int((limit.diagonal() == 1).sum())
     tied = _softargmax(torch.tensor([[4, 4, 3]]), math.inf)[0]
-    correct = torch.equal(index.double(), limit) and shifted == 0 and near < SAME
-    correct = correct and tied.tolist() == [0.5, 0.5, 0]
     return Finding(
-        corrected(taught, correct),
+        more_exactly(
+            meant=torch.equal(best, limit) and near < 1e-6 and tied.tolist() == [0.5, 0.5, 0],
+            literal=itself == len(x),
+        ),
         {
-            "scores": scores.tolist(),
-            "limit": limit.tolist(),
-            "one-hot of the scores has shape": list(encoded.shape),
-            "limit has shape": list(limit.shape),
-            "limit minus that of scores larger by 7": shifted,
+            "rows of the limit that are one-hot at the best key": int(
+                (best == limit).all(-1).sum()
+            ),
+            "rows of the limit that are one-hot at x itself": itself,
+            "rows": len(x),
+            "β = 10,000, minus the limit": near,
             "two best scores": tied.tolist(),
         },
+        conclusion="It is one-hot at the index of the best key, in "
+        f"{int((best == limit).all(-1).sum())} of {len(x)} rows here. That is x itself in {itself} "
+        "of them: among rows of unequal length a longer one can score higher. Two best keys share "
+        f"the 1, {figure(tied.tolist())}.",
     )
 
 
 def hot_limit() -> Finding:
-    query, key, value = normal(0, 3, 5), normal(1, 7, 5), normal(2, 7, 2)
-    uniform = torch.full((3, 7), 1 / 7, dtype=torch.float64)
-    zero = apart(weights(query, key, beta=0.0), uniform)
-    mean = apart(attend(query, key, value, beta=0.0), value.mean(0).expand(3, 2))
+    m, t = 7, 2
+    query, key, value = normal(0, 3, 5), normal(1, m, 5), normal(2, m, t)
+    hot = weights(query, key, beta=0.0)
+    by_keys, by_width = (apart(hot, torch.full_like(hot, 1 / n)) for n in (m, t))
+    mean = apart(attend(query, key, value, beta=0.0), value.mean(0).expand(3, t))
     betas = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)
-    distance = [apart(weights(query, key, beta=beta), uniform) for beta in betas]
+    distance = [
+        apart(weights(query, key, beta=beta), torch.full_like(hot, 1 / m)) for beta in betas
+    ]
     slope = math.log10(distance[1] / distance[0])
     return Finding(
-        holds(max(zero, mean) < SAME and abs(slope - 1) < 0.01),
+        more_exactly(
+            meant=max(by_keys, mean) < SAME and abs(slope - 1) < 0.01, literal=by_width < SAME
+        ),
         {
-            "β = 0, weights minus 1/7": zero,
+            "β = 0, weights minus 1/7, one over the number of keys": by_keys,
+            "β = 0, weights minus 1/2, one over the width of the values": by_width,
             "β = 0, output minus the mean of the values": mean,
-            "distance at β = 0.001": distance[1],
-            "power of β by which it grows": slope,
+            "power of β by which the distance from 1/7 grows": slope,
         },
         plots=(
             Plot(
@@ -106,6 +129,10 @@ def hot_limit() -> Finding:
                 log_y=True,
             ),
         ),
+        conclusion=f"With m = {m} keys and values of width t = {t}, weights at β = 0 are 1/m, up "
+        f"to {figure(by_keys)}, and {figure(by_width, 2)} from 1/t. Here t is the number of keys, "
+        "as X is n×t; in 1.1(a) it was the width of V, and the keys were m. For small β the "
+        f"distance from 1/m grows like β to the power {figure(slope, 3)}.",
     )
 
 
@@ -136,6 +163,10 @@ def convenient_beta() -> Finding:
                 (*rows,),
             ),
         ),
+        conclusion="From d = 4 to 256, how decided random vectors are changes by a factor of "
+        f"{figure(ratios[0], 3)} with β = 1/√d, of {figure(ratios[1], 3)} with 1/d and of "
+        f"{figure(ratios[2], 3)} with 1: with 1/√d alone the weights are equally sharp at any "
+        f"width. attend()'s own β {'is' if natural else 'is not'} 1/√d.",
     )
 
 
@@ -156,39 +187,45 @@ def preserving_a_value() -> Finding:
         corrected(small < 1e-6, large < 1e-6 and agree),
         {
             "A₁₁ at β = 0, 0.1, 0.707, 2, 10": first,
-            "distance from the value, β = 0.01": small,
-            "distance from the value, β = 50": large,
+            "‖c₁ − v₁‖, β = 0.01": small,
+            "‖c₁ − v₁‖, β = 50": large,
         },
         plots=(
             Plot(
                 "first query of exercise 3",
                 "β",
                 "distance of the output from the value",
-                (Curve("|c₁ - v₁|", BETAS[:13], [lost(beta) for beta in BETAS[:13]]),),
+                (Curve("‖c₁ − v₁‖", BETAS[:13], [lost(beta) for beta in BETAS[:13]]),),
                 log_x=True,
                 log_y=True,
             ),
         ),
+        conclusion="‖c₁ − v₁‖, the distance of the output from the best key's value, is "
+        f"{figure(small, 2)} at β = 0.01 and {figure(large)} at β = 50. Cold is right, but β is an "
+        "inverse temperature: cold means a large β, and a very small one gives the mean of all "
+        "values.",
     )
 
 
 def one_hot_suffices() -> Finding:
     key, value = orthonormal(0, 4, 4), normal(1, 4, 3)
-    wanted = torch.tensor([2, 2, 0, 3])
-    shares = weights(key[wanted], key, beta=math.inf)
-    output = attend(key[wanted], key, value, beta=math.inf)
-    one_hot = bool(((shares == 1).sum(-1) == 1).all())
-    preserved = apart(output, value[wanted])
+    gaps, identity = {}, {}
+    for name, wanted in (("each its own", [0, 1, 2, 3]), ("two the same", [2, 2, 0, 3])):
+        shares = weights(key[wanted], key, beta=math.inf)
+        gaps[name] = apart(attend(key[wanted], key, value, beta=math.inf), value[wanted])
+        identity[name] = torch.equal(shares, torch.eye(4).double())
+    own, other = gaps.values()
     return Finding(
-        corrected(
-            preserved < SAME and torch.equal(shares, torch.eye(4).double()),
-            preserved < SAME and one_hot,
-        ),
+        holds(identity["each its own"] and own < SAME),
         {
-            "weights": shares.tolist(),
-            "output minus the values that were asked for": preserved,
-            "every row has one 1": one_hot,
+            "A is the identity: output minus the values": own,
+            "A is one-hot, but not the identity: output minus the values asked for": other,
+            "A is the identity in these cases": list(identity.values()),
         },
+        conclusion=f"With A = I the output is V, {within(own)}. Worth adding: it is enough "
+        "that each column of A is one-hot, whichever key it points to; with two queries that ask "
+        f"for the same key, A {'is' if identity['two the same'] else 'is not'} the identity, and "
+        f"each output is one of the values, {within(other)}.",
     )
 
 
@@ -214,6 +251,10 @@ def hard_attention() -> Finding:
                 tuple(zip(betas, distance)),
             ),
         ),
+        conclusion=f"At β = ∞ the output is the value of the best key, {within(picked)}. "
+        f"Soft attention comes close as β grows, {figure(distance[0], 2)} at β = 1 and "
+        f"{figure(distance[-1])} at 10,000; where two keys are almost equally good it takes a "
+        "large β.",
     )
 
 
@@ -251,6 +292,12 @@ def spreading() -> Finding:
                 (*rows,),
             ),
         ),
+        conclusion="At β = 50 the weights are "
+        f"{'close to 0 or 1' if peaked else 'not close to 0 or 1'} and the output is "
+        f"{figure(_from_mean(50.0), 2)} from the mean of the values; as β → 0 all weights are 1/m, "
+        f"{within(uniform)}, and it is {figure(_from_mean(1e-9))} from it. Hot is right and "
+        "means a small β. Soft attention, and a dense layer that has the attention weights, are "
+        f"right: with 1/m the layer differs by {figure(like_dense)}.",
     )
 
 
@@ -275,94 +322,84 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "sharpness",
         Place("homework", "1.1(b)"),
         "β sets how sharp the weights are: a smaller β makes them smoother.",
-        "For the first query of exercise 3, the entropy of the weights and the largest of them are "
-        "followed while β grows from 0.01 to 100.",
+        "For the first query of exercise 3, the entropy of the weights and the largest of them "
+        "are followed while β grows from 0.01 to 100.",
         sharpness,
         (r"a_j = \frac{e^{\beta s_j}}{\sum_k e^{\beta s_k}}",),
-        correct="The entropy falls from log m to 0 and the largest weight rises from 1/m to 1, both "
-        "monotonically.",
     ),
     Experiment(
         37,
         "cold-limit",
         Place("homework", "1.1(b)"),
-        "In the cold limit, the softargmax of x is the one-hot vector of x.",
-        "The limit is computed for whole-number scores, which could be one-hot encoded "
-        "themselves, then with 7 added to all of them, and with two equal largest ones.",
+        "When β is very cold, the softargmax of Xᵀ x is the one-hot encoding of x.",
+        "Seven random vectors attend to themselves at β = ∞. It is counted where the 1 of each "
+        "row stands: at the best key, and at the vector itself; then two keys are equally good.",
         cold_limit,
         (r"\lim_{\beta \to \infty} \operatorname{softargmax}_\beta(x) = e_{\arg\max_i x_i}",),
-        correct="It is one-hot at the index of the largest entry, whatever the value of that entry is. "
-        "Where several are largest, they share the 1.",
     ),
     Experiment(
         38,
         "hot-limit",
         Place("homework", "1.1(b)"),
-        "In the hot limit all m weights are 1/m.",
-        "Weights at β = 0 are compared with 1/m, and the output with the mean of the values. The "
-        "distance from 1/m is followed while β grows.",
+        "When β is very hot the weights are 1/t, where X is n×t, since t items are compared with "
+        "one; in 1.1(a), V is t×m.",
+        "Weights at β = 0 are compared with one over the number of keys and with one over the "
+        "width of the values, and the output with the mean of the values. The distance from "
+        "uniform is followed while β grows.",
         hot_limit,
         (r"a_j = \frac{1}{m} + \frac{\beta}{m} (s_j - \bar{s}) + O(\beta^2)",),
-        correct="They are exactly 1/m at β = 0, and differ from it in proportion to β while it is small.",
     ),
     Experiment(
         39,
         "convenient-beta",
         Place("homework", "1.1(b)"),
-        "A convenient β is 1/√d.",
+        "The convenient β is 1/√d, where d is the dimension of the query.",
         "By how much the entropy of the weights falls below that of uniform ones is averaged over "
         "random vectors at four widths, with β = 1/√d, 1/d and 1, and with attend()'s default.",
         convenient_beta,
         (r"\beta = \frac{1}{\sqrt{d}}",),
-        correct="With 1/√d the weights are equally sharp at any width. With 1 they become hard as vectors "
-        "grow wider, with 1/d uniform.",
     ),
     Experiment(
         40,
         "preserving-a-value",
         Place("homework", "1.1(c)"),
-        "To pass on one value unchanged, attention has to be cold: β has to be very small.",
+        'With β "very cold or a very small value" the weights become one-hot, so that A acts like '
+        "the identity and the values are preserved.",
         "For exercise 3, the distance of the output from the value of the best key is measured "
         "while β grows.",
         preserving_a_value,
         (r"A_{11} = \frac{1}{1 + e^{-\beta} + e^{-2\beta}}",),
-        correct="Cold it is, but β is an inverse temperature: cold means a large β. At a small one the "
-        "output is the mean of all values.",
     ),
     Experiment(
         40,
         "one-hot-suffices",
         Place("homework", "1.1(c)"),
-        "Values are preserved only where the matrix of weights is the identity.",
-        "Four queries ask for four orthonormal keys, two of them for the same one, at β = ∞.",
+        "The values are preserved where A is the identity matrix, since H = V A.",
+        "Four queries ask for four orthonormal keys at β = ∞, each for its own; then two of them "
+        "ask for the same one.",
         one_hot_suffices,
-        correct="Each output is one of the values as soon as its row of weights is one-hot, whichever key "
-        "that is. The identity is the case in which each position asks for itself.",
     ),
     Experiment(
         41,
         "hard-attention",
         Place("homework", "1.1(c)"),
-        "Attention that picks one value is called hard.",
+        "Attention that preserves values, with one-hot weights, is called hard attention.",
         "attend() at β = ∞ is compared with picking the value of the best key, and soft attention "
         "with hard as β grows.",
         hard_attention,
         (r"\lim_{\beta \to \infty} c_i = v_{\arg\max_j q_i \cdot k_j}",),
-        correct="At β = ∞ the output is exactly the best key's value. Soft attention comes arbitrarily "
-        "close, but where two keys are almost equally good that takes a large β.",
     ),
     Experiment(
         42,
         "spreading",
         Place("homework", "1.1(d)"),
-        "To spread attention over all values, β has to be very big, so that most weights are near "
-        "0 and some near 1.",
+        "The output is spread over the values when most weights are close to 0 and some close to "
+        "1, with sum 1; β should be very big, or hot. This is soft attention, and a linear layer "
+        "with the attention weights does the same.",
         "The weights of exercise 3, and the distance of the output from the mean of all values, "
         "are measured at small and at large β. At β = 0 the output is also compared with that of "
         "a dense layer over the rows, whose weights are all 1/m.",
         spreading,
         (r"\beta \to 0: \quad a_j \to \frac{1}{m}, \quad c \to \frac{1}{m} \sum_j v_j",),
-        correct="Attention spreads evenly as β → 0: all weights are 1/m, and it does what a dense layer "
-        "with such weights does. A big β does the opposite.",
     ),
 )
