@@ -87,6 +87,7 @@ SECTIONS: dict[Document, dict[str, str]] = {
         "cost table": "the cost of four kinds of layers",
         "parameter table": "the parameters of four kinds of layers",
         "multi-modal": "cross-attention of audio and text",
+        "exercise": "keys and values that are shifted or shuffled",
         "multi-head": "several heads",
         "take-away: attention": "what to remember of attention",
         "Transformers": "encoder and decoder",

@@ -240,7 +240,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         92,
         "shuffled-source",
-        Place("handout", "multi-modal"),
+        Place("handout", "exercise"),
         "Show that the output stays the same if keys and values are shifted or shuffled, for "
         "example reversed, both in the same way.",
         "Seven queries attend to eleven pairs of keys and values as they stand, reversed, shifted "
