@@ -410,15 +410,15 @@ class Averaged(Beside):
 
 
 @pytest.mark.gpu
+@pytest.mark.triton
 @pytest.mark.parametrize("kind", ["the paper's", "images", "language"])
 @pytest.mark.parametrize("name", OPTIONS)
-def test_an_ensemble_on_cuda(name: str, kind: str) -> None:
-    option, model = OPTIONS[name], made(MODELS[kind]).cuda()
-    given = on("cuda", read(model))
+def test_an_ensemble_on_cuda(name: str, kind: str, cuda: Any) -> None:
+    option, model = OPTIONS[name], made(MODELS[kind]).to(DEVICE)
+    given, engine = on(DEVICE, read(model)), cuda(model)
     want = option.find(EagerEngine().open(model, **given), sentences(option))
-    members = [open_session(model, **given, beams=option.width, length=MOST + 5) for _ in range(2)]
-    assert {type(one).__name__ for one in members} == {"CudaSession"}
-    with ensemble(members) as session:
+    hints = {"beams": option.width, "length": MOST + 5}
+    with ensemble([engine.open(model, **given, **hints) for _ in range(2)]) as session:
         same(option.find(session, sentences(option)), want, 2e-3)
 
 

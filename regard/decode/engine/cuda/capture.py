@@ -27,6 +27,7 @@ from regard.attention.checks import integer_tensor
 from regard.attention.mask import Packed
 from regard.attention.multihead import MultiHeadAttention
 from regard.attention.position import Learned, Sinusoidal
+from regard.attention.sync import on_host
 from regard.decode.engine.cuda import kernels
 from regard.decode.engine.cuda.twin import Joined, MemoryCache, Rows, SlotCache, twin
 from regard.decode.engine.eager import EagerEngine, unpacked
@@ -354,8 +355,26 @@ class CudaSession(Session):
         alike = torch.arange(self.rows).repeat_interleave(self.each)
         if self.each > 1 and rows.device.type == "cpu" and rows.tolist() == alike.tolist():
             self.rows, self.each = len(rows), 1
-            return
-        self._move(len(rows), [(self, rows.to(self.device))])
+        elif self._reorders(rows):
+            table, rows = self.space.rows.table[: self.rows], rows.to(self.device)
+            table.copy_(table[rows])
+        else:
+            self._move(len(rows), [(self, rows.to(self.device))])
+
+    def _reorders(self, rows: Int[Tensor, "R"]) -> bool:
+        """Whether beams change places among those of their sentence: their keys and values stay.
+
+        They are of one length, so that what one of them writes next is in no other's table.
+        """
+        beams = self.space.rows.beams
+        if self.each > 1 or beams == 1 or len(rows) != self.rows:
+            return False
+        place = torch.arange(len(rows), device=rows.device)
+        stay = (rows // beams == place // beams).all()
+        if on_host(rows):
+            return bool(stay)
+        torch._assert_async(stay)  # a search keeps them there; nothing waits for the device
+        return True
 
     @torch.no_grad()
     def join(self, other: Session) -> None:
@@ -365,6 +384,15 @@ class CudaSession(Session):
         self._move(self.rows + other.rows, all_rows)
         self.longest = longest
         other.close()
+
+    def best(
+        self, logits: Float[Tensor, "R N"], count: int, rule: Constraints, t: int
+    ) -> topk.Best:
+        if count > 2 * BEAMS or logits.dtype == torch.float64:
+            return super().best(logits, count, rule, t)
+        times = torch.full((len(rule.most),), t, device=self.device)
+        masks = (hidden(rule, self.vocabulary), rule.end, rule.least if rule.early else None, times)
+        return kernels.best(logits, min(count, self.vocabulary), *masks, rule.renormalize)
 
     def _reach(self, more: int) -> None:
         """Has room for so many more positions."""
@@ -442,10 +470,7 @@ class Still:
             renormalize=rule.renormalize,
             device=last.device,
         )
-        self.hidden: Tensor | None = None
-        if rule.banned:
-            self.hidden = torch.zeros(space.engine.vocabulary, dtype=torch.int8, device=last.device)
-            self.hidden[constraints.banned] = 1
+        self.hidden = hidden(constraints, space.engine.vocabulary)
         self.still: Paths | Beams
         match search:
             case Beams():
@@ -519,6 +544,15 @@ class Still:
 
     def _restart(self) -> None:
         self.times.zero_()
+
+
+def hidden(rule: Constraints, vocabulary: int) -> Int[Tensor, "N"] | None:
+    """1 for tokens that are never allowed."""
+    if not rule.banned:
+        return None
+    marks = torch.zeros(vocabulary, dtype=torch.int8, device=rule.most.device)
+    marks[rule.banned] = 1
+    return marks
 
 
 def kind(search: Paths | Beams) -> tuple[object, ...]:
