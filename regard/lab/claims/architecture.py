@@ -15,7 +15,6 @@ from regard import (
     causal,
 )
 from regard.lab.claims.sample import (
-    DIFFERENT,
     HIDDEN,
     PICTURE,
     PLAN,
@@ -30,7 +29,8 @@ from regard.lab.claims.sample import (
     influence,
     normal,
 )
-from regard.lab.experiment import Experiment, Finding, corrected, holds
+from regard.lab.experiment import Experiment, Finding, holds, more_exactly
+from regard.lab.numbers import figure, within
 from regard.lab.place import Place
 from regard.model.block import Block
 from regard.model.stack import Stack
@@ -52,15 +52,16 @@ def _shared_memory() -> Finding:
     same = max(apart(source, memory) for source in read)
     keys, values = (apart(one, other) for one, other in zip(*made))
     return Finding(
-        corrected(
-            taught=max(keys, values) < SAME,
-            correct=same == 0 and min(keys, values) > DIFFERENT and len(read) == 2,
-        ),
+        more_exactly(meant=same == 0 and len(read) == 2, literal=max(keys, values) < SAME),
         {
             "what two decoder layers read, distance from the encoder's output": same,
             "distance between their keys": keys,
             "distance between their values": values,
         },
+        conclusion=f"What the decoder's {len(read)} layers share is the top encoder's output: they "
+        f"read it {within(same)}. Each makes keys and values of its own from it, by its own "
+        f"matrices; between the two layers keys differ by {figure(keys, 2)} and values by "
+        f"{figure(values, 2)}.",
     )
 
 
@@ -82,6 +83,9 @@ def _queries_from_below() -> Finding:
             "rows that ask": asks[0].shape[1],
             "rows of the encoder's output": S,
         },
+        conclusion=f"Cross-attention's {asks[0].shape[1]} queries come from the output of the "
+        f"masked self-attention below it, {within(off)}; the {S} rows of the encoder's output give "
+        "keys and values.",
     )
 
 
@@ -102,6 +106,10 @@ def _encoder_and_decoder() -> Finding:
                 across.sum()
             ),
         },
+        conclusion=f"By the Jacobians, encoder rows depend on each other in {int(encoder.sum())} "
+        f"of {L * L} pairs; decoder rows in {int(decoder.sum())} pairs, "
+        f"{int((decoder & ~before).sum())} of them with a later row; and on source rows in "
+        f"{int(across.sum())} of {L * S}.",
     )
 
 
@@ -132,7 +140,12 @@ def _kinds(model: Transformer) -> list[str]:
 def _boxes() -> Finding:
     seen = _kinds(alive(Transformer(PLAN), 0))
     wanted = ["encoder: self"] * 2 + ["decoder: masked self", "decoder: cross"] * 2
-    return Finding(holds(seen == wanted), {"attention in the order of its running": seen})
+    return Finding(
+        holds(seen == wanted),
+        {"attention in the order of its running": seen},
+        conclusion=f"In the order of running: {', '.join(dict.fromkeys(seen))}. The lower decoder "
+        "box is self-attention, as the sheet has it, and masked.",
+    )
 
 
 def _encoder_output() -> Finding:
@@ -140,11 +153,12 @@ def _encoder_output() -> Finding:
     lengths = (1, 5, S, 40)
     sizes = [model.encode(torch.zeros(1, n, dtype=torch.long)).numel() for n in lengths]
     return Finding(
-        corrected(
-            taught=len(set(sizes)) == 1 or max(sizes) < max(lengths) * D,
-            correct=sizes == [n * D for n in lengths],
-        ),
+        more_exactly(meant=sizes == [n * D for n in lengths], literal=len(set(sizes)) == 1),
         {"tokens read": list(lengths), "numbers in the encoder's output": sizes, "width": D},
+        conclusion="It is a tensor of vectors that can be used further, but it is as long as the "
+        f"input: {lengths[1]} tokens give {sizes[1]} numbers, {lengths[-1]} give {sizes[-1]}, one "
+        f"vector of {D} for each. VGG's 4096 numbers, which it is compared with, do not grow with "
+        "the image.",
     )
 
 
@@ -181,6 +195,11 @@ def _three_kinds() -> Finding:
             "kinds of block in all three": len(alike),
             "decoder only: what earlier logits notice of the last token": leaked,
         },
+        conclusion="A decoder-only, an encoder-decoder and an encoder-only model are stacks of "
+        f"{len(alike)} kind of block, with {crossing['decoder only']}, "
+        f"{crossing['encoder-decoder']} and {crossing['encoder only']} cross-attention layers. In "
+        "the first, as chat models have it, a change of the last token changes earlier logits by "
+        f"{figure(leaked)}.",
     )
 
 
@@ -189,64 +208,59 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         24,
         "shared-memory",
         Place("slides", "decoder"),
-        "Every decoder layer uses the keys and values of the top encoder layer.",
+        "The decoder uses the K and V vectors of the top encoder for its cross-attention.",
         "What two decoder layers read is compared with the encoder's output, and the keys and "
         "values that they attend to with each other.",
         _shared_memory,
         (r"K_l = M W_K^l, \quad V_l = M W_V^l",),
-        correct="They share the encoder's output. Each makes keys and values from it with matrices of its "
-        "own.",
     ),
     Experiment(
         25,
         "queries-from-below",
         Place("slides", "decoder"),
-        "Cross-attention takes its queries from the layer below.",
+        "The encoder-decoder attention takes its queries from the layer below it.",
         "The input of cross-attention's queries is compared with the output of the masked "
         "self-attention below it.",
         _queries_from_below,
-        correct="It does: queries come from the target, keys and values from the source.",
     ),
     Experiment(
         29,
         "encoder-and-decoder",
         Place("sheet", "6-2(a)"),
-        "The encoder has self-attention, the decoder masked self-attention and cross-attention.",
+        "The encoder's layers typically use self-attention; the decoder has self-attention among "
+        "the output tokens and cross-attention to the input's features.",
         "Jacobians of both stacks say which row of the result depends on which row of the input "
         "and of the memory.",
         _encoder_and_decoder,
-        correct="Encoder rows depend on all rows; decoder rows on themselves, on those before them and on "
-        "the whole source.",
     ),
     Experiment(
         31,
         "which-box",
         Place("sheet", "6-2(b)"),
-        "Of the three attention boxes in the paper's figure one is self, one masked self and one "
-        "cross.",
+        "Of the three attention boxes in the paper's figure, the two lower ones are "
+        "self-attention; the upper one of the decoder is cross-attention, as keys and values come "
+        "from the encoder.",
         "Every attention layer of a running model reports whether it has another source and what "
         "its mask allows.",
         _boxes,
-        correct="Self in the encoder; in each decoder block masked self first, then cross.",
     ),
     Experiment(
         94,
         "encoder-output",
         Place("handout", "Transformers"),
-        "The encoder makes a compact representation of its input.",
+        "The encoder transforms its input into a meaningful, compact tensor representation, as "
+        "VGG does an image into a vector of 4096.",
         "Texts of 1 to 40 tokens are encoded, and the numbers in the output are counted.",
         _encoder_output,
-        correct="The output keeps one vector for each token: L×d numbers, as many as went in.",
     ),
     Experiment(
         99,
         "three-kinds",
         Place("handout", "take-away: Transformers"),
-        "The Transformer is the backbone of chat models and of models of text, image and speech.",
+        "The Transformer, an encoder-decoder based on blocks of attention layers, is the backbone "
+        "of networks such as ChatGPT and of methods for several modalities.",
         "A decoder-only, an encoder-decoder and an encoder-only model are built, their blocks are "
         "compared and the first one's reach is measured.",
         _three_kinds,
-        correct="All three are stacks of one kind of block. Chat models have the decoder alone, without "
-        "cross-attention.",
     ),
 )

@@ -9,7 +9,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from regard import Concatenated, LinearBias, MultiHeadAttention, Rotary, Sinusoidal
+from regard import (
+    Concatenated,
+    Learned,
+    LinearBias,
+    MultiHeadAttention,
+    Rotary,
+    Sinusoidal,
+    weights,
+)
 from regard.attention.position import AttentionPosition
 from regard.lab.claims import plain
 from regard.lab.claims.sample import DIFFERENT, SAME, D, H, L, alive, apart, influence, normal
@@ -23,7 +31,9 @@ from regard.lab.experiment import (
     conditional,
     corrected,
     holds,
+    more_exactly,
 )
+from regard.lab.numbers import figure, within
 from regard.lab.place import Place
 from regard.model.baseline import Convolution
 from regard.model.block import Block, FeedForward, PostNorm, Sublayer
@@ -55,6 +65,21 @@ def _number_as_position() -> Finding:
             "spread of neighbours' similarity: φ(i) = i": by_distance(product),
             "spread of neighbours' similarity: sinusoids": by_distance(kernel),
         },
+        plots=(
+            Plot(
+                "How similar every position is to the fifth",
+                "position",
+                "similarity, 1 at the most similar",
+                tuple(
+                    Curve(name, number.tolist(), (gram[4] / gram[4].max()).tolist())
+                    for name, gram in (("φ(i) = i: the product 5j", product), ("sinusoids", kernel))
+                ),
+            ),
+        ),
+        conclusion=f"With φ(i) = i the product i·j is largest with the last position: {wrong} of "
+        f"{n} positions is most similar to itself, and the similarity of neighbours varies by "
+        f"{figure(by_distance(product))} along the sequence. With sinusoids {right} of {n} are, "
+        f"and it varies by {figure(by_distance(kernel))}.",
     )
 
 
@@ -97,6 +122,41 @@ def _kernel() -> Finding:
                 ),
             ),
         ),
+        conclusion=f"The sinusoids' kernel is Σ cos ω_k(i − j), {within(off)}: a function of the "
+        "distance alone, but no truncated Gaussian. The nearest one misses it by "
+        f"{float(misses.min()):.0%} of the maximum; it rises again after {rises} steps and its "
+        f"lowest value is {lowest:.0%} of the maximum.",
+    )
+
+
+def _close_positions() -> Finding:
+    n = 200
+    rows = []
+    for width in (16, 64, 512):
+        r = Sinusoidal(width).encoding(torch.arange(n), torch.float64)
+        similar = (r @ r.T)[0] / (width / 2)
+        rises = int((similar.diff() > 0).nonzero()[0])
+        beyond = float(similar[10:].max())
+        rows.append((width, float(similar[1]), float(similar[2]), rises, beyond))
+    return Finding(
+        holds(all(first > beyond for _, first, _, _, beyond in rows)),
+        {
+            "widths": [row[0] for row in rows],
+            "similarity at distance 1": [row[1] for row in rows],
+            "largest similarity at distance 10 or more": [row[4] for row in rows],
+            "distance up to which it falls": [row[3] for row in rows],
+        },
+        (
+            Table(
+                "Similarity of two positions, 1 at distance 0",
+                ("width", "distance 1", "distance 2", "falls up to", "most from 10 on"),
+                tuple(rows),
+            ),
+        ),
+        conclusion="For sinusoids it is so: at width 64 neighbours have a similarity of "
+        f"{figure(rows[1][1], 2)} (1 is the same position), and positions ten or more apart "
+        f"{figure(rows[1][4], 2)} at most. It falls up to a distance of {rows[1][3]} and is not "
+        "monotone beyond.",
     )
 
 
@@ -138,46 +198,62 @@ def _high_dimension() -> Finding:
                 log_y=True,
             ),
         ),
+        conclusion=f"Random directions overlap by a mean |cos| of {figure(by[3], 2)} at D = 3, "
+        f"{figure(by[64], 2)} at 64 and {figure(by[512], 2)} at 512, about √(2/(πD)); random "
+        f"tokens and real sinusoids by {figure(overlap, 2)} at 512. So they are separate "
+        "approximately, and in high dimension alone.",
     )
 
 
 def _relative() -> Finding:
     x = normal(0, 1, L, D)
     order = torch.tensor([1, 0, *range(2, L)])
-    kinds: dict[str, AttentionPosition | None] = {
-        "none": None,
-        "rotary": Rotary(D // H),
-        "linear bias": LinearBias(H),
+
+    def noticed(layer: Callable[[Tensor], Tensor]) -> float:
+        """How much the mean over the rows changes when two of them are exchanged."""
+        return apart(layer(x[:, order]).mean(1), layer(x).mean(1))
+
+    layer, sines, learned = (
+        alive(part, 1) for part in (MultiHeadAttention(D, H), Sinusoidal(D), Learned(L, D))
+    )
+    inside: dict[str, AttentionPosition] = {"rotary": Rotary(D // H), "linear bias": LinearBias(H)}
+    told = {
+        "none": noticed(layer),
+        "fixed, added: sinusoids": noticed(lambda x: layer(sines(x))),
+        "learned, added": noticed(lambda x: layer(learned(x))),
+        **{
+            f"fixed, nothing added: {name}": noticed(
+                alive(MultiHeadAttention(D, H, position=kind), 1)
+            )
+            for name, kind in inside.items()
+        },
     }
-    noticed = {}
-    for name, kind in kinds.items():
-        layer = alive(MultiHeadAttention(D, H, position=kind), 1)
-        noticed[name] = apart(layer(x[:, order]).mean(1), layer(x).mean(1))
+    blind, *added, rotary, bias = told.values()
     query, key, turn = normal(2, 1, 8), normal(3, 1, 8), Rotary(8)
 
     def score(i: int, j: int) -> float:
         return float((turn.rotate(query, i) * turn.rotate(key, j)).sum())
 
     relative = max(abs(score(i, i - 3) - score(3, 0)) for i in (5, 40, 1000))
-    pairs = plain.array(query)[0].reshape(-1, 2), plain.array(key)[0].reshape(-1, 2)
-    (a, b), angles = (p @ [1, 1j] for p in pairs), 3 / 10000 ** (np.arange(0, 8, 2) / 8)
-    by_hand = abs(score(3, 0) - float((a * np.exp(1j * angles) * b.conj()).real.sum()))
-    bias = LinearBias(H).bias(L, L, dtype=torch.float64)[0]
-    by_distance = max(float((d.amax(-1) - d.amin(-1)).max()) for d in _diagonals(bias))
+    by_distance = max(
+        float((d.amax(-1) - d.amin(-1)).max())
+        for d in _diagonals(LinearBias(H).bias(L, L, dtype=torch.float64)[0])
+    )
     return Finding(
-        corrected(
-            taught=noticed["rotary"] < SAME and noticed["linear bias"] < SAME,
-            correct=noticed["none"] < SAME
-            and min(noticed["rotary"], noticed["linear bias"]) > DIFFERENT
-            and max(relative, by_hand) < 1e-11
-            and by_distance == 0,
+        more_exactly(
+            meant=blind < SAME and min(added) > DIFFERENT and max(relative, by_distance) < 1e-11,
+            literal=max(rotary, bias) < SAME,
         ),
-        {f"change when two rows are exchanged, {name}": value for name, value in noticed.items()}
+        {f"change when two rows are exchanged, {name}": value for name, value in told.items()}
         | {
             "rotary: spread of the score at distance 3, up to position 1000": relative,
-            "rotary: distance of the score from complex arithmetic": by_hand,
             "linear bias: spread among pairs of one distance": by_distance,
         },
+        conclusion="Both kinds tell the order: exchanging two rows changes the mean output by "
+        f"{figure(added[0], 2)} with fixed and {figure(added[1], 2)} with learned positions, and "
+        f"by {figure(blind)} without. To be added: either kind can be relative, and need not be a "
+        "vector that is added. Rotary positions and a linear bias, both fixed, depend on "
+        f"distances alone, and tell it too: {figure(rotary, 2)} and {figure(bias, 2)}.",
     )
 
 
@@ -202,6 +278,9 @@ def _long_range() -> Finding:
             correct=bare == placed == n - 1 and near == near_placed == 1,
         ),
         {f"longest reach of one layer, {name}": reach for name, reach in far.items()},
+        conclusion=f"One layer of attention reaches {bare} positions far without positions and "
+        f"{placed} with them, a convolution of three taps {near} and {near_placed}. How far a "
+        "dependency can reach is a matter of the layer; the encoding tells where a row stands.",
     )
 
 
@@ -236,6 +315,54 @@ def _optional() -> Finding:
                 torch.linalg.matrix_rank(r)
             ),
         },
+        conclusion=f"Random matrices use added positions (change {figure(change, 2)}). Others "
+        f"ignore them: added ones by giving up {int(torch.linalg.matrix_rank(r))} of {D} "
+        f"dimensions for five positions ({figure(added)}), appended ones by zeros for their "
+        f"columns, at no cost ({figure(appended)}).",
+    )
+
+
+def _position_as_feature() -> Finding:
+    n, kinds, width, beta = 24, 3, 64, 3000.0
+    draw = torch.Generator().manual_seed(108)
+    token, order = torch.randint(kinds, (n,), generator=draw), torch.randperm(n, generator=draw)
+    places = torch.arange(n)
+    r, before = (
+        Sinusoidal(width).encoding(at, torch.float64) / width for at in (places, places - 1)
+    )
+    word, other = (F.one_hot(t, kinds).double() for t in (token, (token + 1) % kinds))
+
+    def beside(content: Tensor, position: Tensor) -> Tensor:
+        return torch.cat((content, position), -1)
+
+    def asked(content: Tensor, position: Tensor, seen: Tensor) -> Tensor:
+        return weights(beside(content, position), seen, beta=beta * width)
+
+    seen, nothing = beside(word, r), torch.zeros_like(word)
+    wanted = (token[:, None] + 1) % kinds == token
+    distance = (places[:, None] - places).abs() + n * ~wanted
+    near = distance == distance.amin(-1, keepdim=True)
+    ignored, moved = asked(other, 0 * r, seen), asked(nothing, before, seen)
+    combined = asked(other, r, seen)
+    rows = {
+        "ignored: all words of another kind": float((ignored * wanted).sum(-1).min()),
+        "transformed: the position before": float(moved[places[1:], places[:-1]].min()),
+        "combined: the nearest word of another kind": float((combined * near).sum(-1).min()),
+    }
+    by_content, by_place, by_both = rows.values()
+    shuffled = asked(other[order], 0 * r, beside(word[order], r))
+    kept = apart(shuffled, ignored[order][:, order])
+    return Finding(
+        holds(min(rows.values()) > 0.99 and kept < SAME),
+        {
+            **{f"least weight where it is wanted; {name}": value for name, value in rows.items()},
+            "ignored: change when the words are shuffled": kept,
+        },
+        conclusion="Over the same features, words beside positions, one query ignores positions, "
+        f"and its weight falls on all words of another kind ({figure(by_content, 3)} at least; a "
+        f"shuffle changes {figure(kept)}); one reads them rotated, and finds the position before "
+        f"({figure(by_place, 3)}); one combines both, and finds the nearest word of another kind "
+        f"({figure(by_both, 3)}).",
     )
 
 
@@ -270,7 +397,7 @@ def _probed(residual: type[PostNorm], seed: int) -> list[float]:
 
 def _skip_connections() -> Finding:
     kinds: dict[str, type[PostNorm]] = {"with skips": PostNorm, "without": _Unskipped}
-    missed = {name: [_probed(kind, seed) for seed in (1, 2, 3)] for name, kind in kinds.items()}
+    missed = {name: [_probed(kind, seed) for seed in range(1, 11)] for name, kind in kinds.items()}
     last = {name: [run[-1] for run in runs] for name, runs in missed.items()}
     margins = [no - yes for yes, no in zip(last["with skips"], last["without"])]
     layers = range(len(missed["without"][0]))
@@ -301,71 +428,88 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         96,
         "number-as-position",
         Place("handout", "positional encoding"),
-        "A position's bare number, φ(i) = i, does not do: similarity should fall with distance.",
+        "Adding the bare number, φ(i) = i, does not do, since the similarity of i and j would be "
+        "i·j; it should be large where i ≈ j, and very negative or at least about 0 where they "
+        "are far apart.",
         "Dot products of twenty positions are computed for φ(i) = i and for sinusoids: which "
         "position is most similar to which, and whether neighbours are similar everywhere.",
         _number_as_position,
-        correct="It does not do: every position is most similar to the last one. Sinusoids are most "
-        "similar to themselves, and their similarity depends on the distance alone.",
     ),
     Experiment(
         96,
         "position-kernel",
         Place("handout", "positional encoding"),
-        "Sinusoids are a truncated radial basis function: φ(i)·φ(j) falls like exp(−λ(i − j)²).",
+        "Wanted is φ(i)·φ(j) = exp(−λ(i − j)²), as of an RBF kernel with its infinite Fourier "
+        "embedding; truncating that series is what the original paper does with its sinusoids.",
         "The dot products of 200 sinusoids of width 64 are compared with the sum of cosines and "
         "with the Gaussian of the λ that fits best.",
         _kernel,
         (r"r_i \cdot r_j = \sum_k \cos \omega_k (i - j)",),
-        correct="Their kernel is Σ cos ω(i − j). It depends on the distance alone, but no Gaussian is "
-        "near it: it rises again after a few steps and stays well above zero.",
+    ),
+    Experiment(
+        32,
+        "close-positions",
+        Place("sheet", "6-2(c)"),
+        "Positional encodings of close positions are designed to be similar, which makes it "
+        "easier to exploit locality.",
+        "Dot products of 200 sinusoids are computed at three widths, for neighbours and for "
+        "positions far apart.",
+        _close_positions,
     ),
     Experiment(
         19,
         "high-dimension",
         Place("slides", "adding"),
-        "In high dimension an added position and a token's vector stay separate, because random "
-        "vectors are nearly orthogonal.",
+        "Adding positions does not corrupt the data, since high dimensionality keeps the two "
+        "separate.",
         "The mean |cos| of random pairs is measured at widths from 3 to 512, beside its exact "
         "value and √(2/(πD)); tokens are also compared with real sinusoids.",
         _high_dimension,
         (r"E|\cos| = \frac{\Gamma(D/2)}{\sqrt\pi\,\Gamma((D+1)/2)} \approx \sqrt{2/(\pi D)}",),
-        correct="Approximately, and in high dimension alone: the overlap falls only like 1/√D, and in "
-        "three dimensions it is large.",
     ),
     Experiment(
         32,
         "relative-positions",
         Place("sheet", "6-2(c)"),
-        "Order is told by vectors added to the input, which are either fixed or learned.",
-        "Nothing is added to the input. Two rows are exchanged under attention without positions, "
-        "with rotary ones and with a linear bias; the scores are compared by distance.",
+        "Positional encodings are added to the token representations; they are either fixed, "
+        "mostly trigonometric, or learned.",
+        "Two rows are exchanged under attention without positions, with sinusoids and learned "
+        "vectors added, and with rotary positions and a linear bias, where nothing is added to "
+        "the input; the scores are compared by distance.",
         _relative,
         (r"(R_i q) \cdot (R_j k) = q \cdot R_{j-i} k", r"s_{ij} = \beta q_i k_j - m_h |i - j|"),
-        correct="Rotary positions rotate queries and keys, biases lower the scores of distant pairs; both "
-        "encode the order without a vector, and both depend on distances alone.",
     ),
     Experiment(
         48,
         "position-and-reach",
         Place("homework", "1.3(b)"),
-        "Positional encodings capture long-range dependencies.",
+        'Positional encoding, needed where the order of the input matters, "captures the long '
+        'range dependencies" between the elements.',
         "The Jacobian gives the longest distance over which a row of the output depends on a row "
         "of the input, for attention and for a convolution, with and without sinusoids.",
         _long_range,
-        correct="They encode the position of a row. How far a layer reaches depends on the layer, with "
-        "positions or without.",
     ),
     Experiment(
         98,
         "optional-information",
         Place("handout", "positional encoding"),
-        "A position is information that training may use or ignore.",
+        "A positional encoding, unlike a convolution's fixed relationships, is information that "
+        "can be transformed, combined with other features or ignored; training decides.",
         "Three attention layers read the same rows with positions: one with random matrices, one "
-        "whose matrices ignore the positions' directions, and one with zeros for appended columns.",
+        "whose matrices ignore the positions' directions, and one with zeros for appended "
+        "columns.",
         _optional,
-        correct="Matrices exist for both. Ignoring appended positions costs nothing; ignoring added ones "
-        "costs the directions that they take.",
+    ),
+    Experiment(
+        108,
+        "position-as-feature",
+        Place("handout", "positional encoding"),
+        "Position as an extra feature can be transformed, combined with other features, or "
+        "ignored.",
+        "Words and their sinusoids stand side by side. Three queries over them ask for words of "
+        "another kind, for the position before, and for the nearest word of another kind; it is "
+        "measured where their weights fall.",
+        _position_as_feature,
     ),
     Experiment(
         20,

@@ -31,6 +31,7 @@ from regard.lab.claims.sample import (
 )
 from regard.lab.cost.count import counted
 from regard.lab.experiment import Experiment, Finding, Table, corrected, holds
+from regard.lab.numbers import figure, within
 from regard.lab.place import Place
 from regard.model.embedding import Tokens
 
@@ -75,6 +76,9 @@ def _appended() -> Finding:
             "multiplications for seven rows, appended": costs[1],
             "distance of what is appended from the formula": beside,
         },
+        conclusion=f"Rows of {D} become rows of {placed.shape[-1]}; one attention layer has "
+        f"{parameters(wide)} parameters instead of {parameters(added)}, 4((D + P)² − D²) + 4P "
+        f"more, and takes {costs[1]:,} multiplications for {L} rows instead of {costs[0]:,}.",
     )
 
 
@@ -92,6 +96,8 @@ def _added() -> Finding:
             "width before": D,
             "width after": tokens(ids).shape[-1],
         },
+        conclusion=f"The token layer gives x + r, {within(error)}, also from position 100 on "
+        f"({within(late)}), and stays {tokens(ids).shape[-1]} wide.",
     )
 
 
@@ -114,6 +120,10 @@ def _tied() -> Finding:
             "distance from x + r": added,
             "distance of W(x + r) from [W W][x; r]": tied,
         },
+        conclusion=f"The paper adds: its model reads x + r, {within(added)}, {read.shape[-1]} "
+        f"numbers for each token, where appending would make it {2 * D}. Adding is appending with "
+        f"tied weights, W(x + p) = [W W][x; p] ({within(tied)}): what is lost is the freedom of a "
+        "second matrix.",
     )
 
 
@@ -143,6 +153,10 @@ def _formula() -> Finding:
                 ),
             ),
         ),
+        conclusion="Fifty positions of the layer, with L = 10000 and i from 0, are those of the "
+        f"formula {within(error)}. A sine and its cosine share a frequency, so each pair moves on "
+        f"the unit circle ({within(radius)}); all sines first is a permutation of the same columns "
+        f"({within(permuted)}).",
     )
 
 
@@ -166,6 +180,11 @@ def _from_zero() -> Finding:
             "step from position 0 to 1, k from 0": float(np.linalg.norm(right - still)),
             "step from position 0 to 1, k from 1": float(np.linalg.norm(wrong - still)),
         },
+        conclusion="In the paper k starts at 0: the layer gives "
+        f"{figure(right.round(4).tolist(), 2)} for position 1 at d = 4, and differs from k = 1, 2 "
+        f"by {figure(from_one, 2)}. From 1 on the fastest frequency is lost, and the step from "
+        f"position 0 to 1 is {figure(float(np.linalg.norm(wrong - still)), 2)} long instead of "
+        f"{figure(float(np.linalg.norm(right - still)), 2)}.",
     )
 
 
@@ -191,6 +210,9 @@ def _fixed_and_learned() -> Finding:
             "position parameters of the patches of ViT-B/16": counts[2],
             "kinds": [type(part).__name__ for part in (*fixed, learned)],
         },
+        conclusion="In the base Transformer, positions at the inputs of encoder and decoder have "
+        f"{counts[0]} and {counts[1]} parameters; ViT-B/16 learns {counts[2]:,} for its patches, "
+        f"768 for each of {14 * 14}.",
     )
 
 
@@ -202,13 +224,15 @@ def _class_position() -> Finding:
     own = 0 if vit.class_position is None else 1
     vectors = len(table.table) + own
     return Finding(
-        corrected(taught=vectors == patches, correct=vectors == patches + 1),
+        holds(len(table.table) == patches),
         {
             "patches of an image": patches,
             "learned vectors for patches": len(table.table),
             "learned vectors for the class token": own,
             "learned numbers in all": vectors * vit.config.width,
         },
+        conclusion=f"ViT-B/16 learns {len(table.table)} vectors for its {patches} patches, one for "
+        f"each. Worth adding: the class token has {own} more, which makes {vectors}.",
     )
 
 
@@ -217,36 +241,33 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         17,
         "appended-positions",
         Place("slides", "positions"),
-        "Positions may be concatenated to the vectors, at the price of more dimensions and more "
-        "computing.",
+        "The obvious way to give positions to a Transformer, without changing its design, is to "
+        "concatenate them to the tokens; it increases dimensions and computations.",
         "Positions of width 6 are appended to rows of width 12. Parameters of one attention layer "
         "are counted before and after, and the multiplications for seven rows.",
         _appended,
         (r"\tilde x_n = [x_n; r_n]",),
-        correct="Every matrix that reads the longer rows is larger: 4((D + P)² − D²) + 4P parameters more.",
     ),
     Experiment(
         18,
         "added-positions",
         Place("slides", "positions"),
-        "Positions may be added to the vectors.",
+        "Instead of concatenating, positions are added to the tokens: x̃_n = x_n + r_n.",
         "The token layer's output is compared with √D times the table plus the sinusoids of the "
         "formula, from position 0 and from position 100 on.",
         _added,
         (r"\tilde x_n = x_n + r_n",),
-        correct="It is the sum, and as wide as before.",
     ),
     Experiment(
         95,
         "added-positions-are-tied",
         Place("handout", "positional encoding"),
-        "Positions are appended to the token vectors, as in the paper.",
+        "Transformers encode the position as extra features, appended to the token vector, x' = "
+        "[x; φ(i)]; the original paper is referred to for details.",
         "What the paper's model reads is compared with the token vectors, appended and added to. "
         "A matrix over the sum is compared with the same matrix, twice, over both side by side.",
         _tied,
         (r"W(x + p) = [W \; W][x; p]",),
-        correct="The paper adds. Adding is appending with tied weights, so nothing but the freedom of a "
-        "second matrix is lost.",
     ),
     Experiment(
         21,
@@ -257,39 +278,35 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "with all sines first is compared with a permutation of it.",
         _formula,
         (r"r_{n,2k} = \sin(n / L^{2k/D}), \quad r_{n,2k+1} = \cos(n / L^{2k/D})",),
-        correct="It is the paper's formula with L = 10000 and i from 0. A sine and its cosine share a "
-        "frequency, so each pair moves on a circle; which columns they stand in is a convention.",
     ),
     Experiment(
         97,
         "frequency-index",
         Place("handout", "positional encoding"),
-        "The frequencies are 10000^(−2k/d) for k = 1 … d/2.",
+        "The paper's encoding has sin(ω_k i) and cos(ω_k i) for ω_1 to ω_{d/2}, where ω_k = "
+        "1/10000^(2k/d).",
         "Position 1 at width 4 is computed with k from 0 and with k from 1, and compared with the "
         "layer.",
         _from_zero,
         (r"\omega_k = 10000^{-2k/d}, \quad k = 0, \ldots, d/2 - 1",),
-        correct="k starts at 0. From 1, the fastest frequency is lost, and neighbouring positions hardly "
-        "differ.",
     ),
     Experiment(
         69,
         "fixed-and-learned",
         Place("homework", "1.5(b)"),
-        "Positions are fixed at the inputs of encoder and decoder, and learned in ViT.",
+        "In the Transformer, fixed positional encodings are added to the inputs of encoder and "
+        "decoder; in ViT, learned position embeddings to the projected patches.",
         "The published sizes are built on the meta device, and the parameters of their positions "
         "are counted.",
         _fixed_and_learned,
-        correct="The Transformer's sinusoids have no parameters; ViT-B/16 learns one vector for each "
-        "patch.",
     ),
     Experiment(
         73,
         "class-position",
         Place("homework", "1.5(c)"),
-        "ViT learns as many positions as there are patches.",
+        "For each patch a positional embedding is added, which is learned and tells the model "
+        "where in the image the patch lies.",
         "The learned positions of ViT-B/16 are counted beside its patches.",
         _class_position,
-        correct="One for each patch, and one more for the class token.",
     ),
 )

@@ -26,6 +26,7 @@ from regard.lab.claims.sample import (
     normal,
 )
 from regard.lab.experiment import Experiment, Finding, corrected, holds
+from regard.lab.numbers import figure, within
 from regard.lab.place import Place
 from regard.model.baseline import Convolution
 from regard.model.block import FeedForward, PostNorm
@@ -45,6 +46,42 @@ def _feed_forward() -> Finding:
             "width of the paper's base model": paper.width,
             "width in between": paper.feed_forward,
         },
+        conclusion=f"The layer is max(0, xW₁ + b₁)W₂ + b₂ {within(error)}, all rows together as "
+        f"each alone ({within(alone)}). In the paper's base model it goes from {paper.width} to "
+        f"{paper.feed_forward} and back.",
+    )
+
+
+def _non_linearity() -> Finding:
+    layer, x = alive(FeedForward(D, HIDDEN), 0), normal(1, 1, L, D)
+    # Without ReLU the two maps are one.
+    W = layer.reduce.weight @ layer.expand.weight
+    b = layer.reduce.weight @ layer.expand.bias + layer.reduce.bias
+    without = apart(layer.reduce(layer.expand(x)), x @ W.T + b)
+    bent = apart(layer(x), x @ W.T + b)
+    # A task that needs it: are two bits different?
+    bits = torch.tensor([[0, 0], [0, 1], [1, 0], [1, 1]], dtype=torch.float64)
+    wanted = torch.tensor([[0], [1], [1], [0]], dtype=torch.float64)
+    fit = torch.linalg.lstsq(F.pad(bits, (0, 1), value=1.0), wanted).solution
+    linear = float((F.pad(bits, (0, 1), value=1.0) @ fit - wanted).abs().max())
+    exclusive = FeedForward(2, 2).double().requires_grad_(False)
+    exclusive.expand.weight.copy_(torch.ones(2, 2))
+    exclusive.expand.bias.copy_(torch.tensor([0.0, -1.0]))
+    exclusive.reduce.weight.copy_(torch.tensor([[1.0, -2.0], [0.0, 0.0]]))
+    exclusive.reduce.bias.zero_()
+    two_units = apart(exclusive(bits)[:, :1], wanted)
+    return Finding(
+        holds(without < SAME and bent > DIFFERENT and linear > 0.4 and two_units < SAME),
+        {
+            "without ReLU, distance from one linear map": without,
+            "with ReLU, distance from the same map": bent,
+            "whether two bits differ, largest error of the best linear map": linear,
+            "whether two bits differ, largest error of a ReLU layer of two units": two_units,
+        },
+        conclusion=f"Without ReLU the two maps are one linear map, {within(without)}; with it the "
+        f"layer differs from that map by {figure(bent, 2)}. Whether two bits differ, the best "
+        f"linear map misses by {figure(linear, 2)}, which is guessing, and a layer with two ReLU "
+        f"units by {figure(two_units)}.",
     )
 
 
@@ -64,6 +101,9 @@ def _neighbours() -> Finding:
             "feed-forward: largest entry of ∂y_i/∂x_i, least row": own,
             "convolution of 3: largest entry of ∂y_i/∂x_j, i ≠ j": beside["convolution of 3"],
         },
+        conclusion="It is applied to each position by itself: the largest entry of ∂y_i/∂x_j with "
+        f"i ≠ j is {figure(beside['feed-forward'])}, in a convolution of three taps "
+        f"{figure(beside['convolution of 3'], 2)}. Close elements meet in attention.",
     )
 
 
@@ -94,6 +134,10 @@ def _residual_path() -> Finding:
             "post-norm ones, distance from the normalised input (LayerNorm's ε)": left["post"],
             "blocks of the paper's encoder and decoder": counts,
         },
+        conclusion="With every sublayer silenced, the input comes out of pre-norm stacks changed "
+        f"by {figure(left['pre'])}, and out of post-norm ones as its LayerNorm, "
+        f"{within(left['post'])} (LayerNorm's ε). The paper has {counts[0]} and {counts[1]} "
+        "blocks.",
     )
 
 
@@ -121,6 +165,10 @@ def _post_norm() -> Finding:
             "distance from LayerNorm(Dropout(x + Sublayer(x)))": after,
             "sublayers of each block of the base model": counts,
         },
+        conclusion="The library's residual is LayerNorm(x + Dropout(Sublayer(x))) "
+        f"{within(before)}; with dropout after the sum it would differ by {figure(after, 2)}. The "
+        f"base model has {counts[0]} sublayers in each of 6 encoder layers and {counts[-1]} in "
+        "each of 6 decoder layers.",
     )
 
 
@@ -129,46 +177,53 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         62,
         "feed-forward",
         Place("homework", "1.4(d)"),
-        "FFN(x) = max(0, xW₁ + b₁)W₂ + b₂, the same for every position, first wider, then back.",
+        "FFN(x) = max(0, xW₁ + b₁)W₂ + b₂, applied separately and identically to each position; "
+        "the first map increases the dimension, the second reduces it again.",
         "The layer is compared with the formula in numpy, all rows together and one by one.",
         _feed_forward,
         (r"\mathrm{FFN}(x) = \max(0, x W_1 + b_1) W_2 + b_2",),
-        correct="It is that formula, row by row, and the hidden layer is wider than the model.",
+    ),
+    Experiment(
+        62,
+        "non-linearity",
+        Place("homework", "1.4(d)"),
+        "Purpose 1 of the feed-forward network: ReLU makes the model non-linear, so that it can "
+        "capture more complex relationships.",
+        "The layer without ReLU is compared with one linear map. Then the best linear map, and a "
+        "layer with two hidden units, are given a task: are two bits different?",
+        _non_linearity,
+        (r"(x W_1 + b_1) W_2 + b_2 = x (W_1 W_2) + (b_1 W_2 + b_2)",),
     ),
     Experiment(
         63,
         "feed-forward-neighbours",
         Place("homework", "1.4(d)"),
-        "The feed-forward network captures local patterns between neighbours.",
+        "Purpose 2 of the feed-forward network: its representations capture local patterns and "
+        "dependencies between close elements of the sequence.",
         "Its Jacobian is computed between all pairs of rows, beside a convolution's.",
         _neighbours,
         (r"\partial y_i / \partial x_j = 0, \quad i \ne j",),
-        correct="Each row depends on itself alone: ∂y_i/∂x_j is zero for i ≠ j. Neighbours meet in "
-        "attention, or in a convolution.",
     ),
     Experiment(
         22,
         "residual-path",
         Place("slides", "encoder"),
-        "Encoder and decoder are stacks with residual connections.",
+        "There are residual connections around the encoder's sublayers; the decoder is a stack of "
+        "the same kind.",
         "Every sublayer of both stacks is silenced by zeros in its last matrix, and the result is "
         "compared with the input.",
         _residual_path,
         (r"x_{n+1} = x_n + \mathrm{Sublayer}(x_n)",),
-        correct="They are: the input passes unchanged through pre-norm stacks, and normalised through "
-        "post-norm ones, since sublayers only add to it.",
     ),
     Experiment(
         64,
         "post-norm",
         Place("homework", "1.4(e)"),
-        "Each sublayer gives LayerNorm(x + Sublayer(x)), in 6 layers of 2 or 3 sublayers, with "
-        "dropout before the sum.",
+        "The encoder has 6 layers of 2 sublayers, the decoder's have 3; each gives LayerNorm(x + "
+        "Sublayer(x)), with dropout on the sublayer's output before the sum.",
         "The residual is compared with numpy's LayerNorm under a known dropout mask, put before "
         "the sum and after it; sublayers of the base model are counted.",
         _post_norm,
         (r"\mathrm{LayerNorm}(x + \mathrm{Dropout}(\mathrm{Sublayer}(x)))",),
-        correct="It is so: LayerNorm(x + Dropout(Sublayer(x))), 2 in each encoder layer and 3 in each "
-        "decoder layer.",
     ),
 )

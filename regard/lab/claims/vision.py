@@ -24,6 +24,7 @@ from regard.lab.claims.sample import (
     unbuilt,
 )
 from regard.lab.experiment import Experiment, Finding, Table, corrected, holds
+from regard.lab.numbers import figure, within
 from regard.lab.place import Place
 from regard.model.block import FeedForward, PostNorm, PreNorm
 from regard.model.embedding import Patches, flat_patches
@@ -43,6 +44,10 @@ def _patch_convolution() -> Finding:
             "distance from a convolution of kernel and stride 4": difference,
             "largest number in the result": float(convolved.abs().max()),
         },
+        conclusion="The linear projection of flattened patches is a convolution whose kernel size "
+        f"and stride are the patch size: they differ by {figure(difference)}. So there is one, the "
+        'first layer, and implementations use nn.Conv2d for it. "No traditional convolutional '
+        'layers", with overlapping neighbourhoods, is fair.',
     )
 
 
@@ -67,6 +72,8 @@ def _flattened_patches() -> Finding:
             "patches of an image of 224 pixels, patch 16": published[1],
             "numbers in each": published[2],
         },
+        conclusion=f"An image of 224 pixels becomes {published[1]} patches of {published[2]} "
+        f"numbers, HW/P² rows of P²C; cut out one by one they are the same, {within(error)}.",
     )
 
 
@@ -103,6 +110,8 @@ def _vit_by_hand() -> Finding:
             "largest logit": float(np.abs(logits).max()),
             "parameters": parameters(model),
         },
+        conclusion=f"The module and numpy give the same logits, {within(error)}, for a ViT of "
+        f"{parameters(model):,} parameters.",
     )
 
 
@@ -128,6 +137,9 @@ def _class_token() -> Finding:
             "share of the pixels that it depends on": depends,
             "change of the token itself with the image": before,
         },
+        conclusion=f"The head reads the token's last state, {within(error)} after LayerNorm. It "
+        f"depends on {depends:.0%} of the pixels, while the token that goes in changes by "
+        f"{figure(before)} with the image.",
     )
 
 
@@ -151,6 +163,8 @@ def _head() -> Finding:
             "layers at fine-tuning": len(list(after.head.children())),
             "change of what the head reads": kept,
         },
+        conclusion=f"At pre-training the head is W₂ tanh(W₁ x + b₁) + b₂, {within(error)}, at "
+        f"fine-tuning W x + b, {within(straight)}; what it reads changes by {figure(kept)}.",
     )
 
 
@@ -172,7 +186,13 @@ def _vit_structure() -> Finding:
         "the Transformer has ReLU": all_of(text, nn.ReLU, nn.GELU),
         "ViT has a class token": vit.class_token is not None,
     }
-    return Finding(holds(all(facts.values())), facts)
+    return Finding(
+        holds(all(facts.values())),
+        facts,
+        conclusion=f"Of {len(facts)} differences looked for, {sum(facts.values())} are there: ViT "
+        "has the encoder alone, norms before its sublayers, GELU instead of ReLU, and a class "
+        "token.",
+    )
 
 
 def _vit_feed_forward() -> Finding:
@@ -187,6 +207,8 @@ def _vit_feed_forward() -> Finding:
         ),
         {"ViT base, large, huge": vision, "Transformer base, big": text},
         (Table("Hidden width of the feed-forward network", ("model", "width"), tuple(rows)),),
+        conclusion=f"The hidden widths of ViT's base, large and huge are {figure(vision)}, those "
+        f"of the Transformer's base and big {figure(text)}: size by size as wide or wider.",
     )
 
 
@@ -208,6 +230,10 @@ def _frozen_encoder() -> Finding:
                 p.numel() for p in model.parameters() if not p.requires_grad
             ),
         },
+        conclusion=f"Under a new head the encoder's features change by {figure(same)}, and in "
+        f"training only {', '.join(moved)} receive gradients: "
+        f"{sum(p.numel() for p in model.parameters() if not p.requires_grad):,} parameters stay as "
+        "they are.",
     )
 
 
@@ -221,84 +247,79 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         67,
         "patch-convolution",
         Place("homework", "1.5(a)"),
-        "There is no convolution in ViT.",
+        "To the question whether a convolution can be spotted in ViT: no, it has a linear "
+        "projection of flattened patches, and no traditional convolutional layers.",
         "The patch embedding is compared with torch's convolution of the same weights, with the "
         "patch size as kernel size and stride.",
         _patch_convolution,
-        correct="Its first layer is one: a linear map of patches that do not overlap is a convolution "
-        "whose kernel size and stride are the patch size.",
     ),
     Experiment(
         68,
         "flattened-patches",
         Place("homework", "1.5(b)"),
-        "An image becomes a sequence of flattened patches.",
+        "ViT's input is a 2-D image, which is converted to flattened patches before it is fed to "
+        "the Transformer.",
         "Patches are cut out of two images one by one in numpy and compared.",
         _flattened_patches,
         (r"x \in \mathbb{R}^{HW/P^2 \times P^2 C}",),
-        correct="It does: HW/P² rows of P²C numbers each.",
     ),
     Experiment(
         76,
         "vit-by-hand",
         Place("homework", "2"),
-        "A Vision Transformer can be written from its parts.",
+        "Implement a Vision Transformer.",
         "A small one is computed once more in numpy, from pixels to logits: patches, positions, "
         "class token, two pre-norm blocks, LayerNorm, head.",
         _vit_by_hand,
         kind="asked",
-        correct="It can: the module and numpy give the same logits.",
     ),
     Experiment(
         74,
         "class-token",
         Place("homework", "1.5(d)"),
-        "The class token's final state, after LayerNorm, represents the image.",
+        "A learnable embedding is prepended to the patches, as BERT's class token; its state at "
+        "the encoder's output is the image's representation y.",
         "The blocks are run one by one, the token's last state is normalised in numpy, and the "
         "result is compared with what the head reads. Its gradient shows which pixels it depends "
         "on.",
         _class_token,
-        correct="It does. The token starts the same for every image and ends as a function of all pixels.",
     ),
     Experiment(
         75,
         "vit-head",
         Place("homework", "1.5(d)"),
-        "The head has one hidden layer with tanh at pre-training and is one linear layer at "
-        "fine-tuning.",
+        "The classification head is an MLP with one hidden layer, with tanh, at pre-training, and "
+        "a single linear layer at fine-tuning.",
         "Both heads are compared with their formulas; the second is put in place of the first.",
         _head,
         (r"W_2 \tanh(W_1 x + b_1) + b_2", r"W x + b"),
-        correct="It is so, and what the head reads stays as it was.",
     ),
     Experiment(
         72,
         "vit-structure",
         Place("homework", "1.5(b)"),
-        "ViT is a Transformer with some of its parts left out, exchanged or added.",
+        "Differences between ViT and the Transformer that the answer leaves out: encoder only, "
+        "pre-norm, GELU, a class token.",
         "The modules of ViT-B/16 and of the Transformer's base model are compared.",
         _vit_structure,
         kind="added",
-        correct="ViT has the encoder alone, norms before its sublayers, GELU instead of ReLU, and a class "
-        "token.",
     ),
     Experiment(
         72,
         "vit-feed-forward",
         Place("homework", "1.5(b)"),
-        "ViT uses smaller feed-forward networks than the Transformer.",
+        "ViT uses smaller feed-forward networks than the original Transformer, because images "
+        "already contain rich features.",
         "The hidden widths of the published sizes are read from their configs.",
         _vit_feed_forward,
-        correct="Size by size, they are as wide as the Transformer's or wider.",
     ),
     Experiment(
         94,
         "frozen-encoder",
         Place("handout", "Transformers"),
-        "A trained encoder is a reusable feature extractor.",
+        "As with VGG, the idea is that the trained encoder can be reused for other tasks.",
         "A model gets a head for other classes and is frozen. Its features are compared with the "
         "old ones, and a backward pass shows which parameters receive gradients.",
         _frozen_encoder,
-        correct="It is: the features stay, and only the new head receives gradients.",
     ),
 )
