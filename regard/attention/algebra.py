@@ -13,7 +13,7 @@ from torch import Tensor
 
 from regard.attention.checks import check_integer, shown
 from regard.attention.packed import Packed
-from regard.attention.sync import capturing, on_host
+from regard.attention.sync import capturing, current_capture, on_host
 
 if TYPE_CHECKING:
     from regard.attention.mask import Packing
@@ -306,8 +306,9 @@ class Mask:
         if torch.compiler.is_compiling() or not self.fixed:
             return build()
         held = self.__dict__.setdefault("_cache", {})
+        key = (key, current_capture())
         if what not in held or held[what][0] != key:
-            if capturing():
+            if capturing() and current_capture() is None:
                 return build()
             with torch.inference_mode(False):  # the cached value must also serve training later
                 held[what] = (key, build())

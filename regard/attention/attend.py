@@ -143,6 +143,12 @@ def _by_formula(given: Arguments, dropout: float) -> Tensor:
     return formula(query.to(wide), key, value, allowed, beta, bias, dropout).to(query.dtype)
 
 
+def _tiles(call: Call) -> Tensor:
+    from regard.attention.backends import tiles  # needs Triton
+
+    return tiles.packed(call)
+
+
 KERNELS: dict[str, Callable[[Call], Tensor]] = {
     "flag": sdpa.flag,
     "tensor": sdpa.masked,
@@ -151,6 +157,7 @@ KERNELS: dict[str, Callable[[Call], Tensor]] = {
     "band": flash.band,
     "padding": flash.padded,
     "lengths": flash.packed,
+    "tiles": _tiles,
     "ranges": ranges.grouped,
     "blocks": flex.blocks,
 }

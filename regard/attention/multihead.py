@@ -11,6 +11,7 @@ output would be H separate blocks.
 import math
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
@@ -18,6 +19,7 @@ from regard.attention.arguments import check_beta, check_dropout, check_input, c
 from regard.attention.attend import attend
 from regard.attention.cache import Cache, Pair
 from regard.attention.checks import check_integer, shown
+from regard.attention.fusing import fuses, plain
 from regard.attention.mask import Mask
 from regard.attention.position import AttentionPosition, Positions
 from regard.attention.score import Score
@@ -143,22 +145,26 @@ class MultiHeadAttention(nn.Module):
         x, source = _three_axes(x), None if source is None else _three_axes(source)
         read = x if source is None else source
         at = self._places(x, read, mask, cache)
-        query = self._rotate(_split(self.query(x), self.heads), at)
-
-        def project() -> Pair:
-            if source is None and cache is not None and cache.across:
-                raise ValueError(
-                    f"an empty {type(cache).__name__} needs the source at its first step: "
-                    "module(x, source, cache=cache)"
-                )
-            key = self._rotate(_split(self.key(read), self.key_heads), at)
-            return key, _split(self.value(read), self.key_heads)
-
-        if cache is None:
-            key, value = project()
+        if cache is None and fuses(x) and plain(self.query, self.key, self.value):
+            query, key, value = self._projected(x, source)
+            query, key = self._rotate(query, at), self._rotate(key, at)
         else:
-            cache.check(query, self.key_heads, self.key_width, self.value_width)
-            key, value, mask = cache.extend(project, mask)
+            query = self._rotate(_split(self.query(x), self.heads), at)
+
+            def project() -> Pair:
+                if source is None and cache is not None and cache.across:
+                    raise ValueError(
+                        f"an empty {type(cache).__name__} needs the source at its first step: "
+                        "module(x, source, cache=cache)"
+                    )
+                key = self._rotate(_split(self.key(read), self.key_heads), at)
+                return key, _split(self.value(read), self.key_heads)
+
+            if cache is None:
+                key, value = project()
+            else:
+                cache.check(query, self.key_heads, self.key_width, self.value_width)
+                key, value, mask = cache.extend(project, mask)
         bias = None
         if self.position is not None:
             L, S = query.shape[-2], key.shape[-2]
@@ -170,6 +176,16 @@ class MultiHeadAttention(nn.Module):
         out = self.core(query, key, value, mask=mask, bias=bias)
         joined: Tensor = self.output(out.transpose(-2, -3).flatten(-2))
         return joined if len(lead) == 1 else joined.reshape(*lead, *joined.shape[-2:])
+
+    def _projected(self, x: Tensor, source: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values from one matrix product, or two where they have two inputs."""
+        if source is None:
+            parts = _together(x, self.query, self.key, self.value)
+        else:
+            parts = [self.query(x), *_together(source, self.key, self.value)]
+        heads = (self.heads, self.key_heads, self.key_heads)
+        query, key, value = (_split(part, count) for part, count in zip(parts, heads))
+        return query, key, value
 
     def _places(self, x: Tensor, read: Tensor, mask: Mask | None, cache: Cache | None) -> Positions:
         """Where the queries stand: after what a cache holds; within each packed sequence."""
@@ -183,8 +199,9 @@ class MultiHeadAttention(nn.Module):
             )
         if self.position is None:
             return 0  # nobody asks
-        if packing is not None:
-            return packing.query.to(x.device).positions()
+        if packing is not None and mask is not None:
+            positions = packing.query.to(x.device).positions
+            return mask.cached("positions", x.device, positions)
         return 0 if cache is None else cache.places(x.shape[1])
 
     def _rotate(self, x: Tensor, at: Positions) -> Tensor:
@@ -225,6 +242,14 @@ class MultiHeadAttention(nn.Module):
 
     def extra_repr(self) -> str:
         return f"{self.width}, heads={self.heads}, key_heads={self.key_heads}"
+
+
+def _together(x: Tensor, *linears: nn.Linear) -> list[Tensor]:
+    """Several linear layers of one input as one matrix product."""
+    weight = torch.cat([linear.weight for linear in linears])
+    biases = [linear.bias for linear in linears if linear.bias is not None]
+    joint = F.linear(x, weight, torch.cat(biases) if biases else None)
+    return list(joint.split([linear.out_features for linear in linears], -1))
 
 
 def _three_axes(x: Tensor) -> Tensor:

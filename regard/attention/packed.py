@@ -35,6 +35,37 @@ class Packed:
         packed.offsets = torch.arange(sequences + 1, dtype=torch.int32, device=device) * length
         return packed
 
+    def filled(self, tokens: int, sequences: int, longest: int) -> "Packed":
+        """The same sequences in a batch of a fixed size, whose shapes never change.
+
+        The rest of the tokens belong to further sequences of `longest` tokens at most, so that
+        every token has keys to attend to, and what they give is read by nobody.
+        """
+        rest, free = tokens - self.total, sequences - len(self)
+        pieces = [longest] * (rest // max(1, longest)) + [rest % max(1, longest)]
+        if rest < 0 or len(pieces) > free or self.longest > longest:
+            raise ValueError(
+                f"{self} does not fit {sequences} sequences of {longest} tokens at most, {tokens} "
+                "in all; raise the capacity"
+            )
+        filling = torch.tensor(pieces + [0] * (free - len(pieces)))
+        filled = Packed(torch.cat([self.lengths, filling]), "cpu")
+        filled.longest = longest
+        return filled
+
+    def pin(self) -> "Packed":
+        """The same with its offsets in pinned memory, from which copies do not wait."""
+        return self._with(self.offsets.pin_memory())
+
+    def copy(self) -> "Packed":
+        return self._with(self.offsets.clone())
+
+    def _with(self, offsets: Tensor) -> "Packed":
+        same = object.__new__(Packed)
+        same.lengths, same.longest, same.total = self.lengths, self.longest, self.total
+        same.offsets = offsets
+        return same
+
     def _offsets(self, device: torch.device | str) -> Tensor:
         offsets = torch.zeros(len(self.lengths) + 1, dtype=torch.int32, device="cpu")
         offsets[1:] = self.lengths.cumsum(0)
@@ -44,10 +75,9 @@ class Packed:
         """The same lengths with their offsets on another device, which none is asked for."""
         if self.offsets.device == torch.device(device):
             return self
-        moved = object.__new__(Packed)
-        moved.lengths, moved.longest, moved.total = self.lengths, self.longest, self.total
-        moved.offsets = moved._offsets(device)
-        return moved
+        pinned = self.offsets.is_pinned()
+        moved = self.offsets.to(device, non_blocking=True) if pinned else self._offsets(device)
+        return self._with(moved)
 
     def sequence(self) -> Tensor:
         """Which sequence each of the T tokens belongs to, shape (T,)."""

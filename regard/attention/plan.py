@@ -11,8 +11,9 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend
 
 from regard.attention.arguments import Arguments
-from regard.attention.backends import flex, ranges
+from regard.attention.backends import flash, flex, ranges
 from regard.attention.backends.sdpa import fit
+from regard.attention.fusing import fuses
 from regard.attention.mask import (
     Band,
     Dense,
@@ -22,6 +23,9 @@ from regard.attention.mask import (
     Padding,
 )
 from regard.attention.sync import on_host
+
+TILED = 128
+"""Mean length up to which packed sequences share tiles."""
 
 BACKENDS = ("formula", "sdpa", "packed", "flex")
 
@@ -50,6 +54,7 @@ _SHORT_TENSOR = Plan(
 _BAND = Plan("packed", "band", "the mask is a band around the diagonal: two numbers for the kernel")
 _PADDING = Plan("packed", "padding", "the real keys of each sentence are read as a packed sequence")
 _LENGTHS = Plan("packed", "lengths", "sequences lie end to end: the kernel takes their offsets")
+_TILES = Plan("packed", "tiles", "sequences are short: several share a tile of our own kernel")
 _RANGES = Plan("packed", "ranges", "each query sees one range of keys: only those are computed")
 _BLOCKS = Plan("flex", "blocks", "the mask leaves out whole blocks, which FlexAttention skips")
 
@@ -134,8 +139,8 @@ def _on_cuda(given: Arguments, dropout: float, flag: Plan | None) -> Plan:
             wins = (256 if narrow else 4096) <= L and not training
             if banded and fits and not (flexible and wins):
                 return _BAND
-        case [Packing()] if banded and fits:
-            return _LENGTHS
+        case [Packing() as packing] if banded and fits:
+            return _TILES if _tiled(packing, given, dropout) else _LENGTHS
         case [Documents(edges=found)] if found is not None and L == S and banded and fits:
             mean = B * L // _count(found)
             wins = mean >= 2048 and not narrow and not training
@@ -209,6 +214,21 @@ def _flash_takes(bands: list[Band], packing: Packing | None, L: int, S: int) -> 
     else:
         ahead = L > S
     return not (ahead and bands and min(band.right for band in bands) >= S)
+
+
+def _tiled(packing: Packing, given: Arguments, dropout: float) -> bool:
+    """Whether packed sequences are so short that they should share tiles."""
+    query, key, value, mask = given[:4]
+    assert mask is not None
+    mean = max(packing.query.total, packing.source.total) / max(1, len(packing.query))
+    width = max(query.shape[3], value.shape[3])
+    return (
+        fuses(query)
+        and dropout == 0
+        and mean <= TILED
+        and width <= 128
+        and flash.edges(mask) in ((-1, -1), (-1, 0))
+    )
 
 
 def _trains(*tensors: Tensor) -> bool:
@@ -291,6 +311,8 @@ def _kernel(plan: Plan, given: Arguments, dropout: float) -> str:
             return "FlashAttention with a window"
         case "padding" | "lengths":
             return "FlashAttention for variable lengths"
+        case "tiles":
+            return "a Triton kernel of Regard's own"
         case "blocks":
             compiled = "uncompiled" if compiler_missing(given.query) else "compiled for this mask"
             return f"FlexAttention, {compiled}"

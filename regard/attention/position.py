@@ -25,6 +25,8 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from regard.attention.fusing import fuses
+
 Positions: TypeAlias = int | Int[Tensor, ""] | Int[Tensor, " L"] | Int[Tensor, "B L"]
 Layout: TypeAlias = Literal["interleaved", "halves"]
 
@@ -290,6 +292,10 @@ class Rotary(AttentionPosition):
                 f"width ({self.width}) must not exceed the key width ({x.shape[-1]}); "
                 f"try Rotary({x.shape[-1] // 2 * 2})"
             )
+        if isinstance(at, Tensor) and at.shape == (1, x.shape[-2]) and x.ndim == 4 and fuses(x):
+            from regard.attention.rotation import rotate
+
+            return rotate(x, at[0], self.width, self.base, self.pair_axis == -2)
         dtype = torch.promote_types(x.dtype, torch.float32)
         angles = _angles(_places(x, at), self.width, self.base)
         cos, sin = angles.cos().to(dtype), angles.sin().to(dtype)

@@ -3,18 +3,21 @@
     plan(lengths, budget, seed, epoch)      the epoch's global batches, by (seed, epoch) alone
     share(batch, rank, world, accumulate)   what one process takes of one of them
     text_batch(pairs, start, end)           its tensors: source, start + y, y + end
+    batch.fill(capacity)                    the same in tensors of a fixed size
 
 A batch holds about as many tokens as the budget says (dynamic batching). Examples of similar
-length are bucketed together: attention over short sequences costs little.
+length are bucketed together: attention over short sequences costs little. A captured step wants
+tensors that never change their size: the rest of them is filled up, and counts nothing.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, Literal, TypeAlias, TypeVar, cast, get_args
+from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar, cast, get_args
 
 import numpy as np
 import torch
-from jaxtyping import Int, Int64, Integer, UInt8
+import torch.nn.functional as F
+from jaxtyping import Float, Int, Int64, Integer, UInt8
 from torch import Tensor
 
 from regard.attention.packed import Packed
@@ -106,41 +109,108 @@ def windows(lengths: Integer[np.ndarray, "n"], most: int) -> Int64[np.ndarray, "
     return np.stack([document, first, np.minimum(most, predictions[document] - first)], 1)
 
 
+# Sizes
+
+SLACK, ROUND = 1.02, 64
+"""A capacity is that much larger than the batches it was measured on, and divisible."""
+
+
+class Side(NamedTuple):
+    """Tokens of one side of a batch: in all, and of the longest sequence."""
+
+    tokens: int
+    longest: int
+
+    @classmethod
+    def of(cls, lengths: Integer[np.ndarray, "n"], extra: int = 0) -> "Side":
+        """Of these sequences, each with `extra` special tokens."""
+        if not len(lengths):
+            return cls(0, 0)
+        return cls(int(lengths.sum()) + extra * len(lengths), int(lengths.max()) + extra)
+
+
+class Sizes(NamedTuple):
+    """How large a batch is, or how large batches may be (a capacity)."""
+
+    sequences: int
+    sides: tuple[Side, ...]
+    """Source and target, or the one side there is; none for images."""
+
+
+def capacity(batches: Iterable[Sizes], *, images: bool = False) -> Sizes:
+    """What holds each of these batches, and most that are like them.
+
+    What fills a side up is cut into sequences like the others. Where each sequence has an image,
+    which costs more than tokens do, it is one sequence.
+    """
+    counts, sides = zip(*batches)
+    held = [(max(s.tokens for s in one), max(s.longest for s in one)) for one in zip(*sides)]
+    if images:
+        whole = tuple(Side(_rounded(tokens), _rounded(tokens)) for tokens, _ in held)
+        return Sizes(max(counts) + 2 * len(whole), whole)
+    rounded = tuple(Side(_rounded(tokens), max(1, longest)) for tokens, longest in held)
+    filling = max(side.tokens // side.longest + 1 for side in rounded)
+    return Sizes(int(max(counts) * SLACK) + filling, rounded)
+
+
+def _rounded(size: int) -> int:
+    return -(-int(size * SLACK) // ROUND) * ROUND
+
+
 # Tensors
 
 T = TypeVar("T", bound="Tensors")
+
+IGNORED = -100
+"""The label of what only fills a batch up: no loss counts it."""
 
 
 class Tensors:
     """Tensors that go to a device together."""
 
+    def fill(self: T, size: Sizes) -> T | None:
+        """The same batch in tensors of a fixed size; None where it does not fit."""
+        return self
+
+    def copy(self: T) -> T:
+        """The same in tensors of its own."""
+        return self._each(Tensor.clone, Packed.copy)
+
     def to(self: T, device: torch.device | str) -> T:
         """The same on a device; copied from pinned memory without waiting."""
-        return self._each(lambda tensor: tensor.to(device, non_blocking=True), device)
+        return self._each(
+            lambda tensor: tensor.to(device, non_blocking=True), lambda packed: packed.to(device)
+        )
 
     def pin(self: T) -> T:
         """The same in pinned memory where there is a CUDA device."""
         if not torch.cuda.is_available():
             return self
-        return self._each(lambda tensor: tensor.pin_memory(), "cpu")
+        return self._each(Tensor.pin_memory, Packed.pin)
 
-    def _each(self: T, move: Callable[[Tensor], Tensor], device: torch.device | str) -> T:
+    def _each(self: T, move: Callable[[Tensor], Tensor], pack: Callable[[Packed], Packed]) -> T:
         moved: dict[str, Any] = {}
         for field in fields(cast(Any, self)):
             value = getattr(self, field.name)
             if isinstance(value, Tensor):
                 moved[field.name] = move(value)
             elif isinstance(value, Packed):
-                moved[field.name] = value.to(device)
+                moved[field.name] = pack(value)
         return cast(T, replace(cast(Any, self), **moved))
+
+    def tensors(self) -> list[Tensor]:
+        """All tensors, in their order; of packed lengths their offsets."""
+        values = [getattr(self, field.name) for field in fields(cast(Any, self))]
+        values = [value.offsets if isinstance(value, Packed) else value for value in values]
+        return [value for value in values if isinstance(value, Tensor)]
 
 
 @dataclass(frozen=True)
 class Batch(Tensors):
     """Sources and targets for a Transformer: `model(source, target, source_lengths=…, …)`."""
 
-    source: Int[Tensor, "1 S"] | UInt8[Tensor, "B C Y X"]
-    """Ids end to end, or images."""
+    source: Int[Tensor, "1 S"] | UInt8[Tensor, "B C Y X"] | Float[Tensor, "B C Y X"]
+    """Ids end to end, or images: pixels, or as the model wants them."""
     source_lengths: Packed | None
     """None for images."""
     target: Int[Tensor, "1 L"]
@@ -148,11 +218,28 @@ class Batch(Tensors):
     target_lengths: Packed
     labels: Int[Tensor, "1 L"]
     """The decoder's labels: the target, and the end token."""
-    tokens: int
+    tokens: Int[Tensor, ""]
     """Number of labels in the loss."""
 
     def __len__(self) -> int:
         return len(self.target_lengths)
+
+    def fill(self, size: Sizes) -> "Batch | None":
+        lengths = self.source_lengths
+        sides = [self.target_lengths] if lengths is None else [lengths, self.target_lengths]
+        if not _fit(size, *sides):
+            return None
+        if lengths is None:
+            source, lengths = _rows(self.source, size.sequences, 0), None
+        else:
+            source, lengths = _filled(self.source, lengths, size, 0)
+        return Batch(
+            source,
+            lengths,
+            *_filled(self.target, self.target_lengths, size, -1),
+            _extended(self.labels, size.sides[-1].tokens, IGNORED),
+            self.tokens,
+        )
 
 
 @dataclass(frozen=True)
@@ -162,11 +249,20 @@ class LanguageBatch(Tensors):
     inputs: Int[Tensor, "1 L"]
     lengths: Packed
     labels: Int[Tensor, "1 L"]
-    tokens: int
+    tokens: Int[Tensor, ""]
     """Number of labels in the loss."""
 
     def __len__(self) -> int:
         return len(self.lengths)
+
+    def fill(self, size: Sizes) -> "LanguageBatch | None":
+        if not _fit(size, self.lengths):
+            return None
+        return LanguageBatch(
+            *_filled(self.inputs, self.lengths, size, 0),
+            _extended(self.labels, size.sides[0].tokens, IGNORED),
+            self.tokens,
+        )
 
 
 @dataclass(frozen=True)
@@ -177,11 +273,72 @@ class LabelBatch(Tensors):
     lengths: Packed | None
     """None for images."""
     labels: Int[Tensor, "B"]
-    tokens: int
+    tokens: Int[Tensor, ""]
     """Number of labels in the loss."""
 
     def __len__(self) -> int:
         return len(self.labels)
+
+    def fill(self, size: Sizes) -> "LabelBatch | None":
+        if self.lengths is None:
+            return self  # images are filled up when they are augmented and mixed
+        if not _fit(size, self.lengths):
+            return None
+        return LabelBatch(
+            *_filled(self.inputs, self.lengths, size, 0),
+            _rows(self.labels, size.sequences, IGNORED),
+            self.tokens,
+        )
+
+
+@dataclass(frozen=True)
+class MixedBatch(Tensors):
+    """Augmented images, each with two classes: `weight` is the share of the first."""
+
+    inputs: Float[Tensor, "B C Y X"]
+    labels: Int[Tensor, "B"]
+    others: Int[Tensor, "B"]
+    weight: Float[Tensor, "B"]
+    tokens: Int[Tensor, ""]
+    """Number of labels in the loss."""
+
+    def fill(self, size: Sizes) -> "MixedBatch | None":
+        B = size.sequences
+        if len(self.labels) == B:
+            return self
+        return MixedBatch(
+            _rows(self.inputs, B, 0),
+            _rows(self.labels, B, IGNORED),
+            _rows(self.others, B, IGNORED),
+            _rows(self.weight, B, 1),
+            self.tokens,
+        )
+
+
+def _fit(size: Sizes, *sides: Packed) -> bool:
+    """Whether these sequences, and what fills them up, are within a capacity."""
+    within = [
+        given.total <= side.tokens and given.longest <= side.longest
+        for given, side in zip(sides, size.sides, strict=True)
+    ]
+    pieces = [
+        (side.tokens - given.total) // max(1, side.longest) + 1
+        for given, side in zip(sides, size.sides)
+    ]
+    return all(within) and len(sides[0]) + max(pieces) <= size.sequences
+
+
+def _filled(ids: Tensor, lengths: Packed, size: Sizes, side: int) -> tuple[Tensor, Packed]:
+    tokens, longest = size.sides[side]
+    return _extended(ids, tokens, 0), lengths.filled(tokens, size.sequences, longest)
+
+
+def _extended(ids: Tensor, length: int, value: int) -> Tensor:
+    return F.pad(ids, (0, length - ids.shape[1]), value=value)
+
+
+def _rows(rows: Tensor, count: int, value: int) -> Tensor:
+    return F.pad(rows, (0, 0) * (rows.ndim - 1) + (0, count - len(rows)), value=value)
 
 
 Ids: TypeAlias = Integer[np.ndarray, "_"] | Sequence[int]
@@ -209,7 +366,7 @@ def _with_targets(
 ) -> Batch:
     target, target_lengths = _packed(targets, before=start)
     labels, _ = _packed(targets, after=end)
-    return Batch(source, lengths, target, target_lengths, labels, labels.numel())
+    return Batch(source, lengths, target, target_lengths, labels, torch.tensor(labels.numel()))
 
 
 def language_batch(
@@ -229,7 +386,7 @@ def language_batch(
         inputs.append(whole[begin : begin + count])
         labels.append(whole[begin + 1 : begin + count + 1])
     packed, lengths = _packed(inputs)
-    return LanguageBatch(packed, lengths, _packed(labels)[0], packed.numel())
+    return LanguageBatch(packed, lengths, _packed(labels)[0], torch.tensor(packed.numel()))
 
 
 def label_batch(
@@ -239,7 +396,7 @@ def label_batch(
     if len(texts) != len(labels):
         raise ValueError(f"texts ({len(texts)}) and labels ({len(labels)}) must be as many")
     inputs, lengths = _packed(texts)
-    return LabelBatch(inputs, lengths, _classes(labels), len(texts))
+    return LabelBatch(inputs, lengths, _classes(labels), torch.tensor(len(texts)))
 
 
 def image_batch(
@@ -248,7 +405,7 @@ def image_batch(
     """Images and the number of each one's class."""
     if len(images) != len(labels):
         raise ValueError(f"images ({len(images)}) and labels ({len(labels)}) must be as many")
-    return LabelBatch(images, None, _classes(labels), len(images))
+    return LabelBatch(images, None, _classes(labels), torch.tensor(len(images)))
 
 
 def _classes(labels: Any) -> Tensor:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from regard.attention.cache import CrossCache, SelfCache
 from regard.attention.checks import check_integer
+from regard.attention.fusing import fuses
 from regard.attention.mask import Mask
 from regard.model.dropout import Dropout
 
@@ -77,6 +78,11 @@ class PostNorm(nn.Module):
     def forward(
         self, x: Float[Tensor, "B L D"], sublayer: Sublayer, rows: int | None = None
     ) -> Float[Tensor, "B R D"]:
+        if rows is None and _fuses(x, self.norm, self.dropout):
+            from regard.model import fused
+
+            x, narrow = fused.narrow(x)
+            return fused.add_norm(x, sublayer(narrow), _rate(self.dropout), self.norm)
         return self.norm(x[:, :rows] + self.dropout(sublayer(x)))
 
 
@@ -91,7 +97,22 @@ class PreNorm(nn.Module):
     def forward(
         self, x: Float[Tensor, "B L D"], sublayer: Sublayer, rows: int | None = None
     ) -> Float[Tensor, "B R D"]:
+        if rows is None and _fuses(x, self.norm, self.dropout):
+            from regard.model import fused
+
+            normed, x = fused.norm(x, self.norm)
+            return fused.residual(x, sublayer(normed), _rate(self.dropout))
         return x[:, :rows] + self.dropout(sublayer(self.norm(x)))
+
+
+def _fuses(x: Tensor, norm: nn.Module, dropout: nn.Module) -> bool:
+    """Whether normalisation, dropout and sum are what fused kernels know."""
+    usual = type(norm) is nn.LayerNorm and norm.bias is not None and isinstance(dropout, nn.Dropout)
+    return usual and fuses(x)
+
+
+def _rate(dropout: nn.Dropout) -> float:
+    return dropout.p if dropout.training else 0.0
 
 
 class BlockCache(NamedTuple):

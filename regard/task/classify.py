@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from regard import checkpoint
 from regard.data import image
-from regard.data.batch import LabelBatch, image_batch, plan
+from regard.data.batch import LabelBatch, MixedBatch, Sizes, capacity, image_batch, plan
 from regard.data.image import Augmentation, Images
 from regard.data.pixels import Decoding, Fit
 from regard.data.text import OnBad
@@ -174,23 +174,26 @@ class Classify:
     def batch(self, indices: np.ndarray, step: int) -> LabelBatch:
         return _batch(self.train, indices)
 
-    def loss(self, batch: LabelBatch) -> tuple[Tensor, int]:
-        images, labels = batch.inputs, batch.labels
-        decoding, training = self.config.augmentation, self.config.training
+    def capacity(self, batches: Iterable[np.ndarray]) -> Sizes:
+        return capacity((Sizes(len(some), ()) for some in batches), images=True)
+
+    def prepare(self, batch: LabelBatch) -> MixedBatch:
+        how, seed = self.config.augmentation, self.config.training.seed
         # The loop has seeded chance for this step, process and part: this number stands for them.
         key = int(torch.randint(2**31, ()))
-        with torch.no_grad(), torch.autocast(images.device.type, enabled=False):
-            varied = image.augment(images, decoding, training.seed, key)
-            mixed = image.mix(varied, labels, decoding, training.seed, key)
-            x = self.preparation.normalized(mixed.images)
-        logits = self.model(x).float()
-        entropy = partial(
-            F.cross_entropy, logits, reduction="none", label_smoothing=training.smoothing
-        )
-        losses = entropy(target=mixed.labels)
-        if decoding.mixup or decoding.cutmix:
-            losses = mixed.weight * losses + (1 - mixed.weight) * entropy(target=mixed.others)
-        return losses.sum(), len(labels)
+        varied = image.augment(batch.inputs, how, seed, key)
+        mixed = image.mix(varied, batch.labels, how, seed, key)
+        x = self.preparation.normalized(mixed.images)
+        return MixedBatch(x, mixed.labels, mixed.others, mixed.weight, batch.tokens)
+
+    def loss(self, batch: MixedBatch) -> tuple[Tensor, Tensor]:
+        how, smoothing = self.config.augmentation, self.config.training.smoothing
+        logits = self.model(batch.inputs).float()
+        entropy = partial(F.cross_entropy, logits, reduction="none", label_smoothing=smoothing)
+        losses = entropy(target=batch.labels)
+        if how.mixup or how.cutmix:
+            losses = batch.weight * losses + (1 - batch.weight) * entropy(target=batch.others)
+        return losses.sum(), batch.tokens
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
         return measure(model, self.validation, self.preparation)

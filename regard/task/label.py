@@ -7,7 +7,7 @@ only the head is trained on what it makes of the texts (transfer learning).
 """
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -20,8 +20,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from regard import checkpoint
-from regard.data.batch import LabelBatch, label_batch, plan
-from regard.data.problems import Problems
+from regard.data.batch import LabelBatch, Side, Sizes, capacity, label_batch, plan
+from regard.data.diagnosis import Separator, foreign
+from regard.data.problems import Problems, reason
 from regard.data.text import OnBad, Table
 from regard.data.tokenizer import AnyTokenizer, Tokenizer, files, read_pair
 from regard.model.classifier import ClassifierConfig, EncoderShape, TextClassifier
@@ -44,8 +45,6 @@ from regard.train.config import TrainingConfig
 Words: TypeAlias = Literal["pairs", "characters"]
 Labelled: TypeAlias = tuple[str, str]
 """A label and a text."""
-
-REMEDY = "mend the files, or use on_bad=skip to go on without these"
 
 
 def _tiny() -> EncoderShape:
@@ -71,10 +70,12 @@ class Config:
     """Text classification."""
 
     texts: tuple[str, ...] = ()
-    """Tab-separated files with a label and a text in each line; or one folder with a folder of text
-    files for each class."""
+    """Tables with a label and a text in each line, TSV or CSV (see separator); or one folder with a
+    folder of text files for each class."""
     columns: tuple[int, int] = (0, 1)
     """Which columns, counted from 0, are the label and the text."""
+    separator: Separator = "tab"
+    """What separates the columns: a tab, or as in CSV files, where cells may stand in quotes."""
     valid: tuple[str, ...] = ()
     """Validation set, in the same form. Without any, some of the texts are held out."""
     held_out: float = 0.1
@@ -124,25 +125,26 @@ def preset(size: Preset = "tiny") -> Config:
 # Texts
 
 
-def read(
-    paths: Sequence[str], columns: tuple[int, int] = (0, 1)
-) -> tuple[list[Labelled], Problems]:
-    """All labels and texts of files with tabs, or of a folder of classes; and what was wrong."""
+def read(paths: Sequence[str], config: Config, flag: str) -> tuple[list[Labelled], Problems]:
+    """All labels and texts of tables, or of a folder of classes, and what was wrong with others;
+    `flag` has named the files."""
     if not paths:
-        raise ValueError("there are no texts to learn from; name a file with tabs, or a folder")
+        raise ValueError(f"there are no texts; name a table, or a folder, with {flag}")
     if any(Path(path).is_dir() for path in paths):
         problems = Problems()
-        found = [one for path in paths for one in _folder(Path(path), problems)]
-        return found, problems
-    table = Table(*paths, columns=columns)
-    rows = [(label, text) for label, text in table]
+        rows = [one for path in paths for one in _folder(Path(path), problems)]
+        if not rows:
+            raise ValueError(f"there is no text in {flag} {', '.join(paths)}{problems.why}")
+        return rows, problems
+    table = Table(*paths, columns=config.columns, separator=config.separator, flag=flag)
+    rows = [(label, text) for label, text in table.read()]
     return rows, table.problems
 
 
 def _folder(folder: Path, problems: Problems) -> Iterator[Labelled]:
     """One text for each file, one class for each folder."""
     if not folder.is_dir():
-        raise ValueError(f"{folder} is a file beside folders; name files with tabs, or folders")
+        raise ValueError(f"{folder} is a file beside folders; name tables, or folders")
     classes = sorted(path for path in folder.iterdir() if path.is_dir())
     if not classes:
         raise ValueError(f"{folder} has no folders; put the texts of each class into one")
@@ -152,11 +154,17 @@ def _folder(folder: Path, problems: Problems) -> Iterator[Labelled]:
                 continue
             named = f"{path.parent.name}/{path.name}"
             try:
-                text = " ".join(path.read_bytes().decode("utf-8-sig").split())
+                data = path.read_bytes()
+                text = " ".join(data.decode("utf-8-sig").split())
+            except OSError as error:
+                problems.add("unreadable", f"{named} ({reason(error)})")
+                continue
             except UnicodeDecodeError as error:
                 problems.add("undecodable", f"{named}, byte {error.start:,}")
                 continue
-            if text:
+            if foreign(data):
+                problems.add("control", named)
+            elif text:
                 yield place.name, text
             else:
                 problems.add("empty", named)
@@ -207,20 +215,21 @@ def encoded(tokenizer: AnyTokenizer, texts: Sequence[str], longest: int) -> list
 def build(config: Config, run: Path | None = None, progress: Progress | None = None) -> "Labels":
     """Reads the texts, holds some out, and makes the model."""
     config = absolute(config, "texts", "valid", "start", "tokenizer")
-    rows, problems = read(config.texts, config.columns)
+    rows, problems = read(config.texts, config, "--texts")
     train, held = (rows, []) if config.valid else _split(rows, config.held_out)
     notes = problems.lines()
     if config.valid:
-        held, others = read(config.valid, config.columns)
+        held, others = read(config.valid, config, "--valid")
         notes += others.lines()
         problems.merge(others)
     if problems and config.on_bad == "refuse":
-        raise problems.refuse(REMEDY)
+        raise problems.refusal()
     labels = sorted({label for label, _ in rows})
     if len(labels) < 2 or not held or not train:
         raise ValueError(
-            f"{', '.join(config.texts)}: {len(rows)} usable texts in {len(labels)} classes are too "
-            "few to train and to validate on; there must be two classes, and texts of each"
+            f"--texts {', '.join(config.texts)}: usable texts ({len(rows)}) in classes "
+            f"({len(labels)}) are too few to train and to validate on{problems.why}; there must be "
+            "two classes, and texts of each"
         )
     saved = None if config.start is None else checkpoint.load(model_folder(config.start))
     if run is not None and (run / "last").is_dir():
@@ -273,10 +282,14 @@ class Labels:
         training = self.config.training
         return list(plan(self.train.lengths, training.batch, training.seed, epoch))
 
+    def capacity(self, batches: Iterable[np.ndarray]) -> Sizes:
+        lengths = self.train.lengths
+        return capacity(Sizes(len(some), (Side.of(lengths[some]),)) for some in batches)
+
     def batch(self, indices: np.ndarray, step: int) -> LabelBatch:
         return self.train.batch(indices)
 
-    def loss(self, batch: LabelBatch) -> tuple[Tensor, int]:
+    def loss(self, batch: LabelBatch) -> tuple[Tensor, Tensor]:
         logits = self.model(batch.inputs, lengths=batch.lengths).float()
         smoothing = self.config.training.smoothing
         loss = F.cross_entropy(logits, batch.labels, reduction="sum", label_smoothing=smoothing)
@@ -344,6 +357,7 @@ def evaluate(
     *,
     texts: Sequence[str] = (),
     columns: tuple[int, int] | None = None,
+    separator: Separator | None = None,
     device: str = "cpu",
     progress: Progress | None = None,
 ) -> Evaluation:
@@ -351,9 +365,15 @@ def evaluate(
     saved = checkpoint.load(model_folder(folder), device=device)
     labeler = Labeler(saved)
     config = recorded(Config, saved.task, folder) or Config()
+    config = replace(
+        config, columns=columns or config.columns, separator=separator or config.separator
+    )
     named = tuple(texts) or config.valid
-    rows, problems = read(named or config.texts, columns or config.columns)
+    flag = "--valid" if config.valid and not texts else "--texts"
+    rows, problems = read(named or config.texts, config, flag)
     held = rows if named else _split(rows, config.held_out)[1]
+    if not held:
+        raise ValueError(f"no text of {', '.join(config.texts)} is held out; name some: --texts")
     read_as = Texts(held, labeler.labels, labeler.tokenizer, labeler.longest)
     if progress:
         progress("tokens", 1.0)

@@ -10,8 +10,9 @@ than the text has itself, and the score by which the best model is kept.
 import copy
 import hashlib
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, TypeAlias
@@ -22,8 +23,16 @@ from torch import Tensor, nn
 
 from regard import checkpoint
 from regard.config import to_json
-from regard.data.batch import Ids, LanguageBatch, language_batch, plan, windows
-from regard.data.files import Reading
+from regard.data.batch import (
+    Ids,
+    LanguageBatch,
+    Side,
+    Sizes,
+    capacity,
+    language_batch,
+    plan,
+    windows,
+)
 from regard.data.text import Documents, Lines, OnBad, Rules, Store, Text, store
 from regard.data.tokenizer import AnyTokenizer, Tokenizer, files, read_pair
 from regard.decode.batching import in_order
@@ -241,10 +250,10 @@ def _split(config: Config, documents: Store, end: int) -> tuple[Windows, Windows
     )
 
 
-def _text(paths: Sequence[str], examples: Examples) -> Text:
+def _text(paths: Sequence[str], examples: Examples, flag: str) -> Text:
     if not paths:
-        raise ValueError("there is no text to learn from; name at least one file")
-    return Lines(*paths) if examples == "lines" else Documents(*paths)
+        raise ValueError(f"there is no text; name at least one file with {flag}")
+    return Lines(*paths, flag=flag) if examples == "lines" else Documents(*paths, flag=flag)
 
 
 # The task
@@ -255,7 +264,8 @@ def build(
 ) -> "LanguageTask":
     """Reads and tokenizes the text, holds some out, and makes the model."""
     config = absolute(config, "text", "valid", "start", "tokenizer", "cache")
-    text = _text(config.text, config.examples)
+    text = _text(config.text, config.examples, "--text")
+    validation = _text(config.valid, config.examples, "--valid") if config.valid else None
     saved = None if config.start is None else checkpoint.load(model_folder(config.start))
     if run is not None and (run / "last").is_dir():
         tokenizer, _ = read_pair(run / "last")
@@ -267,8 +277,8 @@ def build(
         tokenizer = _learned(config, text, progress)
     documents = _stored(config, text, tokenizer, progress)
     notes = documents.problems.lines()
-    if config.valid:
-        valid = _stored(config, _text(config.valid, config.examples), tokenizer, progress)
+    if validation is not None:
+        valid = _stored(config, validation, tokenizer, progress)
         notes += valid.problems.lines()
         train = _windows(config, documents, np.arange(len(documents)), tokenizer.end)
         held = _windows(config, valid, np.arange(len(valid)), tokenizer.end)
@@ -276,20 +286,16 @@ def build(
         train, held = _split(config, documents, tokenizer.end)
     if not len(train.places) or not len(held.places):
         raise ValueError(
-            f"{', '.join(config.text)}: {len(documents)} documents are too few to train and to "
-            "validate on; add text, or name files with valid"
+            f"{', '.join(text.names)}: usable {text.unit}s ({len(documents)}) are too few to train "
+            f"and to validate on{documents.problems.why}; add text, or name files with --valid"
         )
     return LanguageTask(config, saved, tokenizer, train, held, notes)
 
 
 def _learned(config: Config, text: Text, progress: Progress | None) -> Tokenizer:
     def texts() -> Iterator[str]:
-        reading, total = Reading(), sum(path.stat().st_size for path in text.paths)
-        for chunk in text.chunks(reading):
-            for (document,) in text.examples(chunk)[0]:
-                yield document
-            if progress:
-                progress("tokenizer", reading.bytes / max(1, total))
+        told = None if progress is None else partial(progress, "tokenizer")
+        return (document for (document,) in text.read(told))
 
     match config.words:
         case "pairs":
@@ -344,10 +350,14 @@ class LanguageTask:
         training = self.config.training
         return list(plan(self.train.places[:, 2], training.batch, training.seed, epoch))
 
+    def capacity(self, batches: Iterable[np.ndarray]) -> Sizes:
+        lengths = self.train.places[:, 2]
+        return capacity(Sizes(len(some), (Side.of(lengths[some]),)) for some in batches)
+
     def batch(self, indices: np.ndarray, step: int) -> LanguageBatch:
         return self.train.batch(indices, self.search.start, self.search.end)
 
-    def loss(self, batch: LanguageBatch) -> tuple[Tensor, int]:
+    def loss(self, batch: LanguageBatch) -> tuple[Tensor, Tensor]:
         return _loss(self.model, batch, self.config.training.smoothing)
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
@@ -385,7 +395,7 @@ def _model(
         return LanguageModel(LanguageConfig(tokenizer.size, **asdict(config.model)))
 
 
-def _loss(model: LanguageModel, batch: LanguageBatch, smoothing: float) -> tuple[Tensor, int]:
+def _loss(model: LanguageModel, batch: LanguageBatch, smoothing: float) -> tuple[Tensor, Tensor]:
     states = model.states(batch.inputs, lengths=batch.lengths)
     return cross_entropy(states, model.output, batch.labels, smoothing), batch.tokens
 
@@ -400,7 +410,7 @@ def measure(
         loss, tokens = _loss(
             model, held.batch(indices, settings.start, settings.end).to(device), 0.0
         )
-        total, count = total + float(loss), count + tokens
+        total, count = total + float(loss), count + int(tokens)
     bits = total / math.log(2) / max(1, size)
     return {
         "compression": 8 / max(bits, 1e-9),
@@ -424,14 +434,16 @@ def evaluate(
         raise ValueError(f"{folder} does not say how its text is read; train it with regard")
     tokenizer = generator.tokenizer
     named = tuple(texts) or config.valid
-    read = _stored(config, _text(named or config.text, config.examples), tokenizer, progress)
+    flag = "--texts" if texts else "--valid" if config.valid else "--text"
+    text = _text(named or config.text, config.examples, flag)
+    read = _stored(config, text, tokenizer, progress)
     if named:
         held = _windows(config, read, np.arange(len(read)), tokenizer.end)
     else:
         _, held = _split(config, read, tokenizer.end)
     size = held.bytes(tokenizer)
     scores = measure(generator.model, held, generator.search, size, config.training.batch)
-    return Evaluation(scores)
+    return Evaluation(scores, problems=read.problems.lines())
 
 
 # Use

@@ -23,7 +23,8 @@ from torch import Tensor, nn
 from regard import checkpoint
 from regard.config import to_json
 from regard.data import image
-from regard.data.batch import Batch, image_text_batch, plan
+from regard.data.batch import Batch, Side, Sizes, capacity, image_text_batch, plan
+from regard.data.diagnosis import Separator
 from regard.data.image import Augmentation, Images
 from regard.data.pixels import Decoding, Fit
 from regard.data.text import OnBad
@@ -89,6 +90,8 @@ class Config:
     captions: str | None = None
     """What is to be read from the images: a table (name of an image, tab, text), or a text file
     with a line for each image, in the order of their names."""
+    separator: Separator = "tab"
+    """What separates columns: a tab, or as in CSV files, where cells may stand in quotes."""
     validation: str | None = None
     """Validation set: a folder of images; by default some of the images are held out."""
     validation_captions: str | None = None
@@ -251,15 +254,23 @@ class Read:
     def batch(self, indices: np.ndarray, step: int) -> Batch:
         return _batch(self.train, indices, self.tokenizer, self.search)
 
-    def loss(self, batch: Batch) -> tuple[Tensor, int]:
-        training = self.config.training
+    def capacity(self, batches: Iterable[np.ndarray]) -> Sizes:
+        def size(numbers: np.ndarray) -> Sizes:
+            ids = self.tokenizer.encode_batch(self.train.texts(numbers))
+            return Sizes(len(ids), (Side.of(np.array([len(one) for one in ids]), 1),))
+
+        return capacity(map(size, batches), images=True)
+
+    def prepare(self, batch: Batch) -> Batch:
         # The loop has seeded chance for this step, process and part: this number stands for them.
         key = int(torch.randint(2**31, ()))
-        with torch.no_grad(), torch.autocast(batch.source.device.type, enabled=False):
-            varied = image.augment(batch.source, self.config.augmentation, training.seed, key)
-            x = self.preparation.normalized(varied)
+        seed = self.config.training.seed
+        varied = image.augment(batch.source, self.config.augmentation, seed, key)
+        return replace(batch, source=self.preparation.normalized(varied))
+
+    def loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
         assert isinstance(self.model, Transformer)
-        return transduction_loss(self.model, batch, training.smoothing, x)
+        return transduction_loss(self.model, batch, self.config.training.smoothing)
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
         assert isinstance(model, Transformer)
@@ -300,11 +311,11 @@ def measure(
     for begin in range(0, len(numbers), 128):
         some = numbers[begin : begin + 128]
         batch = _batch(examples, some, tokenizer, settings).to(device)
-        x = preparation.normalized(batch.source)
-        written += _written(model, tokenizer, x, settings)
+        batch = replace(batch, source=preparation.normalized(batch.source))
+        written += _written(model, tokenizer, batch.source, settings)
         wanted += examples.texts(some)
-        loss, tokens = transduction_loss(model, batch, 0.0, x)
-        total, count = total + float(loss), count + tokens
+        loss, tokens = transduction_loss(model, batch, 0.0)
+        total, count = total + float(loss), count + int(tokens)
     return {
         **exact(written, wanted),
         "characters_right": characters_right(written, wanted),
@@ -317,6 +328,7 @@ def evaluate(
     *,
     images: str | None = None,
     captions: str | None = None,
+    separator: Separator | None = None,
     beams: int | None = None,
     device: str = "cpu",
     progress: Progress | None = None,
@@ -335,11 +347,13 @@ def evaluate(
     if images is None:
         held = build(config, None, progress).validation
     else:
+        config = replace(config, separator=separator or config.separator)
         decoding = _decoding(replace(config, pixels=None), reader)
-        held = Captioned(_captioned(images, captions, decoding, config, progress))
+        held = Captioned(_captioned(images, captions, "--captions", decoding, config, progress))
     search_by = reader.search if beams is None else replace(reader.search, beams=beams)
     scores = measure(reader.model, reader.tokenizer, held, reader.preparation, search_by)
-    return Evaluation(scores)
+    problems = held.all.problems.lines() if isinstance(held, Captioned) else []
+    return Evaluation(scores, problems=problems)
 
 
 def characters_right(written: Sequence[str], wanted: Sequence[str]) -> float:
@@ -375,12 +389,12 @@ def build(config: Config, run: Path | None = None, progress: Progress | None = N
     if config.images is None:
         return _strips(config, begun)
     decoding = _decoding(config, begun)
-    train = _captioned(config.images, config.captions, decoding, config, progress)
+    train = _captioned(config.images, config.captions, "--captions", decoding, config, progress)
     if config.validation is None:
         train, validation = split(train, config.held_out)
     else:
         path, texts = config.validation, config.validation_captions
-        validation = _captioned(path, texts, decoding, config, progress)
+        validation = _captioned(path, texts, "--validation-captions", decoding, config, progress)
     tokenizer = _tokenizer(config, _texts(train)) if begun is None else begun.tokenizer
     ids = tokenizer.encode_batch(_texts(train))
     notes = [*train.problems.lines(), *validation.problems.lines()]
@@ -408,11 +422,23 @@ def _decoding(config: Config, begun: "Reader | None") -> Decoding:
 
 
 def _captioned(
-    folder: str, texts: str | None, decoding: Decoding, config: Config, progress: Progress | None
+    folder: str,
+    texts: str | None,
+    flag: str,
+    decoding: Decoding,
+    config: Config,
+    progress: Progress | None,
 ) -> Images:
     assert texts is not None
     return image.captions(
-        folder, texts, decoding, on_bad=config.on_bad, cache=config.cache, progress=told(progress)
+        folder,
+        texts,
+        decoding,
+        separator=config.separator,
+        on_bad=config.on_bad,
+        cache=config.cache,
+        progress=told(progress),
+        flag=flag,
     )
 
 

@@ -7,7 +7,7 @@
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -19,7 +19,7 @@ from jaxtyping import Int32
 from torch import Tensor, nn
 
 from regard.config import to_json
-from regard.data.batch import Batch, Ids, plan, text_batch
+from regard.data.batch import Batch, Ids, Side, Sizes, capacity, plan, text_batch
 from regard.data.tokenizer import AnyTokenizer, files
 from regard.model.transformer import TextSource, Transformer, TransformerConfig, TransformerShape
 from regard.seeding import seeded
@@ -117,6 +117,15 @@ class Transduction:
         lengths = self.examples.lengths
         return list(plan(lengths, self.training.batch, self.training.seed, epoch))
 
+    def capacity(self, batches: Iterable[np.ndarray]) -> Sizes:
+        lengths = self.examples.lengths
+
+        def size(indices: np.ndarray) -> Sizes:
+            source, target = lengths[indices].T
+            return Sizes(len(indices), (Side.of(source, 1), Side.of(target, 1)))
+
+        return capacity(map(size, batches))
+
     def batch(self, indices: np.ndarray, step: int) -> Batch:
         return self._batch([self.examples.pair(int(i)) for i in indices])
 
@@ -124,7 +133,7 @@ class Transduction:
         settings = self.search
         return text_batch(pairs, settings.start, settings.end, source_end=settings.end)
 
-    def loss(self, batch: Batch) -> tuple[Tensor, int]:
+    def loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
         return transduction_loss(self.model, batch, self.training.smoothing)
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
@@ -144,7 +153,7 @@ class Transduction:
         for indices in plan(pairs.lengths, self.training.batch, 0, 0):
             batch = self._batch([pairs.pair(int(i)) for i in indices])
             loss, tokens = transduction_loss(model, batch.to(model.output.weight.device), 0.0)
-            total, count = total + float(loss), count + tokens
+            total, count = total + float(loss), count + int(tokens)
         return math.exp(min(total / count, 700.0))
 
     def files(self) -> dict[str, bytes | Path]:
@@ -157,11 +166,9 @@ class Transduction:
         return {**self._about, **to_json(self.search)}
 
 
-def transduction_loss(
-    model: Transformer, batch: Batch, smoothing: float, source: Tensor | None = None
-) -> tuple[Tensor, int]:
-    """The loss of a batch, summed over its labels; images are given as the model wants them."""
-    memory = model.encode(batch.source if source is None else source, batch.source_lengths)
+def transduction_loss(model: Transformer, batch: Batch, smoothing: float) -> tuple[Tensor, Tensor]:
+    """The loss of a batch, summed over its labels."""
+    memory = model.encode(batch.source, batch.source_lengths)
     states = model.states(batch.target, memory, batch.target_lengths, batch.source_lengths)
     return cross_entropy(states, model.output, batch.labels, smoothing), batch.tokens
 

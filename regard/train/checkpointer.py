@@ -50,10 +50,6 @@ class Checkpointer:
         if self.world.first:
             self.snapshots.rewind(now.step)
 
-    def stepped(self) -> None:
-        if self.ema is not None:
-            self.ema.update(self.parameters, self.now.step)
-
     def evaluate(
         self, interrupts: Interrupts, autocast: AbstractContextManager[Any]
     ) -> tuple[dict[str, float], bool] | None:

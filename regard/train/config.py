@@ -48,8 +48,10 @@ class TrainingConfig:
     averaged model is evaluated and saved."""
     precision: Precision = "auto"
     """Mixed precision of matrix products: auto is bf16 on a GPU that has it, fp32 on a CPU."""
+    capture: Literal["auto", "no"] = "auto"
+    """Capture whole steps in CUDA graphs: auto does so on a GPU where it can."""
     compile: Literal["auto", "yes", "no"] = "auto"
-    """torch.compile the blocks: auto does so on a GPU."""
+    """torch.compile the blocks: auto does so on a GPU where steps are not captured."""
     parallel: Literal["data", "sharded"] = "data"
     """With torchrun: data parallel (DDP), or with model and optimizer state sharded (FSDP2)."""
     evaluate_every: int = 500
@@ -93,7 +95,7 @@ class TrainingConfig:
 
 MAY_CHANGE = frozenset(
     {"steps", "epochs", "minutes", "patience", "evaluate_every", "save_every", "log_every"}
-    | {"tensorboard", "device", "compile", "parallel", "accumulate"}
+    | {"tensorboard", "device", "capture", "compile", "parallel", "accumulate"}
 )
 """Settings that may change when a run resumes: when it ends, and where and how it computes."""
 

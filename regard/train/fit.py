@@ -15,14 +15,13 @@ a batch is, what its loss is, and how good a model is.
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import cast
 
 import torch
 from safetensors import SafetensorError
-from torch import Tensor, nn
 
 from regard.seeding import combined
-from regard.train import distributed, optimizer, precision, schedule
+from regard.train import capture, distributed, optimizer, precision, schedule
 from regard.train.checkpointer import Checkpointer
 from regard.train.config import TrainingConfig
 from regard.train.display import Display, display
@@ -31,7 +30,8 @@ from regard.train.interrupt import Interrupts
 from regard.train.loader import StepBatch, batches
 from regard.train.meter import Meter
 from regard.train.run import Run
-from regard.train.task import Task
+from regard.train.step import Numbers, Objective, Parts, Step
+from regard.train.task import Fillable, Task
 
 
 @dataclass(frozen=True)
@@ -65,17 +65,6 @@ def fit(
             raise ValueError(f"{run.folder}: {reason}; {run.intact()}") from error
 
 
-class _Objective(nn.Module):
-    """A task's loss as a module, which is what DDP and FSDP wrap."""
-
-    def __init__(self, task: Task):
-        super().__init__()
-        self.model, self._loss = task.model, task.loss
-
-    def forward(self, batch: Any) -> tuple[Tensor, Tensor | int]:
-        return self._loss(batch)
-
-
 class _Fit:
     def __init__(
         self, task: Task, config: TrainingConfig, run: Run, world: World, shown: Display | None
@@ -87,26 +76,49 @@ class _Fit:
         self.state, saved = run.resume(task.model)
         model = task.model.to(world.device).train()
         self.checkpointer = Checkpointer(task, config, run, world)
-        compiled = precision.compiled(model, config, world.device)
-        self.objective = distributed.spread(_Objective(task), world)
-        self.parameters = {n: p for n, p in model.named_parameters() if p.requires_grad}
+        self.shown: Display = (shown or display()) if world.first else Display()
+        refused = capture.refusal(task, config, world)
+        self.size = None if refused else capture.capacity(cast(Fillable, task), config, world)
+        compiled = precision.compiled(model, config, world.device, captured=refused is None)
+        objective = distributed.spread(Objective(task), world)
+        parameters = {n: p for n, p in model.named_parameters() if p.requires_grad}
         self.optimizer = optimizer.make(model, config)
         self.scaler = precision.scaler(self.dtype, world, self.state)
-        self.checkpointer.begin(self.state, saved, self.parameters, self.optimizer)
+        self.checkpointer.begin(self.state, saved, parameters, self.optimizer)
+        self.ema = self.checkpointer.ema
+        parts = Parts(
+            task,
+            objective,
+            parameters,
+            self.optimizer,
+            self.scaler,
+            self.ema,
+            config,
+            world,
+            self.dtype,
+        )
+        self.step = (
+            Step(parts)
+            if self.size is None
+            else capture.CapturedStep(parts, self.size, self.shown.say)
+        )
+        self.autocast = parts.autocast
         run.rewind(self.state.step, config.tensorboard)
-        self.meter = Meter(self.state, config, self.total, task.unit)
+        self.meter = Meter(self.state, config, self.total, task.unit, world)
         self.interrupts = Interrupts()
         self.stop: str | None = None
-        self.shown: Display = (shown or display()) if world.first else Display()
+        how = [str(self.dtype).removeprefix("torch."), compiled]
+        if world.device.type == "cuda":
+            how.append(f"not captured ({refused})" if refused else "captured in CUDA graphs")
         self.opening = (
             f"{run.folder}: {'resumes at' if saved else 'begins at'} step {self.state.step} on "
-            f"{world}, in {str(self.dtype).removeprefix('torch.')}, {compiled}"
+            f"{world}, in {', '.join(how)}"
         )
 
     def train(self) -> Result:
         config, now, checkpointer = self.config, self.state, self.checkpointer
-        steps = batches(self.task, config, self.world, now)
-        with self.interrupts, self.shown, closing(steps):
+        steps = batches(self.task, config, self.world, now, self.size)
+        with self.interrupts, self.shown, closing(steps), self.step.running():
             self.shown.say(self.opening)
             if config.minutes is not None and now.step and now.seconds >= config.minutes * 60:
                 self.stop = "minutes"  # a finished run stays finished
@@ -128,6 +140,8 @@ class _Fit:
                     break
                 self._step(upcoming)
             self.run.report(self.task, now, config, self.stop)
+            if ending := self.meter.summary():
+                self.shown.say(f"{self.run.folder}: {ending}")
             if self.stop == "interrupted":
                 folder = self.run.folder
                 resume = f"regard train --resume {folder}"
@@ -137,60 +151,41 @@ class _Fit:
         return Result(now.step, reason, now.best, now.best_step, now.seconds, self.run.folder)
 
     def _step(self, batch: StepBatch) -> None:
-        now, world = self.state, self.world
-        sums = torch.zeros(2, device=world.device)
+        now, world, last = self.state, self.world, len(batch.parts) - 1
+        self.step.begin(self._numbers(now.step + 1))
         for n, part in enumerate(batch.parts):
             torch.manual_seed(combined(self.config.seed, now.step + 1, world.rank, n))
-            distributed.synchronise(self.objective, world, n == len(batch.parts) - 1)
-            with self._autocast():
-                loss, count = self.objective(part.batch.to(world.device))
-            if not part.counts:
-                loss, count = loss * 0, count * 0
-            self.scaler.scale(loss).backward()
-            sums += torch.stack([loss.detach().to(sums), torch.as_tensor(count).to(sums)])
-        flags = self.meter.flags(self.interrupts.caught).to(world.device, non_blocking=True)
-        sums = world.sum(torch.cat([sums, flags]))
-        norm = self._update(sums[1])
+            self.step.backward(part, n, n == last)
+        row = self.step.update()
         now.step, now.epoch, now.position = now.step + 1, batch.epoch, batch.position + 1
-        self.checkpointer.stepped()
-        self.meter.add(torch.cat([sums, norm[None]]))
-        # Reading these synchronises the device, so it is done now and then.
+        self.meter.add(row)
+        # Reading figures synchronises the device, so it is done now and then.
         if world.device.type == "cpu" or now.step % self.config.log_every == 0:
-            self._tell()
+            self._tell(wait=world.device.type == "cpu")
+        self._check_stop()
 
-    def _update(self, count: Tensor) -> Tensor:
-        """Averages and clips the gradients, and takes an optimizer step; returns their norm."""
-        config, world = self.config, self.world
-        self.scaler.unscale_(self.optimizer)
-        grads = [world.part(p.grad) for p in self.parameters.values() if p.grad is not None]
-        norm = nn.utils.get_total_norm(grads)
-        if world.sharded:
-            norm = world.sum(norm.square()).sqrt()
-        # DDP and FSDP average over processes; the mean over tokens is wanted.
-        scale = world.size / count.clamp(min=1)
-        norm = norm * scale
-        if config.clip is not None:
-            scale = scale * (config.clip / (norm + 1e-6)).clamp(max=1)
-        torch._foreach_mul_(grads, scale)
-        for group in self.optimizer.param_groups:
-            group["lr"] = self._lr(self.state.step + 1)
-        self.scaler.step(self.optimizer)
-        self.scaler.update()
-        self.optimizer.zero_grad()
-        return norm
+    def _numbers(self, step: int) -> Numbers:
+        caught, late, elapsed = self.meter.flags(self.interrupts.caught)
+        ema = 0.0 if self.ema is None else self.ema.weight(step)
+        return Numbers(self._lr(step), ema, caught, late, elapsed)
 
-    def _tell(self) -> None:
-        """Reads the figures of the steps since the last time, and reports them."""
+    def _check_stop(self) -> None:
+        self.meter.look(self.interrupts.caught)
+        if self.meter.caught or self.meter.late:
+            self.stop = "interrupted" if self.meter.caught else "minutes"
+
+    def _tell(self, wait: bool = True) -> None:
+        """Reads the figures of the steps since the last time, and reports them.
+
+        Without `wait`, of those that the device has done by now.
+        """
         try:
-            lr: float = self.optimizer.param_groups[0]["lr"]
-            progress = self.meter.read(lr, self.scaler.is_enabled())
+            progress = self.meter.read(self._lr, self.scaler.is_enabled(), wait)
         except ValueError as error:
             raise ValueError(
                 f"{error}; {self.run.intact()}; try a lower training.lr, a longer training.warmup "
                 "or a smaller training.clip"
             ) from None
-        if self.meter.caught or self.meter.late:
-            self.stop = "interrupted" if self.meter.caught else "minutes"
         if progress is not None:
             self.shown.progress(progress)
             if progress.step % self.config.log_every == 0:
@@ -198,7 +193,8 @@ class _Fit:
 
     def _evaluate(self) -> None:
         self._tell()
-        judged = self.checkpointer.evaluate(self.interrupts, self._autocast())
+        self._check_stop()
+        judged = self.checkpointer.evaluate(self.interrupts, self.autocast())
         if judged is None:  # The run evaluates again when it resumes.
             self.stop = "interrupted"
             return
@@ -206,24 +202,25 @@ class _Fit:
         self.run.record({"step": self.state.step, **scores})
         self.shown.scores(self.state.step, scores, better)
         self.run.report(self.task, self.state, self.config, None)
-        self.meter.tick()
+        self.meter.pause()
 
     def _save(self) -> None:
         self._tell()
         precision.save_scaler(self.scaler, self.state)
         self.checkpointer.save()
-        self.meter.tick()
+        self.meter.pause()
 
     def _lr(self, step: int) -> float:
         config = self.config
         width: int = getattr(self.task.model.config, "width", 1)
         return config.lr * schedule.factor(
-            config.schedule, step, total=self.total, warmup=config.warmup, width=width
+            config.schedule,
+            step,
+            total=self.total,
+            elapsed=None if config.minutes is None else self.meter.elapsed,
+            warmup=config.warmup,
+            width=width,
         )
-
-    def _autocast(self) -> torch.autocast:
-        on = self.dtype is not torch.float32
-        return torch.autocast(self.world.device.type, self.dtype if on else None, enabled=on)
 
 
 def _last_step(task: Task, config: TrainingConfig) -> int | None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from regard.data.batch import Tensors, share
+from regard.data.batch import Sizes, Tensors, share
 from regard.data.workers import prefetch
 from regard.train.config import TrainingConfig
 from regard.train.distributed import World
@@ -30,6 +30,8 @@ class MicroBatch:
     counts: bool
     """False for an example that is there only because processes wait for each other, and this one
     has nothing left to do."""
+    filled: bool = False
+    """Whether it has the size of all others."""
 
 
 @dataclass(frozen=True)
@@ -51,19 +53,28 @@ class _Planned:
 
 
 def batches(
-    task: Task, config: TrainingConfig, world: World, state: State
+    task: Task, config: TrainingConfig, world: World, state: State, size: Sizes | None = None
 ) -> Generator[StepBatch, None, None]:
-    """The batches from where a run is to its last step, or its last epoch."""
+    """The batches from where a run is to its last step, or its last epoch.
 
-    def make(part: tuple[np.ndarray, int]) -> Any:
+    With a `size`, those that fit are filled up to it.
+    """
+
+    def make(part: tuple[np.ndarray, int]) -> tuple[Any, bool]:
         batch = task.batch(*part)
-        return batch.pin() if isinstance(batch, Tensors) else batch
+        if not isinstance(batch, Tensors):
+            return batch, False
+        filled = None if size is None else batch.fill(size)
+        return (filled or batch).pin(), filled is not None
 
     steps, again = tee(_planned(task, config, world, state.step, state.epoch, state.position))
     wanted = ((indices, planned.step) for planned in again for indices in planned.indices)
     made = prefetch(make, wanted, ahead=AHEAD * config.accumulate)
     for now in steps:
-        parts = [MicroBatch(next(made), counts) for counts in now.counts]
+        parts = []
+        for counts in now.counts:
+            batch, filled = next(made)
+            parts.append(MicroBatch(batch, counts, filled))
         yield StepBatch(now.epoch, now.position, parts)
 
 

@@ -7,12 +7,14 @@ N classes take far more memory than everything else in a small model. Here a few
 computed, reduced to their loss and their gradients, and dropped.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
+
+from regard.attention.fusing import compute_dtype, fuses
 
 CHUNK = 2**26  # logits held at a time: 256 MB in float32
 
@@ -33,7 +35,7 @@ def cross_entropy(
         )
     rows, places = states.flatten(0, -2), targets.flatten()
     return _Chunked.apply(  # type: ignore[no-untyped-call]
-        rows, output.weight, output.bias, places, float(smoothing)
+        rows, output.weight, output.bias, places, float(smoothing), fuses(states)
     )
 
 
@@ -48,46 +50,24 @@ class _Chunked(torch.autograd.Function):
         bias: Tensor | None,
         targets: Tensor,
         smoothing: float,
+        fused: bool,
     ) -> Tensor:
-        T, N = len(states), len(weight)
-        dtype = weight.dtype
-        if torch.is_autocast_enabled(states.device.type):
-            dtype = torch.get_autocast_dtype(states.device.type)
+        dtype = compute_dtype(weight)
         matrix, rows = weight.to(dtype), states.to(dtype)
         wide = torch.promote_types(dtype, torch.float32)
         wanted = ctx.needs_input_grad[:3]
-        d_states = torch.empty_like(rows) if wanted[0] else None
-        d_weight = torch.zeros_like(weight, dtype=wide) if wanted[1] else None
-        d_bias = torch.zeros_like(weight[:, 0], dtype=wide) if wanted[2] else None
+        grads = _Gradients(
+            torch.empty_like(rows) if wanted[0] else None,
+            torch.zeros_like(weight, dtype=wide) if wanted[1] else None,
+            torch.zeros_like(weight[:, 0], dtype=wide) if wanted[2] else None,
+        )
+        chunk = _fused_chunk if fused and any(wanted) else _chunk
         loss = torch.zeros((), dtype=wide, device=states.device)
-        step = max(1, CHUNK // N)
-        for begin in range(0, T, step):
+        step = max(1, CHUNK // len(weight))
+        for begin in range(0, len(states), step):
             part = slice(begin, begin + step)
-            logits = nn.functional.linear(rows[part], matrix).to(wide)
-            if bias is not None:
-                logits = logits + bias
-            real = targets[part, None] >= 0
-            place = targets[part, None].clamp(min=0)
-            logs = logits.log_softmax(-1)
-            pieces = (1 - smoothing) * logs.gather(-1, place)
-            if smoothing:
-                pieces = pieces + smoothing / N * logs.sum(-1, keepdim=True)
-            loss = loss - torch.where(real, pieces, 0).sum()
-            if not any(wanted):
-                continue
-            # ∂loss/∂logit_c = p(c) - q(c). The uniform part of q is subtracted at the end, where it
-            # costs a vector instead of a pass over all logits; so is the masking of ignored
-            # targets.
-            slope = logs.exp_().scatter_add_(-1, place, logs.new_full(place.shape, smoothing - 1))
-            narrow, counted = slope.to(dtype), rows[part] * real
-            if d_states is not None:
-                d_states[part] = (narrow @ matrix - smoothing / N * matrix.sum(0)) * real
-            if d_weight is not None:
-                d_weight += narrow.T @ counted
-                d_weight -= smoothing / N * counted.sum(0, dtype=wide)
-            if d_bias is not None:
-                d_bias += (slope.T @ real.to(wide))[:, 0] - smoothing / N * real.sum(dtype=wide)
-        ctx.save_for_backward(d_states, d_weight, d_bias)
+            loss = loss + chunk(rows[part], matrix, bias, targets[part], smoothing, grads.of(part))
+        ctx.save_for_backward(*grads)
         ctx.dtypes = states.dtype, weight.dtype, None if bias is None else bias.dtype
         return loss
 
@@ -99,4 +79,73 @@ class _Chunked(torch.autograd.Function):
             None if grad is None else (grad * slope).to(dtype)
             for grad, dtype in zip(ctx.saved_tensors, ctx.dtypes)
         ]
-        return (*grads, None, None)
+        return (*grads, None, None, None)
+
+
+class _Gradients(NamedTuple):
+    """Where the gradients are written (of the states) and added up; None where not wanted."""
+
+    states: Tensor | None
+    weight: Tensor | None
+    bias: Tensor | None
+
+    def of(self, part: slice) -> "_Gradients":
+        return self._replace(states=None if self.states is None else self.states[part])
+
+
+def _chunk(
+    rows: Tensor,
+    matrix: Tensor,
+    bias: Tensor | None,
+    targets: Tensor,
+    smoothing: float,
+    into: _Gradients,
+) -> Tensor:
+    """The loss of some rows."""
+    N, wide = len(matrix), torch.promote_types(matrix.dtype, torch.float32)
+    logits = nn.functional.linear(rows, matrix).to(wide)
+    if bias is not None:
+        logits = logits + bias
+    real = targets[:, None] >= 0
+    place = targets[:, None].clamp(min=0)
+    logs = logits.log_softmax(-1)
+    pieces = (1 - smoothing) * logs.gather(-1, place)
+    if smoothing:
+        pieces = pieces + smoothing / N * logs.sum(-1, keepdim=True)
+    loss = -torch.where(real, pieces, 0).sum()
+    if not any(grad is not None for grad in into):
+        return loss
+    # ∂loss/∂logit_c = p(c) - q(c). The uniform part of q is subtracted at the end, where it costs a
+    # vector instead of a pass over all logits; so is the masking of ignored targets.
+    slope = logs.exp_().scatter_add_(-1, place, logs.new_full(place.shape, smoothing - 1))
+    narrow, counted = slope.to(matrix.dtype), rows * real
+    if into.states is not None:
+        into.states.copy_((narrow @ matrix - smoothing / N * matrix.sum(0)) * real)
+    if into.weight is not None:
+        into.weight.add_(narrow.T @ counted)
+        into.weight.sub_(smoothing / N * counted.sum(0, dtype=wide))
+    if into.bias is not None:
+        into.bias.add_((slope.T @ real.to(wide))[:, 0] - smoothing / N * real.sum(dtype=wide))
+    return loss
+
+
+def _fused_chunk(
+    rows: Tensor,
+    matrix: Tensor,
+    bias: Tensor | None,
+    targets: Tensor,
+    smoothing: float,
+    into: _Gradients,
+) -> Tensor:
+    """The same in one kernel, which turns the logits into their gradients."""
+    from regard.train import softmax
+
+    slope = nn.functional.linear(rows, matrix)
+    loss = softmax.losses(slope, bias, targets, smoothing).sum()
+    if into.states is not None:
+        torch.mm(slope, matrix, out=into.states)
+    if into.weight is not None:
+        into.weight.add_(slope.T @ rows)
+    if into.bias is not None:
+        into.bias.add_(slope.sum(0, dtype=into.bias.dtype))
+    return loss

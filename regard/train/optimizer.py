@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
-from torch import nn
+from torch import Tensor, nn
 
 from regard import atomic
 from regard.train.config import TrainingConfig
@@ -34,6 +34,7 @@ def make(model: nn.Module, config: TrainingConfig) -> torch.optim.Adam:
         betas=config.betas,
         eps=config.epsilon,
         fused=fused,
+        capturable=parameters[0].device.type == "cuda",
     )
     # As the first step would make it; made here so that a checkpoint can be restored into it.
     for parameter in parameters:
@@ -71,12 +72,20 @@ class MovingAverage:
         self.decay = decay
         self.means = {name: value.detach().clone() for name, value in parameters.items()}
 
+    def weight(self, step: int) -> float:
+        """Of the new parameters: larger in the first steps, which forgets the initial weights."""
+        return 1 - min(self.decay, (1 + step) / (10 + step))
+
     @torch.no_grad()
-    def update(self, parameters: Mapping[str, nn.Parameter], step: int) -> None:
-        """The decay is smaller in the first steps, so that the initial weights are forgotten."""
-        decay = min(self.decay, (1 + step) / (10 + step))
+    def update(self, parameters: Mapping[str, nn.Parameter], weight: float | Tensor) -> None:
+        means = list(self.means.values())
         values = [parameters[name].detach() for name in self.means]
-        torch._foreach_lerp_(list(self.means.values()), values, 1 - decay)
+        if isinstance(weight, float):
+            torch._foreach_lerp_(means, values, weight)
+            return
+        steps = torch._foreach_sub(values, means)
+        torch._foreach_mul_(steps, weight)
+        torch._foreach_add_(means, steps)
 
 
 class Snapshots:

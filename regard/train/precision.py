@@ -29,11 +29,12 @@ def dtype(config: TrainingConfig, world: World) -> torch.dtype:
     return torch.bfloat16 if able else torch.float32
 
 
-def compiled(model: nn.Module, config: TrainingConfig, device: torch.device) -> str:
+def compiled(model: nn.Module, config: TrainingConfig, device: torch.device, captured: bool) -> str:
     """Compiles every block of a model in place, where it pays; returns what was done, and why.
 
     Blocks are alike, and share one compilation. The loss is not compiled: its loop over chunks
-    would be recompiled for every number of tokens.
+    would be recompiled for every number of tokens. `captured` steps have one size, and less to
+    gain from it.
     """
     if config.compile == "no":
         return "not compiled (compile no)"
@@ -43,9 +44,11 @@ def compiled(model: nn.Module, config: TrainingConfig, device: torch.device) -> 
         return f"not compiled (auto: not on a {device.type.upper()})"
     if config.compile == "auto" and importlib.util.find_spec("triton") is None:
         return "not compiled (Triton is not installed)"
+    if config.compile == "auto" and captured:
+        return "not compiled (auto: not where steps are captured)"
     blocks = [module for module in model.modules() if isinstance(module, Block)]
     for block in blocks:
-        block.compile(dynamic=True)
+        block.compile(dynamic=not captured)
     return f"{len(blocks)} blocks compiled"
 
 

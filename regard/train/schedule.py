@@ -6,7 +6,8 @@
     linear        n / w, then 1 - t
     constant      n / w, then 1
 
-w is the warm-up, D the model's width, and t goes from 0 at its end to 1 at the last step.
+w is the warm-up, D the model's width, and t goes from 0 at its end to 1 at the last step. Where
+time is limited too, t is the share of it that is over, if that is more.
 """
 
 import math
@@ -23,20 +24,30 @@ def inverse_sqrt(step: int, *, warmup: int) -> float:
     return min(step / warmup, math.sqrt(warmup / step))
 
 
-def cosine(step: int, *, total: int, warmup: int) -> float:
-    return _risen(step, warmup) * (1 + math.cos(math.pi * _progress(step, total, warmup))) / 2
+def cosine(step: int, *, total: int | None, warmup: int, elapsed: float = 0.0) -> float:
+    t = _progress(step, total, warmup, elapsed)
+    return _risen(step, warmup) * (1 + math.cos(math.pi * t)) / 2
 
 
-def linear(step: int, *, total: int, warmup: int) -> float:
-    return _risen(step, warmup) * (1 - _progress(step, total, warmup))
+def linear(step: int, *, total: int | None, warmup: int, elapsed: float = 0.0) -> float:
+    return _risen(step, warmup) * (1 - _progress(step, total, warmup, elapsed))
 
 
 def constant(step: int, *, warmup: int) -> float:
     return _risen(step, warmup)
 
 
-def factor(schedule: Schedule, step: int, *, total: int | None, warmup: int, width: int) -> float:
-    """What `lr` is multiplied by at a step; `total` is the last step, where there is one."""
+def factor(
+    schedule: Schedule,
+    step: int,
+    *,
+    total: int | None,
+    warmup: int,
+    width: int,
+    elapsed: float | None = None,
+) -> float:
+    """What `lr` is multiplied by at a step; `total` is the last step, where there is one, and
+    `elapsed` the share of the time that is over, where it is limited."""
     match schedule:
         case "noam":
             return noam(step, width=width, warmup=warmup)
@@ -44,14 +55,18 @@ def factor(schedule: Schedule, step: int, *, total: int | None, warmup: int, wid
             return inverse_sqrt(step, warmup=warmup)
         case "constant":
             return constant(step, warmup=warmup)
-    if total is None:
-        raise ValueError(f"schedule ({schedule}) decays until the last step; set steps or epochs")
-    return (cosine if schedule == "cosine" else linear)(step, total=total, warmup=warmup)
+    if total is None and elapsed is None:
+        raise ValueError(
+            f"schedule ({schedule}) decays until the end; set steps, epochs or minutes"
+        )
+    decay = cosine if schedule == "cosine" else linear
+    return decay(step, total=total, warmup=warmup, elapsed=elapsed or 0.0)
 
 
 def _risen(step: int, warmup: int) -> float:
     return min(1.0, step / warmup) if warmup else 1.0
 
 
-def _progress(step: int, total: int, warmup: int) -> float:
-    return min(1.0, max(0.0, (step - warmup) / max(1, total - warmup)))
+def _progress(step: int, total: int | None, warmup: int, elapsed: float) -> float:
+    steps = 0.0 if total is None else (step - warmup) / max(1, total - warmup)
+    return min(1.0, max(0.0, steps, elapsed))

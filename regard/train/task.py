@@ -1,11 +1,13 @@
 """The interface between the training loop and a task."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from torch import Tensor, nn
+
+from regard.data.batch import Sizes
 
 
 @runtime_checkable
@@ -41,3 +43,22 @@ class Task(Protocol):
 
     def about(self) -> dict[str, Any]:
         """What the model is for, as JSON, for config.json."""
+
+
+@runtime_checkable
+class Prepares(Protocol):
+    """A task whose batches are augmented on the device, with random numbers of the host."""
+
+    def prepare(self, batch: Any) -> Any:
+        """The batch that the loss is of; called without gradients."""
+
+
+@runtime_checkable
+class Fillable(Task, Protocol):
+    """A task whose batches can be filled up to one size, so that its steps can be captured.
+
+    Its batches are `Tensors`, and its loss counts with a tensor.
+    """
+
+    def capacity(self, batches: Iterable[np.ndarray]) -> Sizes:
+        """A size that holds each of these batches."""

@@ -225,7 +225,7 @@ def test_to_a_device() -> None:
     assert moved.source.is_meta
     assert moved.labels.is_meta
     assert moved.target_lengths.offsets.is_meta
-    assert moved.tokens == 10
+    assert batch.tokens == 10
     assert torch.equal(batch.pin().labels, batch.labels)
 
 

@@ -150,7 +150,7 @@ def test_chance_is_decided_by_the_loop_s_seed() -> None:
     losses = []
     for seed in (5, 5, 7):
         torch.manual_seed(seed)
-        loss, count = task.loss(batch)
+        loss, count = task.loss(task.prepare(batch))
         losses.append(loss.item())
         assert count == 7
     assert losses[0] == losses[1]
@@ -161,9 +161,9 @@ def test_mixing_counts_both_labels() -> None:
     task = classify.build(replace(SMALL, augmentation=Augmentation(mixup=True)))
     task.config = replace(task.config, training=replace(TRAINING, smoothing=0.0))
     batch = task.batch(task.plan(0)[0], 1)
-    loss, count = task.loss(batch)
+    loss, count = task.loss(task.prepare(batch))
     # Whatever the weights are, a head of zeros is equally unsure of all ten.
-    torch.testing.assert_close(loss, torch.tensor(count * np.log(10), dtype=torch.float32))
+    torch.testing.assert_close(loss, (count * np.log(10)).float())
 
 
 def test_a_run_and_its_use(photos: Path, tmp_path: Path) -> None:

@@ -141,10 +141,10 @@ def test_a_batch_and_its_loss() -> None:
     texts = task.train.texts(numbers)
     assert batch.tokens == sum(len(text) + 1 for text in texts)
     assert task.tokenizer.decode(batch.labels[0].tolist()) == "".join(texts)
-    loss, count = task.loss(batch)
+    loss, count = task.loss(task.prepare(batch))
     assert count == batch.tokens
     # One image at a time, each in a batch of its own, adds up to the same.
-    single = [task.loss(task.batch(numbers[n : n + 1], 1))[0] for n in range(5)]
+    single = [task.loss(task.prepare(task.batch(numbers[n : n + 1], 1)))[0] for n in range(5)]
     torch.testing.assert_close(loss, torch.stack(single).sum())
 
 
@@ -219,7 +219,7 @@ def test_a_folder_with_captions(scans: Path) -> None:
     sides = [set(some.texts(np.arange(some.count))) for some in (task.train, task.validation)]
     assert any({"say 0", "again"} <= side for side in sides)
     assert task.train.images(np.arange(2)).shape == (2, 1, 8, 24)
-    loss, count = task.loss(task.batch(np.arange(3), 1))
+    loss, count = task.loss(task.prepare(task.batch(np.arange(3), 1)))
     assert loss.isfinite()
     assert set(task.evaluate(task.model.eval())) == {
         "exact_match",

@@ -5,6 +5,7 @@ import os
 import signal
 import time
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -241,11 +242,11 @@ def test_blocks_are_compiled_where_it_pays(tmp_path: Path, monkeypatch: pytest.M
         assert compiled == [{"dynamic": True}] * blocks
     cuda = torch.device("cuda")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
-    assert precision.compiled(Backwards().model, TrainingConfig(), cuda) == "2 blocks compiled"
+    compile = partial(precision.compiled, Backwards().model, TrainingConfig(), cuda)
+    assert compile(captured=False) == "2 blocks compiled"
+    assert "not where steps are captured" in compile(captured=True)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    assert "Triton is not installed" in precision.compiled(
-        Backwards().model, TrainingConfig(), cuda
-    )
+    assert "Triton is not installed" in compile(captured=False)
 
 
 def test_averages_are_what_is_kept(tmp_path: Path) -> None:

@@ -76,9 +76,9 @@ def test_moving_average() -> None:
     weight = nn.Parameter(torch.zeros(3))
     average = MovingAverage({"weight": weight}, 0.5)
     weight.data.fill_(1)
-    average.update({"weight": weight}, 1)
+    average.update({"weight": weight}, average.weight(1))
     torch.testing.assert_close(average.means["weight"], torch.full((3,), 9 / 11))  # 2/11 < 0.5
-    average.update({"weight": weight}, 100)
+    average.update({"weight": weight}, torch.tensor(average.weight(100)))
     torch.testing.assert_close(average.means["weight"], torch.full((3,), 10 / 11))
 
 

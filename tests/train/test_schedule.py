@@ -45,5 +45,5 @@ def test_by_name() -> None:
     assert factor("cosine", 7, **given) == cosine(7, total=31, warmup=3)
     assert factor("linear", 7, **given) == linear(7, total=31, warmup=3)
     assert factor("constant", 2, **given) == constant(2, warmup=3) == 2 / 3
-    with pytest.raises(ValueError, match=r"schedule \(cosine\) decays until the last step; set"):
+    with pytest.raises(ValueError, match=r"schedule \(cosine\) decays until the end; set"):
         factor("cosine", 7, total=None, warmup=3, width=5)

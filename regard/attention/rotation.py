@@ -1,0 +1,76 @@
+"""Rotary positions in one kernel each way, for training on CUDA in half precision.
+
+Angles are float32 here: at position 1,000 they are off by 6e-5, far below what bfloat16 resolves.
+"""
+
+import math
+from typing import Any, no_type_check
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+
+def rotate(x: Tensor, at: Tensor, width: int, base: int | float, halves: bool) -> Tensor:
+    """(1, H, L, K), whose first `width` columns turn in pairs: by position over base^{2k/width}."""
+    made: Tensor = _Rotate.apply(x, at, width, base, halves)  # type: ignore[no-untyped-call]
+    return made
+
+
+class _Rotate(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, at: Tensor, width: int, base: int | float, halves: bool
+    ) -> Tensor:
+        ctx.save_for_backward(at)
+        ctx.how = width, base, halves
+        return _turned(x, at, *ctx.how, 1.0)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        return _turned(grads[0], *ctx.saved_tensors, *ctx.how, -1.0), None, None, None, None
+
+
+def _turned(
+    x: Tensor, at: Tensor, width: int, base: int | float, halves: bool, sign: float
+) -> Tensor:
+    x = x if x.stride(-1) == 1 else x.contiguous()
+    _, H, L, K = x.shape
+    out = x.new_empty(1, L, H, K).transpose(1, 2)
+    pairs = width // 2
+    _turn[(L,)](
+        x, at, out, x.stride(1), x.stride(2), H, K, pairs, math.log2(base) / pairs, sign,
+        HEADS=triton.next_power_of_2(H), PAIRS=triton.next_power_of_2(max(1, K // 2)),
+        HALVES=halves, REST=2 * pairs < K, num_warps=1 if H * K <= 512 else 4,
+    )  # fmt: skip
+    return out
+
+
+@triton.jit
+@no_type_check
+def _turn(x_ptr, at_ptr, out_ptr, x_head, x_row, H, K, pairs, power, sign,
+          HEADS: tl.constexpr, PAIRS: tl.constexpr, HALVES: tl.constexpr,
+          REST: tl.constexpr):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    heads, pair = tl.arange(0, HEADS), tl.arange(0, PAIRS)
+    angle = tl.load(at_ptr + row).to(tl.float32) * tl.exp2(-power * pair)
+    cos, sin = tl.cos(angle)[None, :], tl.sin(angle)[None, :] * sign
+    one = pair if HALVES else 2 * pair
+    other = pair + pairs if HALVES else 2 * pair + 1
+    real = (heads[:, None] < H) & (pair[None, :] < pairs)
+    x_ptr += row * x_row + heads[:, None] * x_head
+    out_ptr += row * H * K + heads[:, None] * K
+    a = tl.load(x_ptr + one[None, :], mask=real, other=0.0).to(tl.float32)
+    b = tl.load(x_ptr + other[None, :], mask=real, other=0.0).to(tl.float32)
+    kind = out_ptr.dtype.element_ty
+    tl.store(out_ptr + one[None, :], (a * cos - b * sin).to(kind), mask=real)
+    tl.store(out_ptr + other[None, :], (a * sin + b * cos).to(kind), mask=real)
+    if REST:
+        for begin in range(2 * pairs, K, PAIRS):
+            column = begin + pair
+            real = (heads[:, None] < H) & (column[None, :] < K)
+            rest = tl.load(x_ptr + column[None, :], mask=real, other=0.0)
+            tl.store(out_ptr + column[None, :], rest, mask=real)

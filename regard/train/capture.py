@@ -1,0 +1,141 @@
+"""Training steps captured in CUDA graphs: Python launches a handful of graphs instead of hundreds
+of kernels.
+
+    first    forward, loss, backward of a step's first micro-batch, which writes the gradients
+    more     the same for further ones, which add to them
+    update   everything else
+
+Batches are filled up to one capacity, so that one capture serves the whole run; one that does not
+fit is computed without it. The first steps are computed one operation at a time, as kernels are
+chosen and compiled then. Random numbers are those that uncaptured steps draw: a replay begins at
+the seed that was set before it.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import chain
+
+import torch
+from torch import Tensor
+
+from regard.attention import sync
+from regard.data.batch import Sizes, Tensors, share
+from regard.model.stack import Stack
+from regard.processes import one_line
+from regard.train.config import TrainingConfig
+from regard.train.distributed import World
+from regard.train.loader import MicroBatch
+from regard.train.step import Parts, Step
+from regard.train.task import Fillable, Task
+
+WARM_UP = 3
+"""Steps before the first capture."""
+EPOCHS = 2
+"""Epochs whose batches are measured for the capacity."""
+
+
+def refusal(task: Task, config: TrainingConfig, world: World) -> str | None:
+    """Why steps cannot be captured, or None."""
+    if config.capture == "no":
+        return "capture no"
+    if world.device.type != "cuda":
+        return f"not on a {world.device.type.upper()}"
+    if world.size > 1:
+        return "several processes"
+    if not isinstance(task, Fillable):
+        return "the task's batches have no capacity"
+    modules = task.model.modules()
+    if any(module.checkpointing for module in modules if isinstance(module, Stack)):
+        return "gradient checkpointing"
+    return None
+
+
+def capacity(task: Fillable, config: TrainingConfig, world: World) -> Sizes:
+    """What the micro-batches of the first epochs need; the same when a run resumes."""
+    plans = chain.from_iterable(task.plan(epoch) for epoch in range(EPOCHS))
+    parts = (share(batch, world.rank, world.size, config.accumulate) for batch in plans)
+    return task.capacity(part for some in parts for part in some if len(part))
+
+
+class CapturedStep(Step):
+    """Captures a step when the first ones are done, and replays it from then on."""
+
+    def __init__(self, parts: Parts, size: Sizes, say: Callable[[str], None]):
+        super().__init__(parts)
+        self.size, self._say = size, say
+        self.refused = False
+        self._stream = torch.cuda.Stream(parts.world.device)
+        self._graphs: dict[str, torch.cuda.CUDAGraph] = {}
+        self._pool = torch.cuda.graph_pool_handle()
+        self._batch: Tensors | None = None
+        """What the graphs read."""
+        self._row: Tensor | None = None
+        """What the update writes."""
+        self._steps = 0
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        # Captures need a stream other than the default one, and the same one before them.
+        before = torch.cuda.current_stream(self.parts.world.device)
+        self._stream.wait_stream(before)
+        with torch.cuda.stream(self._stream):
+            yield
+        before.wait_stream(self._stream)
+
+    def backward(self, part: MicroBatch, n: int, last: bool) -> None:
+        batch = self._prepared(part)
+        filled = batch.fill(self.size) if part.filled else None
+        if self.refused or filled is None or not part.counts or self._steps < WARM_UP:
+            self._backward(filled or batch, n == 0, part.counts)
+            return
+        if self._batch is None:
+            self._batch = filled.copy()
+        for into, given in zip(self._batch.tensors(), filled.tensors(), strict=True):
+            into.copy_(given, non_blocking=True)
+        if not self._replay("more" if n else "first", lambda: self._backward(self._batch, n == 0)):
+            self._backward(filled, n == 0)
+
+    def update(self) -> Tensor:
+        self._steps += 1
+
+        def compute() -> None:
+            self._row = self._update()
+
+        if "first" in self._graphs and self._replay("update", compute):
+            assert self._row is not None
+            return self._row.clone()
+        return self._update()
+
+    def _clear(self) -> None:
+        """Once captured, gradients stay where the graphs have them."""
+        if not self._graphs:
+            super()._clear()
+            return
+        grads = [p.grad for p in self.parts.parameters.values() if p.grad is not None]
+        torch._foreach_zero_(grads)
+
+    def _replay(self, name: str, compute: Callable[[], None]) -> bool:
+        """Replays a graph, which is captured at first; False where that fails."""
+        if name not in self._graphs:
+            graph = torch.cuda.CUDAGraph()
+            # Other threads make batches meanwhile, and may allocate.
+            mode = "thread_local"
+            try:
+                with (
+                    sync.capture(),
+                    torch.cuda.graph(
+                        graph, pool=self._pool, stream=self._stream, capture_error_mode=mode
+                    ),
+                ):
+                    compute()
+            except RuntimeError as error:
+                self._give_up(error)
+                return False
+            self._graphs[name] = graph
+        self._graphs[name].replay()
+        return True
+
+    def _give_up(self, error: RuntimeError) -> None:
+        self.refused = True
+        self._graphs.clear()
+        self._say(f"steps are not captured any more: {one_line(error)}")
