@@ -5,7 +5,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from importlib.resources import files
 from pathlib import Path
@@ -15,7 +15,7 @@ from regard.lab import chart
 from regard.lab.claims import Family
 from regard.lab.claims.stated import STATED, Stated
 from regard.lab.equation import mathml
-from regard.lab.experiment import MARKS, Finding, Plot, Table, Verdict
+from regard.lab.experiment import MARKS, Measured, Plot, Table, Verdict
 from regard.lab.numbers import columns, figure
 from regard.lab.perform import Result, by_family
 
@@ -42,20 +42,10 @@ class Shown(Result):
 def page(results: Sequence[Result], seconds: float) -> str:
     """The whole page: counts, contents, sections by family, and what is only stated."""
     grouped = by_family(results)
-    style = STYLE + (files("regard.lab") / "page.css").read_text(encoding="utf-8")
     trained = sum(result.experiment.trained for result in results)
-    return f"""<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<title>Regard: what is taught about attention, put to the test</title>
-<style>{style}</style>
-</head>
-<body class="regard-lab">
-<div class="page">
-{_contents(grouped)}
+    return html(
+        "Regard: what is taught about attention, put to the test",
+        f"""{_contents(grouped)}
 <main>
 <h1>What is taught about attention, put to the test</h1>
 <p class="lead">{len(results)} experiments about what course documents say of attention,
@@ -66,7 +56,25 @@ Transformers and ViT. Each verdict is computed from what was measured.</p>
 {_stated()}
 <footer>Computed in {seconds:.0f} s, {trained} of the experiments by training models, with three
 seeds or more each. <code>regard lab NAME</code> runs one of them again.</footer>
-</main>
+</main>""",
+    )
+
+
+def html(title: str, body: str, style: str = "") -> str:
+    """A page that fetches nothing; `body` has contents and main part."""
+    css = STYLE + (files("regard.lab") / "page.css").read_text(encoding="utf-8") + style
+    return f"""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<title>{escape(title)}</title>
+<style>{css}</style>
+</head>
+<body class="regard-lab">
+<div class="page">
+{body}
 </div>
 </body>
 </html>
@@ -83,7 +91,7 @@ def section(result: Result) -> str:
     experiment, finding = result.experiment, result.finding
     kind, mark = CLASSES[finding.verdict], MARKS[finding.verdict]
     equations = "".join(mathml(equation) for equation in experiment.equations)
-    shown = [_table(table) for table in finding.tables] + [_plot(plot) for plot in finding.plots]
+    shown = [table(numbers) for numbers in finding.tables] + [_plot(plot) for plot in finding.plots]
     return f"""<article id="{escape(experiment.name)}" class="{kind}">
 <header><h3><a href="#{escape(experiment.name)}">{escape(experiment.name)}</a></h3>
 <span class="where">item {experiment.item}, {escape(str(experiment.place))}</span>
@@ -94,7 +102,7 @@ def section(result: Result) -> str:
 {f'<div class="equations">{equations}</div>' if equations else ""}
 {f'<div class="figures">{"".join(shown)}</div>' if shown else ""}
 <details{"" if shown else " open"}><summary>What the verdict rests on</summary>
-{_measurements(finding)}</details>
+{measurements(finding.measurements)}</details>
 <div class="correct"><p><b>What is true.</b> {words(result.conclusion)}</p></div>
 </article>
 """
@@ -216,27 +224,29 @@ def _part(entry: Stated) -> str:
     return f'<span class="where">{escape(entry.part)}:</span> ' if entry.part else ""
 
 
-def _table(table: Table) -> str:
-    aligned = columns(table)
+def table(numbers: Table) -> str:
+    """A table of numbers, aligned in columns."""
+    aligned = columns(numbers)
     kinds = [' class="n"' if right else "" for _, right, _ in aligned]
-    head = "".join(f"<th{kind}>{words(name)}</th>" for kind, name in zip(kinds, table.head))
+    head = "".join(f"<th{kind}>{words(name)}</th>" for kind, name in zip(kinds, numbers.head))
     body = "".join(
         "<tr>"
         + "".join(f"<td{kind}>{words(cell)}</td>" for kind, cell in zip(kinds, row))
         + "</tr>"
         for row in zip(*(cells for _, _, cells in aligned))
     )
-    title = f"<figcaption>{words(table.title)}</figcaption>" if table.title else ""
+    title = f"<figcaption>{words(numbers.title)}</figcaption>" if numbers.title else ""
     return (
         f'<figure>{title}<div class="scroll"><table><thead><tr>{head}</tr></thead>'
         f"<tbody>{body}</tbody></table></div></figure>"
     )
 
 
-def _measurements(finding: Finding) -> str:
+def measurements(measured: Mapping[str, Measured]) -> str:
+    """Measured values by name."""
     rows = "".join(
         f"<tr><td>{words(name)}</td><td>{escape(figure(value))}</td></tr>"
-        for name, value in finding.measurements.items()
+        for name, value in measured.items()
     )
     return f'<div class="scroll"><table><tbody>{rows}</tbody></table></div>'
 

@@ -1,7 +1,7 @@
 """Experiments in a terminal: the list of all, one with its results, and the summary of many."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from textwrap import shorten
 
 from rich.box import Box
@@ -41,11 +41,11 @@ def listing(
     count = 0
     for family, some in lines.items():
         count += len(some)
-        console.print(_heading(family.title, family.name))
+        console.print(heading(family.title, family.name))
         console.print(indented(Text(family.about, "dim")))
         rows = [(str(line.item), line.name, line.taught) for line in some]
         console.print(indented(_lines(rows, console)), "")
-    console.print(_heading("Stated, not computed", "history, opinion, and descriptions"))
+    console.print(heading("Stated, not computed", "history, opinion, and descriptions"))
     rows = [(str(entry.item), entry.part, entry.words) for entry in stated]
     console.print(indented(_lines(rows, console)), "")
     usage = Text.assemble(
@@ -70,9 +70,9 @@ def results(every: Sequence[Result], stated: Sequence[Stated], console: Console)
 def result(one: Result, console: Console) -> None:
     """One experiment: what is taught, what was computed, the results, and what is true."""
     experiment, finding = one.experiment, one.finding
-    console.print(_heading(experiment.name, f"item {experiment.item}, {experiment.place}"))
-    _words(console, experiment.kind.capitalize(), experiment.taught)
-    _words(console, "Computed", experiment.method)
+    console.print(heading(experiment.name, f"item {experiment.item}, {experiment.place}"))
+    paragraph(console, experiment.kind.capitalize(), experiment.taught)
+    paragraph(console, "Computed", experiment.method)
     for equation in experiment.equations:
         console.print(Padding(Text(plain(equation), "magenta"), (0, 0, 0, INDENT + 10)))
     console.print()
@@ -86,20 +86,20 @@ def result(one: Result, console: Console) -> None:
         console.print(indented(drawn), "")
     if finding.measurements:
         console.print(indented(Text("What the verdict rests on", "bold")))
-        console.print(indented(_measurements(finding.measurements.items())), "")
+        console.print(indented(measurements(finding.measurements)), "")
     verdict = Text.assemble(verdict_mark(finding.verdict), f"  ({one.seconds:.1f} s)")
     verdict.stylize("dim", len(verdict_mark(finding.verdict)))
-    console.print(_row("Verdict", verdict))
-    _words(console, "True", one.conclusion)
+    console.print(row("Verdict", verdict))
+    paragraph(console, "True", one.conclusion)
     console.print()
 
 
 def stated_entry(entry: Stated, console: Console) -> None:
     """An item, or a part of one, that is only stated."""
     part = f" ({entry.part})" if entry.part else ""
-    console.print(_heading(f"item {entry.item}{part}", f"{entry.place}; stated, not computed"))
-    _words(console, "Taught", entry.words)
-    _words(console, "Settled", entry.source)
+    console.print(heading(f"item {entry.item}{part}", f"{entry.place}; stated, not computed"))
+    paragraph(console, "Taught", entry.words)
+    paragraph(console, "Settled", entry.source)
     console.print()
 
 
@@ -158,11 +158,12 @@ _RULED = Box("    \n    \n ── \n    \n ── \n ── \n    \n    \n")
 """A thin line under the head and between sections, and nothing else."""
 
 
-def _measurements(measured: Iterable[tuple[str, Measured]]) -> Table:
+def measurements(measured: Mapping[str, Measured]) -> Table:
+    """Measured values by name."""
     grid = Table.grid(padding=(0, 3, 0, 0))
     grid.add_column(style="dim")
     grid.add_column(overflow="fold")
-    for name, value in measured:
+    for name, value in measured.items():
         grid.add_row(Text(name), Text(figure(value)))
     return grid
 
@@ -180,11 +181,13 @@ def _lines(rows: Sequence[tuple[str, str, str]], console: Console) -> Table:
     return grid
 
 
-def _words(console: Console, name: str, words: str) -> None:
-    console.print(_row(name, Text(" ".join(words.split()))))
+def paragraph(console: Console, name: str, words: str) -> None:
+    """A text beside its name."""
+    console.print(row(name, Text(" ".join(words.split()))))
 
 
-def _row(name: str, what: RenderableType) -> RenderableType:
+def row(name: str, what: RenderableType) -> RenderableType:
+    """Anything beside its name."""
     grid = Table.grid(padding=(0, 1, 0, 0))
     grid.add_column(width=9, style="bold")
     grid.add_column(max_width=_READABLE - INDENT - 10)
@@ -192,5 +195,6 @@ def _row(name: str, what: RenderableType) -> RenderableType:
     return indented(grid)
 
 
-def _heading(name: str, where: str) -> Text:
+def heading(name: str, where: str) -> Text:
+    """A title, and where it belongs."""
     return Text.assemble((name, "bold magenta"), "  ", (where, "dim"))

@@ -7,6 +7,7 @@ regard lab [NAME …] --json          the results for other programs
 regard lab [NAME …] --report FILE   the results as an HTML page
 regard lab NAME --plot FILE         its plots as an SVG
 regard lab exercise NAME [FOLDER]   a notebook to fill in
+regard lab answers DOCUMENT …       answers to a document's questions (commands/answers.py)
 """
 
 import argparse
@@ -16,6 +17,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from regard import atomic
 from regard.lab import claims, show
@@ -38,7 +40,8 @@ For example:
   regard lab symmetry 48 --json               a family and an item, as JSON
   regard lab --all --report lab.html          all of them, as one page
   regard lab position-kernel --plot plot.svg
-  regard lab exercise multihead FOLDER        a notebook to fill in; or vit
+  regard lab exercise multihead FOLDER        a notebook to fill in; or vit, words
+  regard lab answers homework 1.1c            a question's answer, run; see lab answers --help
 """
 
 
@@ -60,6 +63,10 @@ def parser() -> argparse.ArgumentParser:
 
 def lab(words: Sequence[str]) -> int:
     """Runs `regard lab` and returns its exit status: 1 where an experiment failed."""
+    if words[:1] == ["answers"]:
+        from regard.lab.commands.answers import answers
+
+        return answers(words[1:])
     options = parser().parse_args(words)
     names: list[str] = options.names
     if names and names[0] == "exercise":
@@ -80,7 +87,7 @@ def lab(words: Sequence[str]) -> int:
         return 0
     chosen, stated = _chosen(names)
     start = time.perf_counter()
-    results, failures = _perform(chosen)
+    results, failures = perform_chosen(chosen)
     seconds = time.perf_counter() - start
     for failure in failures:
         print(f"regard: {failure}", file=sys.stderr)
@@ -113,35 +120,37 @@ def lab(words: Sequence[str]) -> int:
 
 def as_text(results: Sequence[Result]) -> str:
     """Results as JSON, for other programs."""
-    entries = [
-        {
-            "item": result.experiment.item,
-            "name": result.experiment.name,
-            "place": {
-                "document": result.experiment.place.document,
-                "section": result.experiment.place.section,
-            },
-            "kind": result.experiment.kind,
-            "taught": result.experiment.taught,
-            "computed": result.experiment.method,
-            "verdict": result.finding.verdict,
-            "true": result.conclusion,
-            "measurements": {
-                name: _finite(value) for name, value in result.finding.measurements.items()
-            },
-        }
-        for result in results
-    ]
+    entries = [as_entry(result) for result in results]
     return json.dumps({"experiments": entries}, indent=1, ensure_ascii=False, allow_nan=False)
 
 
-def _finite(value: Measured) -> Measured:
+def as_entry(result: Result) -> dict[str, Any]:
+    """One result for JSON: its texts, its place, its verdict and its measurements."""
+    return {
+        "item": result.experiment.item,
+        "name": result.experiment.name,
+        "place": {
+            "document": result.experiment.place.document,
+            "section": result.experiment.place.section,
+        },
+        "kind": result.experiment.kind,
+        "taught": result.experiment.taught,
+        "computed": result.experiment.method,
+        "verdict": result.finding.verdict,
+        "true": result.conclusion,
+        "measurements": {
+            name: finite(value) for name, value in result.finding.measurements.items()
+        },
+    }
+
+
+def finite(value: Measured) -> Measured:
     """JSON has no infinities and no NaN: they become strings."""
     if isinstance(value, bool | int | str):
         return value
     if isinstance(value, float):
         return value if math.isfinite(value) else str(value)
-    return [_finite(part) for part in value]
+    return [finite(part) for part in value]
 
 
 def _chosen(words: Sequence[str]) -> tuple[list[Experiment], list[Stated]]:
@@ -160,7 +169,7 @@ def _chosen(words: Sequence[str]) -> tuple[list[Experiment], list[Stated]]:
     ]
 
 
-def _perform(chosen: Sequence[Experiment]) -> tuple[list[Result], list[Failure]]:
+def perform_chosen(chosen: Sequence[Experiment]) -> tuple[list[Result], list[Failure]]:
     """Runs experiments, many of them in processes, and gives results in the order asked for."""
     outcomes: list[Result | Failure] = []
     if len(chosen) < 2 * PROCESSES:
