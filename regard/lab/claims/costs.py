@@ -1,7 +1,8 @@
 """The cost of layers: multiplications counted while they run, beside what is taught."""
 
 import math
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
@@ -10,7 +11,9 @@ from torch import nn
 from regard import MultiHeadAttention
 from regard.lab.claims.sample import alive, normal, parameters
 from regard.lab.cost.count import counted
+from regard.lab.cost.documents import Entry, count, entries
 from regard.lab.cost.layers import Measured, Sizes, layer, measure
+from regard.lab.cost.orders import Widths
 from regard.lab.experiment import (
     Curve,
     Experiment,
@@ -21,6 +24,7 @@ from regard.lab.experiment import (
     corrected,
     holds,
 )
+from regard.lab.numbers import figure
 from regard.lab.place import Place
 from regard.model.baseline import Convolution, Dense, Recurrent
 
@@ -63,6 +67,9 @@ def _numbers() -> Finding:
         holds(all(shape == x.shape for shape in shapes.values())),
         {"numbers in": x.numel()}
         | {f"numbers out, {name}": shape.numel() for name, shape in shapes.items()},
+        conclusion=f"{x.numel()} numbers go in, and "
+        f"{' and '.join(map(str, sorted({shape.numel() for shape in shapes.values()})))} come out "
+        "of attention, a convolution, an LSTM and a dense layer alike.",
     )
 
 
@@ -79,6 +86,9 @@ def _dense() -> Finding:
             "power of N in the multiply-adds": of_cost[0],
             "power of D in the multiply-adds": of_cost[1],
         },
+        conclusion="Doubling N multiplies the parameters by 2 to the power "
+        f"{figure(of_parameters[0])}, doubling D by 2 to the power {figure(of_parameters[1])}; the "
+        f"multiply-adds by {figure(of_cost[0])} and {figure(of_cost[1])}. There are N²D² of each.",
     )
 
 
@@ -97,39 +107,53 @@ def _following() -> Finding:
             "weights": weights,
             "D²": D * D,
         },
+        conclusion=f"The layer has {weights} weights at D = {D}, D² = {D * D}, the same for every "
+        f"token; its multiply-adds grow with N to the power {figure(power[0])} and with D to the "
+        f"power {figure(power[1])}.",
     )
 
 
 def _per_layer() -> Finding:
-    n, d, k = N, D, K
-    says = {
-        "convolution": ("k n d", k * n * d),
-        "depthwise convolution": ("k n d", k * n * d),
-        "plain recurrence": ("n d²", n * d * d),
-        "attention, with projections": ("n² d", n * n * d),
-    }
-    is_so = {
-        "convolution": ("k n d²", k * n * d * d),
-        "depthwise convolution": ("k n d", k * n * d),
-        "plain recurrence": ("2 n d²", 2 * n * d * d),
-        "attention, with projections": ("4 n d² + 2 n² d", 4 * n * d * d + 2 * n * n * d),
-    }
-    counts = {name: cost(name, SMALL).multiply_adds for name in says}
-    rows = tuple((name, *says[name], *is_so[name], counts[name]) for name in says)
-    head = ("layer", "taught", "gives", "complete", "gives", "counted")
+    convolution, depthwise, recurrence, attention = entries(Place("sheet", "6-2(d)"))
+    counts, exact = compared(entries(Place("sheet", "6-2(d)")), Widths(N, D, D, D, K))
     return Finding(
         corrected(
-            taught=counts["convolution"] == says["convolution"][1],
-            correct=all(counts[name] == is_so[name][1] for name in says),
+            taught=convolution.whole,
+            correct=exact and depthwise.whole and recurrence.whole,
         ),
         {
-            "convolution, counted": counts["convolution"],
-            "k n d": k * n * d,
-            "k n d²": k * n * d * d,
-            "depthwise convolution, counted": counts["depthwise convolution"],
+            "convolution: left out of O(k n d)": convolution.left_out,
+            "recurrence: left out of O(n d²)": recurrence.left_out,
+            "attention: left out of O(n² d)": attention.left_out,
+            "complete formulas equal what is counted": exact,
         },
-        (Table(f"Multiply-adds at n = {n}, d = {d}, k = {k}", head, rows),),
+        (counts,),
+        conclusion=f"A full convolution takes {convolution.exact}, one factor d more than "
+        f"{convolution.order}, which is a depthwise one. Recurrence is right as an order "
+        f"({recurrence.exact} for a plain one). For attention {attention.order} covers its two "
+        f"products, as in the paper's table; the projections add {attention.left_out}. The "
+        f"formulas {'are' if exact else 'are not'} what is counted while the layers run.",
     )
+
+
+def compared(some: Sequence[Entry], *shapes: Widths) -> tuple[Table, bool]:
+    """A document's entries, their orders beside complete formulas, and whether counts agree."""
+    exact = all(count(entry, s) == entry.complete.at(s) for entry in some for s in shapes)
+    first = shapes[0]
+    rows = tuple(
+        (
+            entry.layer,
+            entry.order,
+            entry.left_out,
+            entry.exact,
+            entry.complete.at(first),
+            count(entry, first) or "",
+        )
+        for entry in some
+    )
+    at = ", ".join(f"{name} = {size}" for name, size in first._asdict().items())
+    head = ("layer", "order taught", "it leaves out", "complete", "at these sizes", "counted")
+    return Table(f"{some[0].what}: {at}".capitalize(), head, rows), exact
 
 
 def _costlier(one: list[int], other: list[int]) -> int | None:
@@ -155,7 +179,13 @@ def _crossover() -> Finding:
         (name, _equal(alone[name], 4 * d + 1, d), _equal(whole[name], 4 * d + 1, d))
         for name in recurrences
     )
-    # Dearer from d + 1 on means equal at d.
+    width, timed_at = 64, (16, 64, 256, 1024)
+    times = {
+        name: [_milliseconds(name, Sizes(n, width, heads=1)) for n in timed_at]
+        for name in names[1:]
+    }
+    faster = [sum(a < b for a, b in zip(times[names[1]], times[name])) for name in recurrences]
+    # More from d + 1 on means equal at d.
     return Finding(
         conditional(
             inside=alone["plain recurrence"] == d + 1,
@@ -167,51 +197,70 @@ def _crossover() -> Finding:
             "with projections, as much as plain recurrence at n =": rows[0][2],
             "with projections, as much as a GRU at n =": rows[1][2],
             "with projections, as much as an LSTM at n =": rows[2][2],
+            "timed at d": width,
+            "timed at n": timed_at,
+            **{f"{name}, milliseconds": values for name, values in times.items()},
         },
         (
             Table(
-                f"Length at which attention costs as much, at d = {d}",
+                f"Length at which attention takes as many multiply-adds, at d = {d}",
                 ("as", "products alone", "with projections"),
                 rows,
             ),
+            Table(
+                f"Milliseconds on this machine, one thread, d = {width}",
+                ("n", *times),
+                tuple((n, *(each[i] for each in times.values())) for i, n in enumerate(timed_at)),
+            ),
         ),
         (_scaling(64),),
+        conclusion="Counted, attention's products take as much as plain recurrence at "
+        f"{rows[0][1]}; with its projections attention {rows[0][2]} than plain recurrence, and "
+        f"takes as much as a GRU at {rows[1][2]} and as an LSTM at {rows[2][2]}. Timed at d = "
+        f"{width} and n = {figure(timed_at)}, on one thread of this machine, the layer with "
+        f"projections is faster than plain recurrence at {faster[0]} of {len(timed_at)} lengths, "
+        f"than a GRU at {faster[1]} and than an LSTM at {faster[2]}.",
     )
+
+
+def _milliseconds(name: str, sizes: Sizes) -> float:
+    """The time of one forward pass, the least of five."""
+    made, x = layer(name).make(sizes), torch.zeros(1, sizes.length, sizes.width)
+    taken = []
+    with torch.no_grad():
+        for _ in range(6):
+            start = time.perf_counter()
+            made(x)
+            taken.append(time.perf_counter() - start)
+    return 1000 * min(taken[1:])
 
 
 def _cost_table() -> Finding:
-    length, d = N, 16
-    narrow, d_v = d // 8, 6
-    head = MultiHeadAttention(d, 1, key_width=narrow, value_width=narrow, bias=False)
-    x = torch.zeros(1, length, d)
-    attention = multiply_adds(lambda: head(x))
-    products = 2 * length * length * narrow
-    projections = 4 * length * d * narrow
-    recurrent = nn.RNN(d, d_v, batch_first=True).double()
-    recurrence = multiply_adds(lambda: recurrent(x.double()))
-    half = length * d * d_v
-    rows = (
-        ("attention, d_k = d_v = d/8", products, products + projections, attention),
-        ("recurrence", half, half + length * d_v * d_v, recurrence),
-    )
-    names = ("layer", "taught", "complete", "counted")
+    some = entries(Place("handout", "cost table"))
+    attention, recurrence, convolution, dense = some
+    counts, exact = compared(some, Widths(N, 16, 2, 6, K), Widths(5, 8, 3, 7, 5))
     return Finding(
         corrected(
-            taught=attention == products and recurrence == half,
-            correct=attention == products + projections and recurrence == half + length * d_v * d_v,
+            taught=all(entry.whole for entry in some),
+            correct=exact and convolution.whole and dense.whole,
         ),
-        {
-            "attention, left out: projections": attention - products,
-            "recurrence, left out: L d_v²": recurrence - half,
-        },
-        (Table(f"Multiply-adds at L = {length}, d = {d}, d_v = {d_v}", names, rows),),
+        {f"left out of {entry.order}, {entry.layer}": entry.left_out for entry in some}
+        | {"complete formulas equal what is counted": exact},
+        (counts,),
+        conclusion=f"{sum(entry.whole for entry in some)} of {len(some)} orders are complete, "
+        "those of convolution and dense layer. Attention leaves out its three projections and the "
+        f"product with the values, {attention.left_out}, and recurrence {recurrence.left_out}, for "
+        "its state. In the length all four are right: attention and dense layer are quadratic, "
+        f"the others linear. The complete formulas {'are' if exact else 'are not'} what is "
+        "counted.",
     )
 
 
 def _equal(first: int | None, most: int, d: int) -> str:
     if first is None:
         return f"above {most}"
-    return "costs more at any n" if first == 1 else f"{first - 1} = {(first - 1) / d:g} d"
+    times = (first - 1) / d
+    return "costs more at any n" if first == 1 else f"n = {'' if times == 1 else f'{times:g}'}d"
 
 
 def _scaling(width: int) -> Plot:
@@ -229,64 +278,64 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         10,
         "numbers-in-out",
         Place("slides", "dense layer"),
-        "A layer takes N tokens of width D and gives N tokens of width D: N·D numbers each way.",
+        "An attention layer takes N tokens and gives N tokens, each of D dimensions: N·D numbers "
+        "each way.",
         "One sequence goes through attention, a convolution, an LSTM and a dense layer.",
         _numbers,
-        correct="So it is, for each of them.",
     ),
     Experiment(
         11,
         "dense-parameters",
         Place("slides", "dense layer"),
-        "One dense layer over all tokens has O(N²D²) parameters and costs as much.",
+        "A single fully-connected layer over all of it would have O(N²D²) independent parameters, "
+        "and cost O(N²D²).",
         "The length and the width are doubled, and weights and executed multiply-adds are "
         "counted. The exponents are the base-2 logarithms of the growth.",
         _dense,
         (r"N^2 D^2",),
-        correct="Exactly N²D² of each: both exponents are 2.",
     ),
     Experiment(
         14,
         "following-layer",
         Place("slides", "shared weights"),
-        "The layer from D to D that follows has O(D²) parameters and costs O(ND²).",
+        "The layer that follows, with D inputs and D outputs, has O(D²) parameters and costs "
+        "O(ND²).",
         "A linear layer runs on N tokens, at twice the length and at twice the width.",
         _following,
-        correct="So it is: the same D² weights for every token, ND² multiply-adds.",
     ),
     Experiment(
         33,
         "layer-costs",
         Place("sheet", "6-2(d)"),
-        "For each layer a convolution costs k·n·d, recurrence n·d² and self-attention n²·d.",
-        "Each layer of the library is run on the same input, and the multiplications that are "
-        "executed are counted, in fused kernels as well.",
+        "In orders, with kernel size k, length n and dimension d: convolutional O(k·n·d), "
+        "recurrent O(n·d²), attention O(n²·d).",
+        "Each order is compared with the complete formula of its layer, term by term; the "
+        "formulas are compared with the multiplications that are executed when the layers run.",
         _per_layer,
-        (r"k n d^2", r"2 n d^2", r"4 n d^2 + 2 n^2 d"),
-        correct="k·n·d is a depthwise convolution; a full one costs k·n·d². Plain recurrence has two "
-        "products, 2n·d², and attention has its projections, 4n·d² + 2n²·d.",
+        (r"k n d^2", r"2 n d^2", r"3 n d^2 + 2 n^2 d"),
     ),
     Experiment(
         56,
         "crossover",
         Place("homework", "1.4(b)"),
-        "Self-attention is faster than recurrence where the sequence is shorter than the width.",
-        "Multiply-adds are counted at every length up to four times the width, for attention "
-        "with and without its projections and for three kinds of recurrence.",
+        "Self-attention layers are faster than recurrent layers in most cases, namely when the "
+        "sequence length n is smaller than the dimensionality d.",
+        "Multiply-adds are counted at every length up to four times the width, for attention with "
+        "and without its projections and for three kinds of recurrence. Then the layers are "
+        "timed, below n = d and above it.",
         _crossover,
         (r"2 n^2 d = 2 n d^2 \Leftrightarrow n = d",),
-        correct="The products alone break even with plain recurrence at n = d. With its projections "
-        "attention always costs more than plain recurrence; it breaks even with a GRU at n = d "
-        "and with an LSTM at n = 2d.",
     ),
     Experiment(
         90,
         "cost-table",
         Place("handout", "cost table"),
-        "Attention costs what its two products cost, and recurrence L·d·d_v.",
-        "A head of width d/8 and a plain recurrence are run, and their multiplications counted.",
+        "In orders, with L positions: self-attention O(L²·d_k), recurrent O(L·d·d_v), convolution "
+        "O(L·k·d·d_v), dense O(L²·d·d_v); typically d_k is much smaller than d.",
+        "Each of the four orders is compared with the complete formula of its layer, term by "
+        "term: attention with three projections and no W_O, a plain recurrence. The formulas are "
+        "compared with counts at two sizes.",
         _cost_table,
-        correct="Attention's projections cost another 4L·d·d_k, and recurrence another L·d_v², for its "
-        "state.",
+        equations=(r"L d (2 d_k + d_v) + L^2 (d_k + d_v)", r"L d d_v + L d_v^2"),
     ),
 )

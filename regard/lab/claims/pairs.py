@@ -10,21 +10,25 @@ from torch import Tensor
 from regard import attend, window
 from regard.lab.claims.costs import N, cost, growth, multiply_adds
 from regard.lab.claims.sample import normal
+from regard.lab.cost.documents import count, entries
 from regard.lab.cost.layers import Sizes, pairs_in_window
+from regard.lab.cost.orders import Widths
 from regard.lab.experiment import (
     Curve,
     Experiment,
     Finding,
     Plot,
     Table,
-    conditional,
-    corrected,
     holds,
+    more_exactly,
 )
+from regard.lab.numbers import figure
 from regard.lab.place import Place
 
 
 def _dot_products() -> Finding:
+    (entry,) = (e for e in entries(Place("slides", "shared weights")) if "dot products" in e.layer)
+    dots = growth(lambda s: count(entry, Widths(s.length, s.width, s.width, s.width)) or 0)
     alone = growth(lambda s: cost("attention alone", s).multiply_adds)
     whole = growth(lambda s: cost("attention, with projections", s).multiply_adds)
     rows = []
@@ -35,13 +39,18 @@ def _dot_products() -> Finding:
         rows.append((n, products, everything - products, (everything - products) / everything))
     head = ("N", "products 2N²D", "projections 4ND²", "their share")
     return Finding(
-        conditional(inside=alone == (2.0, 1.0), outside=whole == (2.0, 1.0)),
+        holds(dots == (2.0, 1.0) and alone == (2.0, 1.0)),
         {
-            "powers of N and D, the products alone": list(alone),
+            "powers of N and D, the dot products": list(dots),
+            "powers of N and D, both products": list(alone),
             "powers of N and D, the whole layer": list(whole),
             "share of the projections at N = D": rows[1][3],
         },
         (Table("Multiply-adds at D = 64", head, tuple(rows)),),
+        conclusion=f"The dot products grow with N to the power {figure(dots[0])} and D to the "
+        f"power {figure(dots[1])}. Worth adding: the projections around them cost O(N D²), 4ND² "
+        f"with W_O; at N = D = 64 they are {rows[1][3]:.0%} of the layer's multiply-adds, at N = "
+        f"1,024 {rows[3][3]:.0%}.",
     )
 
 
@@ -54,15 +63,16 @@ def _value_product() -> Finding:
         return multiply_adds(lambda: attend(query, key, value, backend="formula"))
 
     counts = [executed(d_v) for d_v in widths]
+    scores = [multiply_adds(lambda: normal(0, L_q, d_k) @ normal(1, L_k, d_k).T) for _ in widths]
     taught = [L_q * L_k * d_k for _ in widths]
     complete = [L_q * L_k * (d_k + d_v) for d_v in widths]
     return Finding(
-        corrected(taught=counts == taught, correct=counts == complete),
+        more_exactly(meant=scores == taught and counts == complete, literal=counts == taught),
         {
             "widths of the values": list(widths),
             "multiply-adds counted": counts,
-            "L_q L_k d_k": taught,
-            "L_q L_k (d_k + d_v)": complete,
+            "L_q L_k d_k, the similarities": taught,
+            "L_q L_k (d_k + d_v), with the values": complete,
         },
         plots=(
             Plot(
@@ -76,40 +86,37 @@ def _value_product() -> Finding:
                 ),
             ),
         ),
+        conclusion=f"The similarities do take {scores[0]} multiply-adds, L_q L_k d_k. All of "
+        f"attention takes L_q L_k d_v more, for the weighted sum of the values: {counts[0]} with "
+        f"values of width {widths[0]}, {counts[-1]} with width {widths[-1]}. So it is O(L_q L_k "
+        "(d_k + d_v)), which is the same order as long as d_v is about d_k.",
     )
 
 
 def _like_dense() -> Finding:
+    n = N
     rows = []
     for d in (2, 4, 8, 16, 32, 64):
-        sizes = Sizes(N, d, heads=1)
-        attention = cost("attention alone", sizes).multiply_adds
-        dense = cost("dense over all positions", sizes).multiply_adds
-        rows.append((d, attention, dense, dense / attention))
-    widths, ratios = [row[0] for row in rows], [row[3] for row in rows]
-    head = ("d", "attention", "dense", "times as much")
+        x = normal(0, 1, n, d)
+        attention = cost("attention alone", Sizes(n, d, heads=1)).multiply_adds
+        mixing = normal(1, n, n)  # one weight for each pair of positions, the same in all channels
+        dense = multiply_adds(lambda mixing=mixing, x=x: mixing @ x)
+        crossed = cost("dense over all positions", Sizes(n, d, heads=1)).multiply_adds
+        rows.append((d, attention, dense, attention / dense, crossed / attention))
+    ratios = [row[3] for row in rows]
+    head = ("d", "attention", "dense", "attention / dense", "dense with cross-channels / attention")
     return Finding(
-        corrected(taught=max(ratios) < 2, correct=all(r == d / 2 for r, d in zip(ratios, widths))),
+        holds(set(ratios) == {2.0}),
         {
-            "at d": widths,
-            "a dense layer costs, times attention": ratios,
-            "and times the scores alone": [2 * ratio for ratio in ratios],
+            "attention's multiply-adds over a dense layer's, no cross-channel weights": ratios,
+            "a dense layer's with cross-channel weights, over attention's": [r[4] for r in rows],
         },
-        (Table(f"Multiply-adds at n = {N}", head, tuple(rows)),),
-        (
-            Plot(
-                "A dense layer's multiply-adds for each of attention's",
-                "d",
-                "ratio",
-                (
-                    Curve("counted", widths, ratios),
-                    Curve("d/2", widths, [d / 2 for d in widths]),
-                    Curve("as many", widths, [1 for _ in widths]),
-                ),
-                log_x=True,
-                log_y=True,
-            ),
-        ),
+        (Table(f"Multiply-adds at n = {n}", head, tuple(rows)),),
+        conclusion="Without cross-channel weights a dense layer over the positions takes n²d "
+        f"multiply-adds, {rows[3][2]:,} at d = {rows[3][0]}, and attention's two products 2n²d, "
+        f"{rows[3][1]:,}: {figure(ratios[0])} times as many at every width. With cross-channel "
+        f"weights the dense layer would take d/2 times as many as attention, {figure(rows[-1][4])} "
+        f"at d = {rows[-1][0]}.",
     )
 
 
@@ -138,6 +145,10 @@ def _window_cost() -> Finding:
             "share of the whole at L = 1024": rows[2][2] / rows[2][3],
         },
         (Table(f"Multiply-adds, {w} positions to each side, d = {d}", head, tuple(rows)),),
+        conclusion=f"With {w} positions to each side, twice the length takes {figure(grows[0], 3)} "
+        f"and {figure(grows[1], 3)} times as much, where all pairs take four times as much; at L = "
+        f"1,024 it is {rows[2][2] / rows[2][3]:.0%} of the whole. Kernels work in blocks, here "
+        f"{figure(rows[2][2] / rows[2][1], 2)} times what is needed.",
     )
 
 
@@ -146,47 +157,43 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         13,
         "dot-product-cost",
         Place("slides", "shared weights"),
-        "Dot-product self-attention costs O(N²D).",
-        "Multiply-adds are counted while attention runs, without projections and with them, at "
-        "twice the length and at twice the width.",
+        "For N input tokens, computing the dot products in a self-attention layer takes O(N²D) "
+        "computations.",
+        "Multiply-adds are counted for Q Kᵀ alone, for both products and for the layer with its "
+        "projections, at twice the length and at twice the width.",
         _dot_products,
         (r"4ND^2 + 2N^2D",),
-        correct="Its two products do, 2N²D. The projections around them cost 4ND², which is more whenever "
-        "N < 2D.",
     ),
     Experiment(
         86,
         "value-product",
         Place("handout", "complexity"),
-        "Attention costs O(L_q L_k d_k).",
+        "There are L_q × L_k similarities, each of O(d_k) operations, so the overall complexity "
+        "is O(L_q × L_k × d_k).",
         "The multiplications of the matrix products are counted while attention is executed, for "
-        "values of growing width.",
+        "values of growing width, and for the similarities alone.",
         _value_product,
         (r"O\bigl(L_q L_k (d_k + d_v)\bigr)",),
-        correct="Those are the scores alone. The weighted sum of the values takes another L_q L_k d_v.",
     ),
     Experiment(
         86,
         "like-a-dense-layer",
         Place("handout", "complexity"),
-        "Attention costs about as much as a dense layer.",
-        "A layer that is dense over all positions and channels, and attention, map the same "
-        "sequence; the multiplications of both are counted at growing widths.",
+        "This is very similar to the complexity of a dense layer, except that attention does not "
+        "have cross-channel weights.",
+        "A dense layer with one weight for each pair of positions, and attention, map the same "
+        "sequence; the multiplications of both are counted at growing widths, beside a dense "
+        "layer over all channels.",
         _like_dense,
-        (r"\frac{n^2 d^2}{2 n^2 d} = \frac{d}{2}",),
-        correct="The dense layer takes n²d² multiplications, attention's two products 2n²d: the dense one "
-        "costs d/2 times as much, and d times as much as the scores alone.",
+        (r"2 n^2 d \;\text{against}\; n^2 d",),
     ),
     Experiment(
         90,
         "window-cost",
         Place("handout", "cost table"),
-        "A local window limits what attention costs.",
+        "As with a convolution, the attention window could be limited to a local neighbourhood.",
         "Attention runs in a window and without one, while the length doubles; what the kernel "
         "executes is counted, beside the pairs that the mask allows.",
         _window_cost,
-        correct="In a window the cost grows with the length rather than with its square, if the kernel "
-        "leaves out what is masked. Kernels work in blocks, and so do a little more than is "
-        "needed.",
     ),
 )

@@ -11,8 +11,20 @@ from regard import (
     VisionConfig,
     VisionTransformer,
 )
-from regard.lab.claims.sample import alive, base, normal, parameters, unbuilt
-from regard.lab.experiment import Experiment, Finding, Table, conditional, corrected, holds
+from regard.lab.claims.costs import compared
+from regard.lab.claims.sample import alive, base, influence, normal, parameters, unbuilt
+from regard.lab.cost.documents import count, entries
+from regard.lab.cost.orders import Widths
+from regard.lab.experiment import (
+    Experiment,
+    Finding,
+    Table,
+    conditional,
+    corrected,
+    holds,
+    more_exactly,
+)
+from regard.lab.numbers import figure
 from regard.lab.place import Place
 from regard.model.baseline import Convolution, Dense, Recurrent
 from regard.model.block import FeedForward
@@ -38,32 +50,63 @@ def _shared() -> Finding:
     return Finding(
         holds(three == 3 * D * D and ran == list(lengths)),
         {"weights of W_Q, W_K and W_V": three, "3 D²": 3 * D * D, "lengths it ran on": ran},
+        conclusion=f"W_Q, W_K and W_V have {three} weights at D = {D}, 3D² = {3 * D * D}, and one "
+        f"layer ran on sequences of {figure(lengths)} tokens with them.",
     )
 
 
 def _parameter_table() -> Finding:
-    attention = MultiHeadAttention(D, 1, bias=False)
-    three = sum(parameters(part) for part in (attention.query, attention.key, attention.value))
-    convolutions = {k: Convolution(D, k).convolution.weight.numel() for k in (1, 3, 5)}
-    length, d_v = 5, 3
-    dense = nn.Linear(length * D, length * d_v, bias=False).weight.numel()
-    rows = (
-        ("attention, W_Q, W_K, W_V", three),
-        *((f"convolution, k = {k}", count) for k, count in convolutions.items()),
-        (f"dense, L = {length}, d_v = {d_v}", dense),
-    )
+    some = entries(Place("handout", "parameter table"))
+    *others, dense = some
+    counts, exact = compared(some, Widths(5, D, 2, 3, K), Widths(7, 8, 3, 5, 5))
     return Finding(
         corrected(
-            taught=all(three < count for count in convolutions.values()),
-            correct=three == convolutions[3] == 3 * D * D and dense == length**2 * D * d_v,
+            taught=all(entry.whole for entry in some),
+            correct=exact and all(entry.whole for entry in others),
+        ),
+        {f"left out of {entry.order}, {entry.layer}": entry.left_out for entry in some}
+        | {"complete formulas equal what is counted": exact},
+        (counts,),
+        conclusion=f"{sum(entry.whole for entry in some)} of {len(some)} entries are right: "
+        "attention, convolution and recurrence. A dense layer from L·d to L·d_v numbers has "
+        f"{dense.exact}, a factor L more than {dense.order}. The complete formulas "
+        f"{'are' if exact else 'are not'} what is counted.",
+    )
+
+
+def _fewer_than_a_convolution() -> Finding:
+    some = entries(Place("handout", "parameter table"))
+    attention, convolution, _, dense = some
+    d = 64
+    rows = []
+    for narrow in (8, 4, 2, 1):
+        of = {k: Widths(16, d, d // narrow, d, k) for k in (1, 3, 5)}
+        shares = {k: (count(convolution, s) or 0) / d**2 for k, s in of.items()}
+        rows.append((f"d/{narrow}", (count(attention, of[3]) or 0) / d**2, *shares.values()))
+    handout, equal = rows[0], rows[-1]
+    far = (count(dense, of[3]) or 0) / d**2
+    return Finding(
+        conditional(
+            inside=handout[1] < min(handout[3:]) and handout[1] < far,
+            outside=all(row[1] < min(row[2:]) for row in rows),
         ),
         {
-            "attention, 3 d²": three,
-            "convolution with 3 taps": convolutions[3],
-            "dense layer": dense,
-            "L² d d_v": length**2 * D * d_v,
+            "attention, d_k = d/8 and d_v = d, over d²": handout[1],
+            "attention, d_k = d_v = d, over d²": equal[1],
+            "convolution, 1, 3 and 5 taps, over d²": list(equal[2:]),
+            "dense layer over 16 positions, over d²": far,
         },
-        (Table(f"Weights at d = {D}", ("layer", "weights"), rows),),
+        (
+            Table(
+                f"Parameters over d², at d = {d}, d_v = d",
+                ("d_k", "attention", "convolution, k = 1", "k = 3", "k = 5"),
+                tuple(rows),
+            ),
+        ),
+        conclusion=f"With the handout's d_k = d/8, and d_v = d, it has {figure(handout[1])} d², a "
+        f"convolution of three taps {figure(handout[3])} d² and a dense layer over 16 positions "
+        f"{figure(far)} d². With d_k = d_v = d it has {figure(equal[1])} d², as many as three "
+        f"taps; a convolution with one tap has {figure(equal[2])} d².",
     )
 
 
@@ -84,9 +127,9 @@ def _fewer_parameters() -> Finding:
     block = attention + 2 * width * 4 * width
     rows = [("attention with W_O", attention), ("a block with it", block), *counts.items()]
     return Finding(
-        conditional(
-            inside=attention == 4 * width**2 and attention < counts["dense over 50 rows"],
-            outside=attention < min(counts.values()),
+        more_exactly(
+            meant=attention == 4 * width**2 and attention < counts["dense over 50 rows"],
+            literal=attention < min(counts.values()),
         ),
         {f"parameters, {name}": count for name, count in rows},
         (
@@ -96,6 +139,12 @@ def _fewer_parameters() -> Finding:
                 tuple((name, count, round(count / width**2, 2)) for name, count in rows),
             ),
         ),
+        conclusion="Than what, has to be said: an attention layer with W_O has "
+        f"{attention / width**2:g} D², a dense layer over {length} rows "
+        f"{counts['dense over 50 rows'] / width**2:g}, an LSTM {counts['LSTM'] / width**2:g}, a "
+        f"GRU {counts['GRU'] / width**2:g}, a convolution of three taps "
+        f"{counts['convolution of 3'] / width**2:g}. A whole block, with its feed-forward network, "
+        f"has {block / width**2:g} D².",
     )
 
 
@@ -112,19 +161,27 @@ def _solely_attention() -> Finding:
                 counts["norms"] += parameters(module)
     total = parameters(model)
     counts["embedding"] = total - sum(counts.values())
-    # Three matrices for what is read and one for what is written, in 6 + 2·6 layers.
-    width, hidden, layers = 512, 2048, 18
-    by_hand = layers * 4 * (width * width + width)
-    dense = 12 * (2 * width * hidden + hidden + width)
+    # What mixes positions: whose output at one depends on the input at another.
+    x = normal(0, 1, N, D)
+    parts = {
+        "attention": MultiHeadAttention(D, 7),
+        "feed-forward": FeedForward(D, 17),
+        "norms": nn.LayerNorm(D),
+    }
+    mixes = {}
+    for name, part in parts.items():
+        by = influence(alive(part, 1), x)
+        mixes[name] = bool((by - by.diagonal().diag()).max() > 0)
+    stacks = counts["attention"] + counts["feed-forward"]
     return Finding(
-        corrected(
-            taught=counts["attention"] > total / 2,
-            correct=counts["attention"] == by_hand
-            and counts["feed-forward"] == dense
-            and dense > by_hand,
+        more_exactly(
+            meant=[name for name, mixing in mixes.items() if mixing] == ["attention"],
+            literal=counts["attention"] > stacks / 2,
         ),
-        {f"parameters: {name}": count for name, count in counts.items()}
-        | {"attention's share of the stacks": by_hand / (by_hand + dense)},
+        {
+            **{f"parameters: {name}": count for name, count in counts.items()},
+            **{f"mixes positions: {name}": mixing for name, mixing in mixes.items()},
+        },
         (
             Table(
                 "Parameters of the base model",
@@ -132,6 +189,11 @@ def _solely_attention() -> Finding:
                 tuple((name, round(n / 1e6, 2), round(n / total, 3)) for name, n in counts.items()),
             ),
         ),
+        conclusion="It is the paper's own phrase, and right in its sense: of the parts of a "
+        "block, those that mix positions are "
+        f"{', '.join(n for n, mixing in mixes.items() if mixing)}. For information: the base "
+        f"model's feed-forward networks hold {counts['feed-forward'] / 1e6:.1f} million "
+        f"parameters, attention {counts['attention'] / 1e6:.1f}.",
     )
 
 
@@ -141,10 +203,15 @@ def _sizes() -> Finding:
         ours = parameters(unbuilt(make))
         rows.append((name, ours, round(printed), 100 * (ours / printed - 1)))
     off = max(abs(row[3]) for row in rows)
+    millions = [f"{row[1] / 1e6:.1f}" for row in rows]
     return Finding(
         holds(off < 3),
         {name: ours for name, ours, *_ in rows} | {"farthest from the paper, in percent": off},
         (Table("Parameters", ("model", "ours", "the paper's", "difference in %"), tuple(rows)),),
+        conclusion=f"Ours are {', '.join(millions)} million: base and big with a vocabulary of "
+        "37,000, B/16, L/16, L/32 and H/14 with 1,000 classes. The farthest from the papers' "
+        f"figure differs by {figure(off, 2)}%; papers round, and count other vocabularies and "
+        "heads.",
     )
 
 
@@ -155,6 +222,10 @@ def _widths() -> Finding:
     return Finding(
         corrected(taught=all(wider), correct=text[1] == image[1]),
         {"widths, base and big": text, "widths, ViT-B, L and H": image},
+        conclusion=f"Of base and big the widths are {figure(text)}, of ViT-B, L and H "
+        f"{figure(image)}: ViT-B is wider than base, and ViT-L is as wide as big. The ranges are "
+        "right as printed; that images contain more information is no reason that widths could "
+        "show.",
     )
 
 
@@ -163,61 +234,70 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         12,
         "shared-projections",
         Place("slides", "shared weights"),
-        "W_Q, W_K and W_V are shared by all tokens, so attention has O(D²) parameters.",
+        "W_Q, W_K and W_V are shared by all tokens, so that there are O(D²) independent "
+        "parameters, for D_v ≈ D_k ≈ D.",
         "One layer's weights are counted, and the layer is run on sequences of three lengths.",
         _shared,
-        correct="3D² weights (and D² more in W_O), whatever the length.",
     ),
     Experiment(
         91,
         "parameter-table",
         Place("handout", "parameter table"),
-        "Attention has fewer parameters than even a convolution.",
-        "Weights are counted: three projections, convolutions with 1, 3 and 5 taps, and a dense "
-        "layer from L·d to L·d_v numbers.",
+        "In orders: self-attention d·d_k + d·d_k + d·d_v, convolution k·d·d_v, recurrent d·d_v + "
+        "d_v·d_v, dense L·d·d_v.",
+        "Each of the four orders is compared with the complete formula of its layer, and the "
+        "formulas with the parameters of modules, at two sizes.",
         _parameter_table,
-        (r"3 d^2", r"L^2 d d_v"),
-        correct="3d² weights are as many as a convolution with three taps has. A dense layer has L²·d·d_v.",
+        (r"L^2 d d_v",),
+    ),
+    Experiment(
+        91,
+        "fewer-than-a-convolution",
+        Place("handout", "parameter table"),
+        "As attention has no parameters of its own, those of self-attention are in the input "
+        "matrices alone, and are far fewer than in a dense layer or even a convolution; typically "
+        "d_k is d/8.",
+        "Parameters of W_Q, W_K and W_V are counted for d_k from d/8 to d, beside convolutions "
+        "with 1, 3 and 5 taps and a dense layer over 16 positions.",
+        _fewer_than_a_convolution,
     ),
     Experiment(
         99,
         "fewer-parameters",
         Place("handout", "take-away: Transformers"),
-        "Attention needs fewer parameters than the layers before it.",
+        "Transformers benefit from attention's efficiency and require fewer parameters; than what "
+        "is not said.",
         "Weights of one attention layer, W_O included, are counted beside those of a dense layer "
         "over 50 rows, recurrent layers and convolutions of one width.",
         _fewer_parameters,
-        correct="Far fewer than a dense layer over the sequence, and fewer than a recurrent layer. A "
-        "convolution of three taps has fewer still, and a block with its feed-forward network "
-        "more than an LSTM.",
     ),
     Experiment(
         94,
         "solely-attention",
         Place("handout", "Transformers"),
-        "The Transformer is built solely on attention.",
-        "The parameters of the base model are counted by part, without their values, and by hand.",
+        "The Transformer is a relatively simple network, based solely on attention mechanisms: an "
+        "encoder and a decoder of sequences of attention layers.",
+        "The parameters of the base model are counted by part. The Jacobians of attention, of the "
+        "feed-forward network and of LayerNorm say which of them mix positions.",
         _solely_attention,
-        correct="In the two stacks the feed-forward networks hold more parameters than attention does.",
     ),
     Experiment(
         70,
         "model-sizes",
         Place("homework", "1.5(b)"),
-        "The Transformer has 65 and 213 million parameters, ViT 86, 307 and 632 million.",
+        "ViT has 86, 307 and 632 million parameters in its base, large and huge variants, the "
+        "Transformer 65 and 213 million in base and big.",
         "The library's models are built on the meta device, for 37,000 tokens or 1,000 classes, "
         "and their parameters counted.",
         _sizes,
-        correct="They do, up to a few percent: papers round, and count other vocabularies and heads.",
     ),
     Experiment(
         71,
         "model-widths",
         Place("homework", "1.5(b)"),
-        "ViT is wider than the Transformer, because images contain more information.",
+        "The Transformer typically uses smaller embedding sizes, such as 512 or 1024, and ViT "
+        "larger ones, such as 768 or 1024, because images contain more information than text.",
         "The widths of the published sizes are compared, rank by rank.",
         _widths,
-        correct="The big Transformer and ViT-L are equally wide. Widths follow a model's size; nothing in "
-        "them measures what images contain.",
     ),
 )

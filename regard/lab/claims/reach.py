@@ -25,13 +25,14 @@ from regard.lab.experiment import (
     Finding,
     Plot,
     Table,
-    conditional,
     corrected,
     holds,
+    more_exactly,
 )
 from regard.lab.experiment import Measured as Cell
+from regard.lab.numbers import figure, within
 from regard.lab.place import Place
-from regard.model.baseline import Convolution, Dense, Recurrent
+from regard.model.baseline import Convolution, Recurrent
 
 N, D, H = SMALL.length, SMALL.width, SMALL.heads
 """Positions, width and heads."""
@@ -59,12 +60,14 @@ def _parallel() -> Finding:
     rows: tuple[tuple[Cell, ...], ...] = tuple((name, *chain) for name, chain in chains.items())
     constant = [len(set(chains[name])) == 1 for name in names]
     return Finding(
-        conditional(
-            inside=constant[0] and constant[1] and chains["LSTM"] == list(lengths),
-            outside=len(set(decoded)) == 1,
-        ),
+        holds(constant[0] and constant[1] and chains["LSTM"] == list(lengths)),
         {f"sequential products, {name}": chain for name, chain in chains.items()},
         (Table("Products that wait for each other", ("n", *map(str, lengths)), rows),),
+        conclusion=f"At n = {figure(lengths)} the longest chain of products is "
+        f"{figure(chains['LSTM'])} in an LSTM, {figure(chains['attention, with projections'])} in "
+        f"attention and {figure(chains['convolution'])} in a convolution. Worth adding: decoding "
+        f"token by token stays sequential with attention too, {figure(decoded)}, since each token "
+        "is computed from the one before.",
     )
 
 
@@ -100,6 +103,9 @@ def _whole_model() -> Finding:
             "sequential products, two LSTM layers": recurrence,
             "recurrent layers in the Transformer": len(recurrent),
         },
+        conclusion=f"At {figure(lengths)} tokens, the longest chain of products through a "
+        f"Transformer of 2 + 2 blocks is {figure(attention)}, through two LSTM layers "
+        f"{figure(recurrence)}. The Transformer has {len(recurrent)} recurrent layers.",
     )
 
 
@@ -119,6 +125,8 @@ def _at_once() -> Finding:
         holds(len(set(attention)) == 1 and recurrence[2] > recurrence[1] > recurrence[0]),
         {"positions": list(lengths)}
         | {f"products called, {name}": counts for name, counts in called.items()},
+        conclusion=f"For {figure(lengths)} positions attention calls {figure(attention)} products, "
+        f"an LSTM {figure(recurrence)}: one or more for each token.",
     )
 
 
@@ -143,6 +151,9 @@ def _whole_sequence() -> Finding:
             "self-attention at once, against row by row in any order": own,
             "a recurrent layer, which has to go step by step": gru,
         },
+        conclusion=f"One pass gives what single steps give: a causal model {within(masked)}, "
+        f"self-attention row by row {within(own)}. So does a recurrent layer, {within(gru)}, but "
+        "each of its steps has to wait for the one before.",
     )
 
 
@@ -151,7 +162,7 @@ def _longest_path() -> Finding:
     names = ("attention, with projections", "LSTM", "plain recurrence", "convolution")
     paths = {name: [cost(name, replace(SMALL, length=n)).path for n in lengths] for name in names}
     whole = influence(alive(MultiHeadAttention(D, H), 0), normal(1, 1, N, D))
-    rows = tuple((name, *(path or "none" for path in lengths)) for name, lengths in paths.items())
+    rows = tuple((name, *(path or "none" for path in each)) for name, each in paths.items())
     return Finding(
         holds(
             len(set(paths["attention, with projections"])) == 1
@@ -167,6 +178,11 @@ def _longest_path() -> Finding:
             },
         },
         (Table("Between the first and the last of n", ("layer", *map(str, lengths)), rows),),
+        conclusion=f"Between the ends of {figure(lengths)} positions lie "
+        f"{figure(paths['attention, with projections'])} products in attention, "
+        f"{figure(paths['LSTM'])} steps in an LSTM and {figure(paths['convolution'])} layers of a "
+        f"convolution with three taps. One layer of attention connects {int((whole > 0).sum())} of "
+        f"{N * N} pairs.",
     )
 
 
@@ -206,6 +222,10 @@ def _receptive_field() -> Finding:
                 tuple(Curve(name, layers, counts) for name, counts in fields.items()),
             ),
         ),
+        conclusion=f"Of {n} positions the middle one is reached by "
+        f"{figure(fields['convolution, 3 taps'][:3])} after one, two and three layers with three "
+        f"taps, by {figure(fields['convolution, 5 taps'][:3])} with five: each layer adds k − 1. "
+        f"In attention it is {fields['attention'][0]} after the first layer.",
     )
 
 
@@ -216,15 +236,15 @@ def _both_directions() -> Finding:
         influence(alive(Recurrent(D, "gru", both=both), 1), x) > 0 for both in (False, True)
     )
     return Finding(
-        corrected(
-            taught=not bool((both & ~past).any()),
-            correct=torch.equal(one, past) and bool(both.all()),
-        ),
+        more_exactly(meant=torch.equal(one, past), literal=not bool((both & ~past).any())),
         {
             "unidirectional: pairs that depend on a later row": int((one & ~past).sum()),
             "bidirectional: pairs that depend on a later row": int((both & ~past).sum()),
             "pairs with a later row": int((~past).sum()),
         },
+        conclusion=f"In one direction it is: {int((one & ~past).sum())} of {int((~past).sum())} "
+        "pairs with a later row depend on it. A bidirectional layer, which reads from the end as "
+        f"well, has {int((both & ~past).sum())}.",
     )
 
 
@@ -237,33 +257,36 @@ def _taken(layer: nn.Module, x: Tensor) -> bool:
 
 
 def _variable_size() -> Finding:
-    lengths = (3, L, S, 40)
-    convolution, dense = alive(Convolution(D, 3), 0), alive(Dense(D, L), 1)
+    lengths, sides = (3, L, S, 40), (8, 9, 24)
+    convolution = alive(Convolution(D, 3), 0)
+    dense = alive(nn.Sequential(nn.Flatten(), nn.Linear(L * D, L * D)), 1)
     pooled = nn.Sequential(nn.Conv2d(1, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten())
     flat = nn.Sequential(nn.Conv2d(1, 4, 3), nn.Flatten(), nn.Linear(4 * 6 * 6, 5))
+    sequences, images = (
+        [normal(2, 1, n, D) for n in lengths],
+        [normal(4, 1, 1, n, n) for n in sides],
+    )
     takes = {
-        "convolution over a sequence": [_taken(convolution, normal(2, 1, n, D)) for n in lengths],
-        "dense layer over a sequence": [_taken(dense, normal(2, 1, n, D)) for n in lengths],
-        "CNN whose head reads the mean": [
-            _taken(alive(pooled, 3), normal(4, 1, 1, n, n)) for n in (8, 9, 24)
-        ],
-        "CNN whose head is dense": [
-            _taken(alive(flat, 3), normal(4, 1, 1, n, n)) for n in (8, 9, 24)
-        ],
+        "convolution over a sequence": [_taken(convolution, x) for x in sequences],
+        "CNN that ends in a mean": [_taken(alive(pooled, 3), x) for x in images],
+        "CNN that ends in a dense layer": [_taken(alive(flat, 3), x) for x in images],
+        "dense layer over a sequence": [_taken(dense, x) for x in sequences],
     }
+    free, built = list(takes.values())[:2], list(takes.values())[2:]
     x = normal(5, 1, 40, D)
     same = apart(convolution(x)[:, 1:10], convolution(x[:, :11])[:, 1:10])
     return Finding(
         corrected(
-            taught=not all(takes["convolution over a sequence"]),
-            correct=all(takes["convolution over a sequence"])
-            and all(takes["CNN whose head reads the mean"])
-            and same < SAME
-            and not all(takes["dense layer over a sequence"])
-            and not all(takes["CNN whose head is dense"]),
+            taught=not all(free[0]),
+            correct=all(map(all, free)) and [sum(t) for t in built] == [1, 1] and same < SAME,
         ),
         {f"sizes taken by a {name}": f"{sum(t)} of {len(t)}" for name, t in takes.items()}
         | {"a convolution's rows in a longer sequence, change": same},
+        conclusion=f"A convolution takes {sum(free[0])} of {len(lengths)} lengths, and gives the "
+        f"same rows in a longer sequence ({within(same)}); a CNN that ends in a mean takes "
+        f"{sum(free[1])} of {len(sides)} image sizes. A dense layer takes the one size that it was "
+        f"built for, {sum(built[1])} of {len(lengths)}, and so does a CNN that ends in one, "
+        f"{sum(built[0])} of {len(sides)}.",
     )
 
 
@@ -272,89 +295,78 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         34,
         "sequential-steps",
         Place("sheet", "6-2(d)"),
-        "Recurrence is sequential; convolution and attention are computed in parallel.",
+        "The operations of recurrent layers have to be computed sequentially; convolutional and "
+        "attention operations can be parallelised.",
         "While a layer runs, the longest chain of products is followed in which each needs the "
         "result of the one before. The same is done for autoregressive decoding with attention.",
         _parallel,
-        correct="That is true of encoding and of training. Decoding stays sequential with attention too, "
-        "since each token is computed from the one before.",
     ),
     Experiment(
         53,
         "no-recurrence",
         Place("homework", "1.4(a)"),
-        "Unlike an RNN or LSTM, a Transformer has no recurrence, and so trains in parallel.",
+        "Unlike RNNs and LSTMs, Transformers use no recurrent connections to find dependencies, "
+        "and can process the input in parallel, which speeds up training.",
         "The longest chain of products is followed through an encoder-decoder and through two "
         "LSTM layers, at three lengths.",
         _whole_model,
-        correct="The chain through a Transformer is as long as it is deep, at any length; through an "
-        "LSTM it grows with every token.",
     ),
     Experiment(
         57,
         "all-at-once",
         Place("homework", "1.4(b)"),
-        "The whole sequence enters at once, instead of token by token.",
+        "With self-attention the entire sequence can be fed at once, instead of element by "
+        "element as in RNNs, which cannot be parallelised so.",
         "The calls of matrix products are counted in attention and in an LSTM at three lengths.",
         _at_once,
-        correct="Attention calls the same few products at any length; an LSTM calls at least one for each "
-        "token.",
     ),
     Experiment(
         57,
         "whole-sequence",
         Place("homework", "1.4(b)"),
-        "A Transformer computes the whole sequence at once, and gets what it would get step by "
-        "step.",
+        "Feeding the entire sequence at once allows parallelisation within training examples.",
         "A causal model computes seven tokens in one pass, and token by token with a KV cache; "
-        "self-attention computes its rows together and one by one.",
+        "self-attention computes its rows together and one by one. All have to be the same for "
+        "training at once to be training at all.",
         _whole_sequence,
-        correct="All rows come from one pass, which gives what single steps give. A recurrent layer gives "
-        "the same either way too, but has to compute one step after the other.",
     ),
     Experiment(
         58,
         "longest-path",
         Place("homework", "1.4(b)"),
-        "Between two positions the path is O(1) long in self-attention and O(n) in recurrence.",
+        "The maximum path length is O(1) in self-attention and O(n) in RNNs, which makes "
+        "long-range dependencies easier.",
         "Gradients tell how many layers it takes from the first position to the last, and the "
         "graph of a layer how many products lie between. Recurrence is followed step by step.",
         _longest_path,
-        correct="Attention connects every pair in one layer, through three products: value, mean and "
-        "output. Recurrence takes n steps, and a convolution the more layers the longer the "
-        "sequence is.",
     ),
     Experiment(
         102,
         "receptive-field",
         Place("handout", "CNNs"),
-        "Convolutions reach far through depth.",
+        "Convolutions exploit local dependencies within the kernel, and long-range ones by "
+        "multiple layers.",
         "Gradients at the middle position are propagated back through more and more layers, and "
         "the positions with a nonzero gradient are counted.",
         _receptive_field,
         (r"1 + \ell (k - 1)",),
-        correct="They do: each layer adds k − 1 positions. Attention sees all positions in its first "
-        "layer.",
     ),
     Experiment(
         77,
         "both-directions",
         Place("handout", "RNNs"),
-        "A recurrent network sees the past only.",
-        "Jacobians of a unidirectional and of a bidirectional recurrent layer say "
-        "which row depends on which.",
+        "A limit of RNNs (LSTM, GRU): the context is computed from the past only.",
+        "Jacobians of a unidirectional and of a bidirectional recurrent layer say which row "
+        "depends on which.",
         _both_directions,
-        correct="A unidirectional one does. A bidirectional one sees the whole sequence.",
     ),
     Experiment(
         78,
         "variable-size",
         Place("handout", "CNNs"),
-        "Convolutional networks cannot deal with inputs of variable size.",
-        "Sequences and images of several sizes are given to convolutions, to a dense layer, and "
-        "to two small CNNs with different heads.",
+        "A limit of convolution: it cannot deal with inputs of variable size.",
+        "Sequences and images of several sizes are given to a convolution, to two small CNNs with "
+        "different heads, and to a dense layer.",
         _variable_size,
-        correct="Convolutions take any size, and compute the same at each place in a longer sequence. "
-        "What refuses another size is a dense layer, be it alone or a CNN's head.",
     ),
 )

@@ -4,6 +4,7 @@ count.py       counts operations beneath torch, those of fused kernels too
 layers.py      attention, convolution, recurrence and a dense layer
 path.py        the longest path between two positions of a layer
 models.py      whole models, part by part
+orders.py      formulas as polynomials: growth beside growth, counts beside counts
 documents.py   the tables of the course documents, and the lengths at which two layers cost the same
 show.py        all of it in tables: terminal, Markdown, JSON
 """
