@@ -35,14 +35,27 @@ def write(path: Path, content: str | bytes) -> None:
 def file(path: Path) -> Iterator[Path]:
     """Where to write a file's new content, which replaces the old one if the block succeeds.
 
-    The draft has the file's own name, in a folder of its own that is removed afterwards.
+    The draft has the file's own name, in a folder of its own that is removed afterwards. A link
+    stays, and what it leads to is replaced; a device or a pipe is written to as it is.
     """
-    clear(path)
-    with draft(path) as folder:
-        yield folder / path.name
-        sync(folder / path.name)
-        os.replace(folder / path.name, path)
-        sync_folder(path.parent)
+    if path.is_dir():
+        raise ValueError(f"{path} is a folder; name a file")
+    target = Path(os.path.realpath(path))
+    try:
+        if path.exists() and not path.is_file():
+            yield path
+            return
+        clear(target)
+        with draft(target) as folder:
+            new = folder / target.name
+            yield new
+            sync(new)
+            os.replace(new, target)
+            sync_folder(target.parent)
+    except OSError as error:
+        if error.errno is None:
+            raise
+        raise OSError(error.errno, f"not written: {error.strerror}", str(path)) from error
 
 
 @contextmanager

@@ -33,7 +33,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from regard import __version__, atomic
-from regard.config import Object, differences, dumps, from_json, loads, plain, to_json
+from regard.config import Object, differences, dumps, from_json, loads, opened, plain, to_json
 from regard.device import device as named_device
 
 FORMAT = 1
@@ -84,7 +84,7 @@ def save(
             raise ValueError(f'files names "{name}", which is written by save; choose another name')
     # A link stays, and what it leads to is replaced.
     target = Path(os.path.realpath(folder))
-    with _told(folder):
+    with saving(folder):
         target.parent.mkdir(parents=True, exist_ok=True)
         atomic.recover(target)
         _check_target(folder, target, extras)
@@ -132,17 +132,17 @@ def load(
         raise ValueError(f"dtype ({dtype}) must be a floating one, such as torch.bfloat16")
     for _ in range(_PATIENCE):
         place = atomic.standing(Path(folder))
-        opened = _open_config(place)
-        if opened is None:
+        config = _open_config(place)
+        if config is None:
             continue
         fault = None
         # While this file is open, none that comes in its place is taken for it.
-        with opened:
+        with config:
             try:
-                saved = _load(place, opened.read(), model, target, dtype, verify)
+                saved = _load(place, config.read(), model, target, dtype, verify)
             except ValueError as error:
                 fault = error
-            if _unchanged(opened, place):
+            if _unchanged(config, place):
                 if fault is not None:
                     raise fault
                 return saved
@@ -483,19 +483,17 @@ def _open_config(place: Path) -> BinaryIO | None:
     """A folder's config.json; None where the folder was replaced at this very moment."""
     path = place / CONFIG
     try:
-        return path.open("rb")
+        return opened(path)
     except FileNotFoundError:
         if path.exists() or not place.exists():
             return None
         raise ValueError(f"{place} has no {CONFIG}: it is not a folder that save wrote") from None
-    except OSError as error:
-        raise ValueError(f"{path} cannot be read: {error.strerror}") from None
 
 
-def _unchanged(opened: BinaryIO, place: Path) -> bool:
+def _unchanged(config: BinaryIO, place: Path) -> bool:
     """Whether a folder still has the config that was opened; every save brings a new one."""
     try:
-        return os.path.samestat(os.fstat(opened.fileno()), (place / CONFIG).stat())
+        return os.path.samestat(os.fstat(config.fileno()), (place / CONFIG).stat())
     except OSError:
         return False
 
@@ -504,8 +502,8 @@ def _unchanged(opened: BinaryIO, place: Path) -> bool:
 
 
 @contextmanager
-def _told(folder: str | os.PathLike[str]) -> Iterator[None]:
-    """Errors of the operating system, in one line."""
+def saving(folder: str | os.PathLike[str]) -> Iterator[None]:
+    """Errors of the operating system while a folder is written, in one line."""
     try:
         yield
     except (OSError, SafetensorError) as error:
@@ -551,7 +549,8 @@ def _check_target(
 def _ours(folder: Path) -> set[str]:
     """The names that a save has put into a folder."""
     path = folder / CONFIG
-    return {CONFIG, CARD, *_read_header(path.read_bytes(), str(path)).files}
+    with opened(path) as file:
+        return {CONFIG, CARD, *_read_header(file.read(), str(path)).files}
 
 
 # The model card

@@ -1,5 +1,9 @@
 """Configs as JSON: a frozen dataclass goes out, an equal one comes back, every fault is named.
 
+    to_json(config)                 an object for json, and from_json(Config, data) is the way back
+    read(path)                      what a JSON or YAML file says
+    opened(path)                    the file itself, if it is small enough to be a config
+
 A config's fields are numbers, strings, `Literal`s, tuples, dictionaries with string keys, other
 configs, and unions of these; configs in one union are told apart by their field
 `kind: Literal["…"]`. Reading is strict, because a config that is read wrongly builds another
@@ -11,14 +15,27 @@ import dataclasses
 import difflib
 import json
 import math
+import os
+import re
+import stat
+from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin
+from typing import Any, BinaryIO, Literal, TypeVar, Union, cast, get_args, get_origin
 from typing import get_type_hints as hints
 
 T = TypeVar("T")
 
 Object = dict[str, Any]
 """A JSON object."""
+
+LARGEST = 2**26
+"""Bytes of a config at most; those that people and programs write have some kilobytes."""
+
+LARGEST_YAML = 2**20
+"""The same of YAML, which is read a thousand times more slowly."""
+
+DEEPEST = 50
+"""Objects within objects, at most."""
 
 
 def to_json(config: object) -> Object:
@@ -57,19 +74,118 @@ def dumps(data: object) -> bytes:
     return (json.dumps(data, indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode()
 
 
+def read(path: Path) -> object:
+    """What a file says: YAML where its name ends so, and JSON otherwise."""
+    with opened(path) as file:
+        text = file.read()
+    if path.suffix.lower() in (".yaml", ".yml"):
+        if len(text) > LARGEST_YAML:
+            raise ValueError(f"{path} has {len(text):,} bytes; write so large a config as JSON")
+        return _loads_yaml(text, str(path))
+    return loads(text, str(path))
+
+
+def opened(path: Path) -> BinaryIO:
+    """A small file, open. Folders, pipes and devices, some of which never end, are refused."""
+    try:
+        # A pipe that nobody writes to would keep an ordinary `open` waiting.
+        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read: {error.strerror}") from None
+    about = os.fstat(descriptor)
+    fault = None
+    if not stat.S_ISREG(about.st_mode):
+        fault = "is a folder" if stat.S_ISDIR(about.st_mode) else "is no ordinary file"
+    elif about.st_size > LARGEST:
+        fault = f"has {about.st_size:,} bytes, and a config at most {LARGEST:,}"
+    if fault is not None:
+        os.close(descriptor)
+        raise ValueError(f"{path} {fault}; name a config.json")
+    return os.fdopen(descriptor, "rb")
+
+
 def loads(text: bytes, where: str) -> object:
     """What a JSON text says; NaN, infinities and keys that occur twice are refused."""
     try:
-        return json.loads(
+        data = json.loads(
             text.decode("utf-8-sig"),
             parse_float=_finite,
+            parse_int=_whole,
             parse_constant=_finite,
             object_pairs_hook=_unique,
         )
     except RecursionError:
-        raise ValueError(f"{where} is not JSON that can be read: it is nested too deeply") from None
+        data = _TOO_DEEP
     except ValueError as error:
         raise ValueError(f"{where} is not JSON that can be read: {error}") from None
+    return _shallow(data, f"{where} is not JSON")
+
+
+def _loads_yaml(text: bytes, where: str) -> object:
+    """What a YAML text says, with the types of YAML 1.2, which are those of JSON.
+
+    In YAML 1.1, as most readers have it, 1e-3 is a string, `no` is false, and 12:30 is a number.
+    """
+    import yaml
+
+    seen: set[int] = set()
+
+    def value(node: Any) -> object:
+        # A few lines of aliases can stand for more data than there is memory.
+        if id(node) in seen or "tag:yaml.org,2002:" not in node.tag or "python" in node.tag:
+            what = "aliases" if id(node) in seen else f"tags ({node.tag})"
+            raise ValueError(f"{what} are not supported (line {node.start_mark.line + 1})")
+        seen.add(id(node))
+        match node.id:
+            case "mapping":
+                return _unique([(str(value(key)), value(item)) for key, item in node.value])
+            case "sequence":
+                return [value(item) for item in node.value]
+        return node.value if node.style else _scalar(node.value)
+
+    try:
+        root = yaml.compose(text.decode("utf-8-sig"), yaml.SafeLoader)
+        data = None if root is None else value(root)
+    except RecursionError:
+        data = _TOO_DEEP
+    except (yaml.YAMLError, ValueError) as error:
+        said = " ".join(str(error).split())
+        raise ValueError(f"{where} is not YAML that can be read: {said}") from None
+    return _shallow(data, f"{where} is not YAML")
+
+
+def _scalar(text: str) -> object:
+    """What a word without quotes stands for: the core schema of YAML 1.2."""
+    if text.lower() in ("", "~", "null"):
+        return None
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    if re.fullmatch(r"[-+]?[0-9]+", text):
+        return _whole(text)
+    if re.fullmatch(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?", text):
+        return _finite(text)
+    return text
+
+
+_TOO_DEEP: list[Any] = []
+_TOO_DEEP.append(_TOO_DEEP)
+
+
+def _shallow(data: object, what: str) -> object:
+    """The same data, if it is not nested deeper than anybody writes."""
+    level = [data]
+    for _ in range(DEEPEST):
+        inner = [
+            list(value.values()) if isinstance(value, dict) else value
+            for value in level
+            if isinstance(value, dict | list)
+        ]
+        level = [item for items in inner for item in items]
+    if level:
+        raise ValueError(f"{what} that can be read: it is nested too deeply")
+    return data
 
 
 def differences(have: object, want: object, at: str = "") -> list[str]:
@@ -229,6 +345,16 @@ def _finite(text: str) -> float:
     return number
 
 
+def fits_64_bits(number: int) -> bool:
+    return -(2**63) <= number < 2**63
+
+
+def _whole(text: str) -> int:
+    if len(text) > 20 or not fits_64_bits(number := int(text)):
+        raise ValueError(f"{text[:20]}{'…' * (len(text) > 20)} does not fit into 64 bits")
+    return number
+
+
 def _unique(pairs: list[tuple[str, object]]) -> Object:
     data = dict(pairs)
     if len(data) < len(pairs):
@@ -256,6 +382,8 @@ def _plain(value: object, place: _Place) -> object:
     if type(value) is str:
         _check_text(value, place)
         return value
+    if type(value) is int and not fits_64_bits(value):
+        raise ValueError(f"{place} ({_shown(value)}) does not fit into 64 bits")
     if value is None or type(value) in (bool, int):
         return value
     raise ValueError(

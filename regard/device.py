@@ -2,6 +2,10 @@
 
 import torch
 
+KINDS = ("cpu", "cuda")
+"""What everything runs on."""
+CHOICES = "choose auto, cpu, cuda, or one of several GPUs, such as cuda:1"
+
 
 def device(name: str | torch.device) -> torch.device:
     """The device of this name; "auto" is a GPU where there is one, and the CPU otherwise."""
@@ -9,13 +13,16 @@ def device(name: str | torch.device) -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         named = torch.device(name)
-    except RuntimeError as error:
-        known = str(error).splitlines()[0]
-        raise ValueError(f'device ("{name}") is not one that torch knows: {known}') from None
+    except RuntimeError:
+        raise ValueError(f'device ("{name}") is not one that torch knows; {CHOICES}') from None
+    if named.type not in KINDS:
+        raise ValueError(f'device ("{name}") is not supported; {CHOICES}')
+    count = 1
     if named.type == "cuda":
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
         if not count:
             raise ValueError(f'device ("{name}") needs a GPU, and torch finds none; try "cpu"')
-        if (named.index or 0) >= count:
-            raise ValueError(f'device ("{name}") is not there; the last is "cuda:{count - 1}"')
+    if (named.index or 0) >= count:
+        last = "cpu" if named.type == "cpu" else f"cuda:{count - 1}"
+        raise ValueError(f'device ("{name}") is not there; the last is "{last}"')
     return named

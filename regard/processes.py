@@ -115,4 +115,8 @@ def _initialized() -> bool:
 
 
 def one_line(error: Exception) -> str:
-    return " ".join(str(error).split())
+    """What an exception says, without line breaks; of an OSError the file and the reason."""
+    text = str(error)
+    if isinstance(error, OSError) and error.strerror:
+        text = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    return " ".join(text.split())

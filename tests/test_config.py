@@ -3,15 +3,17 @@
 import dataclasses
 import json
 import math
+import os
 import re
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from regard.config import differences, dumps, from_json, loads, plain, to_json
+from regard.config import LARGEST_YAML, differences, dumps, from_json, loads, plain, read, to_json
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 
@@ -59,27 +61,28 @@ class Config:
 
 
 finite = st.floats(allow_nan=False, allow_infinity=False)
-blocks = st.builds(Block, heads=st.integers(1), norm=st.sampled_from(["pre", "post"]))
+integers = st.integers(-(2**63), 2**63 - 1)
+blocks = st.builds(Block, heads=st.integers(1, 2**63 - 1), norm=st.sampled_from(["pre", "post"]))
 json_values = st.recursive(
-    st.none() | st.booleans() | st.integers() | finite | st.text(),
+    st.none() | st.booleans() | integers | finite | st.text(),
     lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
     max_leaves=5,
 )
 configs = st.builds(
     Config,
-    width=st.integers(),
+    width=integers,
     dropout=finite,
     tied=st.booleans(),
     name=st.text(),
-    size=st.tuples(st.integers(), st.integers()),
-    layers=st.lists(st.integers()).map(tuple),
+    size=st.tuples(integers, integers),
+    layers=st.lists(integers).map(tuple),
     block=blocks,
     blocks=st.lists(blocks, max_size=3).map(tuple),
-    position=st.none() | st.builds(Sines, base=finite) | st.builds(Table, length=st.integers()),
-    image=st.integers() | st.tuples(st.integers(), st.integers()),
+    position=st.none() | st.builds(Sines, base=finite) | st.builds(Table, length=integers),
+    image=integers | st.tuples(integers, integers),
     share=st.booleans() | st.just("some"),
-    rate=finite | st.integers(),
-    limit=st.none() | st.integers(),
+    rate=finite | integers,
+    limit=st.none() | integers,
     extra=st.dictionaries(st.text(), blocks, max_size=3),
     task=st.dictionaries(st.text(), json_values, max_size=3),
 )
@@ -222,12 +225,86 @@ def test_a_union_that_cannot_be_told_apart_is_a_programming_error() -> None:
         (b'{"a": 1, "b": 2, "a": 3}', 'the key "a" occurs twice'),
         (b"\xff\xfe{}", "codec can't decode"),
         (b"[" * 200_000, "nested too deeply"),
+        (b"[" * 60 + b"]" * 60, "nested too deeply"),
+        (b'{"a": 9223372036854775808}', "9223372036854775808 does not fit into 64 bits"),
+        (b'{"a": ' + b"1" * 5000 + b"}", "11111111111111111111… does not fit into 64 bits"),
     ],
 )
 def test_text_that_is_not_json(text: bytes, said: str) -> None:
     with pytest.raises(ValueError, match=re.escape(said)) as fault:
         loads(text, "config.json")
     assert re.fullmatch(r"config\.json is not JSON[^\n]+", str(fault.value))
+
+
+YAML = """
+width: 64           # a comment
+dropout: 1e-3
+compile: no
+sizes: [1, .5, -2.]
+first: 1990-10-03
+ratio: 12:30
+start:
+tied: true
+"""
+
+
+def test_yaml_has_the_types_of_json(tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(YAML, encoding="utf-8")
+    assert read(path) == {
+        "width": 64,
+        "dropout": 0.001,
+        "compile": "no",
+        "sizes": [1, 0.5, -2.0],
+        "first": "1990-10-03",
+        "ratio": "12:30",
+        "start": None,
+        "tied": True,
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("a: 1\na: 2", 'the key "a" occurs twice'),
+        ("a: &x [1]\nb: *x", "aliases are not supported (line 1)"),
+        ("a: !!python/name:os.system", "python/name:os.system) are not supported (line 1)"),
+        ("a: !own 1", "tags (!own) are not supported"),
+        ("a: 99999999999999999999", "does not fit into 64 bits"),
+        ("a: 1e999", "1e999 is not a finite number"),
+        ("[" * 60 + "]" * 60, "nested too deeply"),
+        ("- " * 3000, "nested too deeply"),
+        ("a: b: c", "mapping values are not allowed here"),
+        ("a: \x00", "special characters are not allowed"),
+    ],
+)
+def test_text_that_is_not_yaml(text: str, said: str, tmp_path: Path) -> None:
+    path = tmp_path / "config.yml"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(ValueError, match=re.escape(said)) as fault:
+        read(path)
+    assert re.fullmatch(r".*config\.yml is not YAML that can be read: [^\n]+", str(fault.value))
+
+
+def test_what_is_no_small_file_is_refused_before_it_is_read(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")  # which nobody writes to
+    with (tmp_path / "huge.json").open("wb") as file:
+        file.truncate(10**12)
+    (tmp_path / "large.yaml").write_bytes(b"#" * (LARGEST_YAML + 1))
+    for name, said in (
+        ("/dev/zero", "is no ordinary file"),
+        ("pipe", "is no ordinary file"),
+        (".", "is a folder"),
+        ("huge.json", "has 1,000,000,000,000 bytes"),
+        ("large.yaml", "as JSON"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            read(tmp_path / name)
+
+
+def test_numbers_beyond_64_bits_are_not_written() -> None:
+    with pytest.raises(ValueError, match=r"width \(9223372036854775808\) does not fit into 64"):
+        to_json(Config(2**63))
 
 
 def test_text_is_for_people() -> None:

@@ -99,17 +99,14 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.parametrize("words", [["dmo"], [], ["demo", "--fast"], ["--versio"]])
 def test_wrong_words_are_one_line(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as stop:
-        cli.main(words)
+    assert cli.main(words) == 2
     said = capsys.readouterr()
-    assert stop.value.code == 2
     assert said.out == ""
     assert re.fullmatch(r"regard: [^\n]+\n", said.err)
 
 
 def test_an_unknown_command_lists_the_known_ones(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        cli.main(["dmo"])
+    assert cli.main(["dmo"]) == 2
     said = capsys.readouterr().err
     assert "dmo" in said
     assert "demo" in said

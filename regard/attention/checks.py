@@ -1,5 +1,6 @@
 """Checks of arguments, none of which waits for a device, and values as their messages show them."""
 
+import math
 from types import FunctionType
 from typing import Any
 
@@ -28,6 +29,24 @@ def check_integer(name: str, value: Any, least: int = 1) -> None:
     """Raises ValueError for what is not an integer of at least `least`."""
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise ValueError(f"{name} ({shown(value)}) must be a whole number, {least} or more")
+
+
+def check_divides(name: str, part: int, whole_name: str, whole: int, each: int = 1) -> None:
+    """Raises ValueError where `whole` is not made of `part` pieces, each a multiple of `each`."""
+    if whole % (part * each) == 0:
+        return
+    fits = [n for n in _divisors(whole) if whole % (n * each) == 0]
+    larger = [n for n in fits if n > part][:2]
+    fits = larger if len(larger) == 2 else fits[-2:]
+    least = max(1, round(whole / (part * each))) * part * each
+    remedy = " or ".join(map(str, fits)) if fits else f"{whole_name} {least}"
+    raise ValueError(f"{name} ({part}) must divide {whole_name} ({whole}); try {remedy}")
+
+
+def _divisors(number: int) -> list[int]:
+    """All of them, or of a number beyond reason some, in order."""
+    low = [n for n in range(1, min(math.isqrt(number), 10**6) + 1) if number % n == 0]
+    return sorted({*low, *(number // n for n in low)})
 
 
 _FORMS = ("an integer", "a list such as [3, 5]", "rows such as [[0, 0], [0, 1]]")

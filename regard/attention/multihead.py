@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from regard.attention.arguments import check_beta, check_dropout, check_input, check_mask
 from regard.attention.attend import attend
 from regard.attention.cache import Cache, Pair
-from regard.attention.checks import check_integer, shown
+from regard.attention.checks import check_divides, check_integer, shown
 from regard.attention.fusing import fuses, plain
 from regard.attention.mask import Mask
 from regard.attention.position import AttentionPosition, Positions
@@ -96,9 +96,9 @@ class MultiHeadAttention(nn.Module):
             if size is not None:
                 check_integer(name, size)
         if key_width is None:
-            _divides("heads", heads, "width", width)
+            check_divides("heads", heads, "width", width)
             key_width = width // heads
-        _divides("key_heads", key_heads, "heads", heads)
+        check_divides("key_heads", key_heads, "heads", heads)
         check_dropout(dropout)
         check_beta(beta, heads, key_width)
         if score is not None and beta is not None:
@@ -261,14 +261,3 @@ def _split(x: Tensor, heads: int) -> Tensor:
     """(B, L, H·K) to (B, H, L, K), without moving anything."""
     B, L, width = x.shape
     return x.view(B, L, heads, width // heads).transpose(1, 2)
-
-
-def _divides(name: str, part: int, whole_name: str, whole: int) -> None:
-    if whole % part == 0:
-        return
-    divisors = [n for n in range(1, whole + 1) if whole % n == 0]
-    larger = [n for n in divisors if n > part][:2]
-    fits = larger if len(larger) == 2 else divisors[-2:]
-    raise ValueError(
-        f"{name} ({part}) must divide {whole_name} ({whole}); try {' or '.join(map(str, fits))}"
-    )

@@ -2,49 +2,107 @@
 
 import argparse
 import contextlib
+import dataclasses
 import io
+import math
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NoReturn, TypeVar
+
+from regard.config import fits_64_bits
 
 Settings = TypeVar("Settings")
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse, with errors of one line."""
+    """argparse, whose errors are ValueErrors of one line."""
 
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"regard: {message}; see {self.prog} --help\n")
+        raise ValueError(f"{message}; see {self.prog} --help")
+
+
+def check_words(words: Sequence[str]) -> None:
+    """Refuses what is hardly ever meant: empty words, and dashes that only look like hyphens."""
+    for before, word in zip(["", *words], words):
+        if not word or re.fullmatch(r"--[\w.-]+=", word):
+            flag = word[:-1] or before
+            what = f"{flag} is empty" if flag.startswith("-") else "a name is empty ('')"
+            raise ValueError(f"{what}, perhaps from a variable that is not set; give it a value")
+        if match := re.fullmatch(r"-*[\u2010-\u2015\u2212]-*([A-Za-z].*)", word, re.DOTALL):
+            raise ValueError(f"{word} has a dash that is not a hyphen; write --{match[1]}")
+        if "\0" in word:
+            raise ValueError(f"{word!r} has a NUL in it, which no name can have")
 
 
 def with_folder(
     command: str, kind: type[Settings], default: Settings, words: Sequence[str]
 ) -> tuple[Path, Settings]:
     """The folder that comes first, and what the flags say; `--help` needs no folder."""
-    folder = words[0] if words and not words[0].startswith("-") else None
-    flags = words if folder is None else words[1:]
-    options = parse(kind, default, flags, f"regard {command} RUN")
-    if folder is None:
-        raise ValueError(f"{command} needs a run's or a model's folder: regard {command} RUN")
-    return Path(folder), options
+    named = bool(words) and not words[0].startswith("-")
+    if not named and not {"-h", "--help"} & set(words):
+        raise ValueError(
+            f"{command} needs a run's or a model's folder, before all flags: regard {command} RUN"
+        )
+    options = parse(kind, default, words[named:], f"regard {command} RUN")
+    return Path(words[0]), options
 
 
 def parse(kind: type[Settings], default: Settings, words: Sequence[str], prog: str) -> Settings:
     """Settings from flags. What is wrong with them is one line; `--help` explains all."""
     import tyro
 
+    _check_once(words)
     errors = io.StringIO()
     try:
         with contextlib.redirect_stderr(errors):
-            return tyro.cli(kind, prog=prog, args=list(words), default=default)
+            settings = tyro.cli(kind, prog=prog, args=list(words), default=default)
     except SystemExit as end:
         if not end.code:
             raise
-        raise ValueError(
-            f"{_one_line(errors.getvalue())} (see {prog.replace(' RUN', '')} --help)"
-        ) from None
+        problem = _one_line(errors.getvalue())
+        raise ValueError(f"{problem} (see {prog.replace(' RUN', '')} --help)") from None
+    _check_numbers(settings)
+    return settings
+
+
+def _check_once(words: Sequence[str]) -> None:
+    """Of two values for one flag the first would be lost without a word."""
+    seen = set()
+    for word in words:
+        if not re.match(r"--[A-Za-z]", word):
+            continue
+        flag = word.partition("=")[0].replace("_", "-")
+        # --training.no-tensorboard is the other side of --training.tensorboard.
+        name = re.sub(r"(?<=[-.])no-", "", flag)
+        if name in seen:
+            raise ValueError(f"{flag} is given twice; give it once, with all its values")
+        seen.add(name)
+
+
+def _check_numbers(settings: object) -> None:
+    """Integers fit into 64 bits, and there is no NaN and no infinity."""
+    for name, value in _numbers(settings):
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ValueError(f"{name} ({value}) must be a finite number")
+        if isinstance(value, int) and not fits_64_bits(value):
+            raise ValueError(f"{name} ({value}) does not fit into 64 bits; give a smaller number")
+
+
+def _numbers(value: object, name: str = "") -> Iterator[tuple[str, object]]:
+    if dataclasses.is_dataclass(value):
+        for field in dataclasses.fields(value):
+            inner = f"{name}.{field.name}" if name else field.name
+            yield from _numbers(getattr(value, field.name), inner)
+    elif isinstance(value, tuple):
+        for item in value:
+            yield from _numbers(item, name)
+    else:
+        yield name, value
+
+
+# What tyro says
 
 
 def _one_line(box: str) -> str:
@@ -54,7 +112,65 @@ def _one_line(box: str) -> str:
     text = re.split(r" ?(?:Argument helptext:|For full helptext)", text)[0]
     problem, _, near = text.partition(" Perhaps you meant: ")
     meant = f"; did you mean {near.split()[0]}?" if near else ""
-    return f"{problem.strip().rstrip('.')}{meant}"
+    return f"{_plainly(problem.strip().rstrip('.'))}{meant}"
+
+
+def _plainly(problem: str) -> str:
+    """The same without Python's types and calls."""
+    for pattern, words in _FORMS:
+        if match := re.fullmatch(pattern, problem):
+            return words(match)
+    return problem
+
+
+def _wanted(match: re.Match[str]) -> str:
+    """A value that is of none of a flag's types."""
+    given = match["given"].replace("', '", " ").strip("'")
+    kinds = [_KINDS[kind] for kind in re.findall(r"INT INT|FLOAT FLOAT|INT|FLOAT", match["kinds"])]
+    value = f" ({given})" if given else ""
+    return f"{match['flag']}{value} must be {' or '.join(kinds) or match['kinds']}"
+
+
+_KINDS = {
+    "INT": "a whole number",
+    "FLOAT": "a number",
+    "INT INT": "two whole numbers",
+    "FLOAT FLOAT": "two numbers",
+}
+
+_FORMS = (
+    (
+        r"Error parsing (?P<flag>--\S+): no type matching (?P<kinds>.*?) could be instantiated "
+        r"from \[(?P<given>.*?)\]\..*",
+        _wanted,
+    ),
+    (
+        r"Error parsing (?P<flag>--\S+): invalid literal for int\(\) with base 10: (.*)",
+        lambda match: f"{match['flag']} ({match[2]}) must be a whole number",
+    ),
+    (
+        r"Error parsing (?P<flag>--\S+): could not convert string to float: (.*)",
+        lambda match: f"{match['flag']} ({match[2]}) must be a number",
+    ),
+    (
+        r"Error parsing (?P<flag>--\S+): Exceeds the limit .*",
+        lambda match: f"{match['flag']} does not fit into 64 bits; give a smaller number",
+    ),
+    (
+        r"Missing value for argument '(\S+)'\. Expected (\d+) values",
+        lambda match: f"{match[1]} needs {match[2]} value{'s' * (match[2] != '1')}",
+    ),
+    (
+        r"invalid choice (.*) for argument '(\S+)'\. Expected one of \((.*)\)",
+        lambda match: (
+            f"{match[2]} ({match[1]}) must be one of "
+            + ", ".join(sorted(re.findall(r"'([^']*)'", match[3])))
+        ),
+    ),
+    # What a dataclass refuses, it names itself.
+    (r"Error parsing Config: (.*)", lambda match: match[1]),
+    (r"Error parsing (model|training|augmentation|strip): (.*)", lambda m: f"{m[1]}.{m[2]}"),
+)
 
 
 class Progress:

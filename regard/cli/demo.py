@@ -15,7 +15,8 @@ from torch import Tensor
 
 from regard.checkpoint import CONFIG
 from regard.cli.train import run_training
-from regard.config import from_json, loads
+from regard.config import from_json
+from regard.config import read as read_config
 from regard.look.plot import grid
 from regard.task.folder import model_folder, run_config
 from regard.train.config import TrainingConfig
@@ -40,8 +41,8 @@ def finished(run: Path) -> bool:
     config, last = run_config(run), run / "last" / NUMBERS
     if config is None or not last.is_file():
         return False
-    steps = from_json(TrainingConfig, config["training"], str(run / CONFIG), "training").steps
-    done = from_json(State, loads(last.read_bytes(), str(last)), str(last)).step
+    steps = from_json(TrainingConfig, config.get("training"), str(run / CONFIG), "training").steps
+    done = from_json(State, read_config(last), str(last)).step
     return steps is not None and done >= steps
 
 

@@ -11,12 +11,17 @@
 import os
 import sys
 import tempfile
+import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 
 from regard.processes import one_line
 
 FAULT = 70
+
+LONGEST = 2000
+"""Characters of a line about an error; values that it quotes may be of any length."""
 
 
 def prepare_streams() -> None:
@@ -34,11 +39,11 @@ def prepare_streams() -> None:
 def guarded(run: Callable[[], int | None], debug: bool) -> int:
     """The exit code of a command. With `debug`, exceptions pass through as they are."""
     try:
-        status = run()
+        with _threads_reported():
+            status = run()
         sys.stdout.flush()
     except BrokenPipeError:
-        # Python flushes once more at exit, and would complain about the closed pipe then.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _abandon_output()
         return 141
     except KeyboardInterrupt:
         if debug:
@@ -47,8 +52,33 @@ def guarded(run: Callable[[], int | None], debug: bool) -> int:
     except Exception as error:
         if debug:
             raise
-        return _report(error)
+        status = _report(error)
+        try:
+            sys.stdout.flush()
+        except OSError:
+            _abandon_output()
     return status or 0
+
+
+def _abandon_output() -> None:
+    """Python flushes once more at exit, and would complain then, and exit otherwise."""
+    with suppress(OSError, ValueError):  # a stream without a file
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+@contextmanager
+def _threads_reported() -> Iterator[None]:
+    """An exception that ends a thread is one line as well."""
+
+    def report(failed: threading.ExceptHookArgs) -> None:
+        if isinstance(failed.exc_value, Exception):
+            _fault(failed.exc_value)
+
+    before, threading.excepthook = threading.excepthook, report
+    try:
+        yield
+    finally:
+        threading.excepthook = before
 
 
 def _report(error: Exception) -> int:
@@ -58,12 +88,15 @@ def _report(error: Exception) -> int:
     if _out_of_memory(error):
         _say(f"there is not enough memory; use a smaller model or a smaller batch ({_kind(error)})")
         return 2
-    place = _kept(error)
-    _say(
-        f"this is a fault of Regard's own ({_kind(error)}); the traceback is in {place}; please "
-        "report it"
-    )
+    _fault(error)
     return FAULT
+
+
+def _fault(error: Exception) -> None:
+    _say(
+        f"this is a fault of Regard's own ({_kind(error)}); the traceback is in {_kept(error)}; "
+        "please report it"
+    )
 
 
 def _kind(error: Exception) -> str:
@@ -82,7 +115,7 @@ def _kept(error: Exception) -> str:
     text = "".join(traceback.format_exception(error))
     try:
         with tempfile.NamedTemporaryFile(
-            "w", prefix="regard-", suffix=".txt", encoding="utf-8", delete=False
+            "w", prefix="regard-", suffix=".txt", encoding="utf-8", errors="replace", delete=False
         ) as file:
             file.write(text)
         return file.name
@@ -91,4 +124,6 @@ def _kept(error: Exception) -> str:
 
 
 def _say(text: str) -> None:
-    print("regard:", text, file=sys.stderr)
+    short = text if len(text) <= LONGEST else f"{text[: LONGEST // 2]} … {text[-LONGEST // 2 :]}"
+    with suppress(OSError):  # nobody is there to be told
+        print("regard:", short, file=sys.stderr)

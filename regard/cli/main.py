@@ -6,10 +6,11 @@ the traceback instead.
 """
 
 import argparse
+import sys
 from collections.abc import Callable, Sequence
 
 from regard import __version__
-from regard.cli.arguments import Parser
+from regard.cli.arguments import Parser, check_words
 from regard.cli.errors import guarded, prepare_streams
 
 
@@ -141,5 +142,12 @@ def _parser() -> argparse.ArgumentParser:
 def main(words: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit code, of which `cli/errors.py` has the list."""
     prepare_streams()
-    options = _parser().parse_args(words)
-    return guarded(lambda: options.run(options), options.debug)
+    given = sys.argv[1:] if words is None else list(words)
+
+    def run() -> int | None:
+        check_words(given)
+        options = _parser().parse_args(given)
+        status: int | None = options.run(options)
+        return status
+
+    return guarded(run, debug=given[:1] == ["--debug"])

@@ -4,7 +4,7 @@ regard train translate RUN --source train.en --target train.de
 regard train --resume RUN           continues from the last checkpoint
 regard train --again RUN NEW        the same once more, with the run's own settings
 regard train --from RUN NEW         fine-tunes its model, with the run's own settings
-regard train --config FILE NEW      a new run with the settings of a run's config.json
+regard train --config FILE NEW      a new run with the settings of a file, JSON or YAML
 
 After these, flags change single settings.
 """
@@ -18,9 +18,10 @@ from typing import Any, cast
 
 from regard.checkpoint import CONFIG
 from regard.cli.arguments import Progress, parse
-from regard.config import from_json, loads
+from regard.config import from_json, read, to_json
 from regard.task.folder import run_config
 from regard.task.settings import Preset, check_preset
+from regard.task.size import check_batches, check_settings
 from regard.task.spec import TaskSpec
 from regard.task.specs import NAMES, spec
 from regard.train.config import MAY_CHANGE
@@ -41,7 +42,8 @@ Trains a model and keeps it in the folder RUN.
               computes may change: {may_change}
   --again     repeat a run in a new folder
   --from      fine-tune a run's model in a new folder, with the run's settings
-  --config    a new run with the settings of a config.json that a run wrote
+  --config    a new run with the settings of a file, JSON or YAML: a run's config.json, or one of
+              your own, which begins with task: TASK and names settings as the flags do
 
 tasks:
 {tasks}
@@ -115,7 +117,9 @@ def _start(task: TaskSpec, run: Path) -> dict[str, Any]:
 def run_training(spec: TaskSpec, config: Any, run: Path) -> list[str]:
     """Trains, and says how it went and what can be done with it."""
     check_folder(run)
+    check_settings(config)
     task = spec.build(config, run, Progress())
+    check_batches(config, task)
     for note in getattr(task, "notes", ()):
         print("regard:", note, file=sys.stderr)
     result = fit(task, config.training, run)
@@ -138,13 +142,31 @@ def run_settings(run: Path) -> tuple[TaskSpec, Any]:
 
 
 def _settings(file: Path) -> tuple[TaskSpec, Any]:
-    config = loads(file.read_bytes(), str(file))
-    if not isinstance(config, dict) or config.get("kind") != "run":
-        raise ValueError(f"{file} is not a run's config.json")
-    about = cast(dict[str, Any], config["task"])
-    settings = {**about["config"], "training": config["training"]}
-    task = spec(about["name"])
+    """The task and the settings that a file names: a run's own, or one that a person wrote."""
+    data: Any = read(file)
+    match data:
+        case {"kind": "run", "task": {"name": str(name), "config": dict(kept)}}:
+            task, settings = spec(name), {**kept, "training": data.get("training")}
+        case {"task": str(name)}:
+            task, size = spec(name), data.get("size", "tiny")
+            check_preset(size)
+            given = {key: value for key, value in data.items() if key not in ("task", "size")}
+            settings = _over(to_json(task.preset(size)), given)
+        case _:
+            raise ValueError(
+                f"{file} is not a run's config.json, and names no task, such as task: translate"
+            )
     return task, from_json(task.config, settings, str(file))
+
+
+def _over(below: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
+    """The settings given, and for all others those below."""
+    merged = dict(below)
+    for name, value in given.items():
+        inner = merged.get(name)
+        both = isinstance(inner, dict) and isinstance(value, dict)
+        merged[name] = _over(cast(dict[str, Any], inner), value) if both else value
+    return merged
 
 
 def _size(flags: list[str]) -> Preset:

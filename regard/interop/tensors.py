@@ -22,6 +22,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from regard import atomic
+from regard.checkpoint import saving
+from regard.config import opened
 
 Tensors: TypeAlias = dict[str, Tensor]
 
@@ -68,11 +70,15 @@ def settings(source: Path, name: str = "config.json") -> dict[str, Any]:
     if not source.exists():
         raise ValueError(f"{source} does not exist; name a folder or a file")
     path = (source if source.is_dir() else source.parent) / name
-    if not path.is_file():
-        raise ValueError(f"{path.parent} has no {name}, which says what the model is; add it")
     try:
-        said = json.loads(path.read_text("utf-8"))
-    except ValueError as error:
+        text = opened(path)
+    except FileNotFoundError:
+        where = f"{path.parent} has no {name}, which says what the model is; add it"
+        raise ValueError(where) from None
+    try:
+        with text:
+            said = json.load(text)
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not JSON ({error}); fetch it again") from None
     if not isinstance(said, dict):
         raise ValueError(f"{path} must hold a JSON object, not a {type(said).__name__}")
@@ -231,8 +237,18 @@ def save(
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ValueError(f"{folder} exists and is not an empty folder; name a new one")
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    atomic.clear(folder)
+    with saving(folder):
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        atomic.clear(folder)
+        _save(folder, tensors, said, files or {})
+
+
+def _save(
+    folder: Path,
+    tensors: Mapping[str, Tensor],
+    said: Mapping[str, Mapping[str, Any]],
+    files: Mapping[str, bytes | Path],
+) -> None:
     with atomic.draft(folder) as draft:
         save_file(
             {name: tensor.clone() for name, tensor in tensors.items()},
@@ -242,7 +258,7 @@ def save(
         for name, content in said.items():
             text = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
             (draft / name).write_text(text, "utf-8")
-        for name, held in (files or {}).items():
+        for name, held in files.items():
             (draft / name).write_bytes(held if isinstance(held, bytes) else held.read_bytes())
         for path in draft.iterdir():
             atomic.sync(path)

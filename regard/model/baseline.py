@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from regard.attention.arguments import check_input, check_mask
 from regard.attention.cache import Cache, SelfCache
-from regard.attention.checks import check_integer, shown
+from regard.attention.checks import check_divides, check_integer, shown
 from regard.attention.mask import Band, Mask, Padding
 from regard.attention.packed import Packed
 
@@ -177,11 +177,7 @@ class Convolution(Baseline):
         super().__init__(width)
         check_integer("kernel", kernel)
         check_integer("groups", groups)
-        if width % groups:
-            fits = [n for n in range(1, width + 1) if width % n == 0]
-            raise ValueError(
-                f"groups ({groups}) must divide width ({width}); try {' or '.join(map(str, fits))}"
-            )
+        check_divides("groups", groups, "width", width)
         self.kernel, self.causal = kernel, causal
         self.convolution = nn.Conv1d(width, width, kernel, groups=groups)
 

@@ -10,7 +10,7 @@ from typing import Literal, TypeAlias, get_args
 
 from torch import nn
 
-from regard.attention.checks import check_integer, shown
+from regard.attention.checks import check_divides, check_integer, shown
 from regard.attention.multihead import MultiHeadAttention
 from regard.attention.position import (
     AttentionPosition,
@@ -180,18 +180,27 @@ def position(name: Position, config: BlockConfig, length: int) -> AnyPosition:
         case "learned":
             return Learned(length, config.width)
         case "rotary":
-            check_integer("heads", config.heads)
-            if config.width // config.heads % 2:
-                raise ValueError(
-                    f"rotary positions turn pairs of columns, but width ({config.width}) / heads "
-                    f"({config.heads}) is odd; try a width of {config.width + config.heads}"
-                )
-            return Rotary(config.width // config.heads)
+            return Rotary(_head_width(config, each=2))
         case "linear-bias":
+            _head_width(config)
             return LinearBias(config.heads)
         case "none":
             return None
     raise _unknown("position", name, Position)
+
+
+def _head_width(config: BlockConfig, each: int = 1) -> int:
+    """The width of a head, a multiple of `each`: rotary positions turn pairs of columns."""
+    width, heads = config.width, config.heads
+    check_integer("width", width)
+    check_integer("heads", heads)
+    if width % heads == 0 and width % (heads * each):
+        raise ValueError(
+            f"rotary positions turn pairs of columns, but width ({width}) / heads ({heads}) is "
+            f"odd; try a width of {width + heads}"
+        )
+    check_divides("heads", heads, "width", width, each)
+    return width // heads
 
 
 def grid_position(

@@ -168,14 +168,19 @@ def image_size(image: Size) -> tuple[int, int]:
     return rows, columns
 
 
+LARGE = 64
+"""Pixels of a patch's side; a larger one was hardly meant."""
+
+
 def grid(image: Size, patch: int) -> tuple[int, int]:
     """How many rows and columns of patches an image has."""
     rows, columns = image_size(image)
     check_integer("patch", patch)
     if rows % patch or columns % patch:
-        fits = tuple(max(patch, round(side / patch) * patch) for side in (rows, columns))
+        Y, X = (max(patch, round(side / patch) * patch) for side in (rows, columns))
+        smaller = max(n for n in range(1, 33) if rows % n == columns % n == 0)
+        remedy = f"an image of {Y} × {X}" if patch <= LARGE else f"a patch of {smaller}"
         raise ValueError(
-            f"patch ({patch}) must divide the image ({rows} × {columns}); try an image of "
-            f"{fits[0]} × {fits[1]}"
+            f"patch ({patch}) must divide the image ({rows} × {columns}); try {remedy}"
         )
     return rows // patch, columns // patch

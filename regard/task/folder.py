@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import cast
 
 from regard.checkpoint import CONFIG
-from regard.config import Object, loads
+from regard.config import Object, read
 
 
 def model_folder(folder: str | os.PathLike[str]) -> Path:
@@ -21,11 +21,9 @@ def model_folder(folder: str | os.PathLike[str]) -> Path:
 
 def run_config(folder: Path) -> Object | None:
     """A run's config.json; None where the folder is not a run's."""
-    path = folder / CONFIG
     try:
-        text = path.read_bytes()
+        config = read(folder / CONFIG)
     except OSError:
         return None  # what is wrong is said when the model is loaded
-    config = loads(text, str(path))
     is_run = isinstance(config, dict) and config.get("kind") == "run"
     return cast(Object, config) if is_run else None

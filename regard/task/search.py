@@ -85,12 +85,22 @@ def search(
 
 
 def open_reading(
-    model: Transformer, source: Tensor, lengths: Packed | None, **hints: int
+    model: Transformer, source: Tensor, lengths: Packed | None, *, beams: int = 1, length: int = 64
 ) -> Session:
     """A session of sources that may be anywhere."""
+    check_beams(beams, model.config.vocabulary)
     device = model.target.table.weight.device
     counts = None if lengths is None else lengths.to(device)
-    return open_session(model, source.to(device), counts, **hints)
+    return open_session(model, source.to(device), counts, beams=beams, length=length)
+
+
+def check_beams(beams: int, vocabulary: int) -> None:
+    """A search cannot keep more hypotheses than a step has tokens to begin them with."""
+    if beams > vocabulary:
+        raise ValueError(
+            f"beams ({beams}) must be at most {vocabulary}, the size of the vocabulary; more than "
+            "a few change little"
+        )
 
 
 def find(

@@ -297,6 +297,12 @@ def test_the_forms_of_what_is_written(
         (["--files", "nope.txt"], "nope.txt cannot be found; name text files"),
         (["--files", "."], ". cannot be found"),
         (["--device", "cudda"], 'device ("cudda") is not one that torch knows'),
+        (["--device", ""], "--device is empty"),
+        *(
+            (["--device", name], f'device ("{name}") is not supported; choose auto, cpu, cuda')
+            for name in ("mps", "meta", "xla", "vulkan", "privateuseone")
+        ),
+        (["--device", "cpu:3"], 'device ("cpu:3") is not there; the last is "cpu"'),
         (["--n-best", "0"], "n_best (0) must be 1 or more"),
         (["--batch", "0"], "batch (0) must be 1 or more"),
         (["--beams", "0"], "beams (0) must be 1 or more"),

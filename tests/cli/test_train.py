@@ -87,7 +87,7 @@ def test_cards_show_the_task_s_command(run: Path) -> None:
         (["train", "dates"], "train needs a folder for the run: regard train dates RUN"),
         (["train", "dates", "R", "--size", "huge"], "size ('huge') is unknown; choose from tiny,"),
         (["train", "dates", "R", "--lst", "3"], "Unrecognized options: --lst, 3; did you mean"),
-        (["train", "dates", "R", "--last", "x"], "--last: invalid literal for int"),
+        (["train", "dates", "R", "--last", "x"], "--last ('x') must be a whole number"),
         (["train", "dates", "R", "--training.lr", "-1"], "lr (-1.0) must be above 0"),
         (["train", "dates", "R", "--languages", "xx"], "languages has xx, which CLDR does not"),
         (["train", "--again", "R"], "--again needs RUN and NEW"),
@@ -242,7 +242,7 @@ def test_a_run_is_resumed_with_nothing_but_its_folder(
         (["--from", "RUN", "RUN/../quick"], "--from needs a new folder"),
         (["--from", "RUN", "new"], "cannot be fine-tuned"),
         (["--config", "RUN/best/config.json", "new"], "is not a run's config.json"),
-        (["dates", ""], "has no name"),
+        (["dates", ""], "a name is empty (''), perhaps from a variable that is not set"),
     ],
 )
 def test_runs_that_cannot_begin(

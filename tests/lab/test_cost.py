@@ -28,10 +28,10 @@ from regard.lab.commands.cost import named, parser
 from regard.lab.cost import LAYERS, Counter, Sizes, counted, measure, model_cost
 from regard.lab.cost.documents import crossovers, short
 from regard.lab.cost.layers import Layer, layer, pairs_in_window
-from regard.lab.cost.models import Config, model_formula
 from regard.lab.cost.path import cached_numbers, felt
 from regard.lab.cost.show import model_page
 from regard.model.classifier import ClassifierConfig
+from regard.model.formula import Config, model_formula
 
 # The counter's own functions run at every operator, and checking them took most of the time.
 pytestmark = pytest.mark.usefixtures("unchecked")

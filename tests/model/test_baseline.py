@@ -290,7 +290,7 @@ REFUSALS: dict[str, tuple[Callable[[], object], *tuple[str, ...]]] = {
     ),
     "odd width": (lambda: Recurrent(7, both=True), r"\(7\)", "even", "8"),
     "unknown kind": (lambda: Recurrent(D, "rnn"), "'rnn'", "lstm, gru"),
-    "groups": (lambda: Convolution(D, 3, groups=3), r"\(3\)", r"\(10\)", "1 or 2 or 5 or 10"),
+    "groups": (lambda: Convolution(D, 3, groups=3), r"\(3\)", r"\(10\)", "5 or 10"),
     "kernel": (lambda: Convolution(D, 0), "kernel", r"\(0\)", "1 or more"),
     "length": (lambda: Dense(D, 0), "length", r"\(0\)", "1 or more"),
     "too long": (lambda: Dense(D, 5)(X), "7 positions", r"\(5\)", r"Dense\(10, 7\)"),

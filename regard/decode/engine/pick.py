@@ -22,6 +22,7 @@ from regard.decode.engine.eager import EagerEngine
 from regard.decode.engine.int8.linear import Int8Linear
 from regard.decode.engine.parts import Model
 from regard.decode.engine.session import Session
+from regard.model.fits import check_cache
 from regard.model.language import LanguageModel
 from regard.model.lengths import Lengths
 
@@ -72,6 +73,9 @@ def open_session(
     if (source is None) != isinstance(model, LanguageModel):
         what = "reads no source" if isinstance(model, LanguageModel) else "needs a source to read"
         raise ValueError(f"a {type(model).__name__} {what}")
+    weight = next(model.parameters())
+    count = rows if source is None else len(source if lengths is None else lengths)
+    check_cache(model.config, count or 0, beams, length, weight.device, weight.element_size())
     if attention:
         return EagerEngine().open(model, source, lengths, rows=rows, attention=True)
     return pick(model).open(model, source, lengths, rows=rows, beams=beams, length=length)

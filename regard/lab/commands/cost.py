@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 from regard.lab.commands.parser import Parser
 
 if TYPE_CHECKING:
-    from regard.lab.cost.models import Config
     from regard.lab.cost.show import Page
+    from regard.model.formula import Config
 
 EXAMPLE = """\
 For example:
@@ -159,7 +159,7 @@ _VISION_NAMES = tuple(f"vit-{size}" for size in VISION)
 def _config(options: argparse.Namespace, folder: Path) -> "Config":
     """The config in a folder; the weights are not read."""
     from regard.checkpoint import CONFIG
-    from regard.config import from_json, loads
+    from regard.config import from_json, read
     from regard.model.classifier import ClassifierConfig
     from regard.model.language import LanguageConfig
     from regard.model.transformer import TransformerConfig
@@ -173,7 +173,7 @@ def _config(options: argparse.Namespace, folder: Path) -> "Config":
         "TextClassifier": ClassifierConfig,
     }
     path = model_folder(folder) / CONFIG
-    saved = loads(path.read_bytes(), str(path))
+    saved = read(path)
     kind = saved.get("kind") if isinstance(saved, dict) else None
     if not isinstance(saved, dict) or kind not in kinds:
         raise ValueError(

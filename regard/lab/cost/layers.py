@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.attention.attend import attend
-from regard.attention.checks import check_integer
+from regard.attention.checks import check_divides, check_integer
 from regard.attention.mask import window
 from regard.attention.multihead import MultiHeadAttention
 from regard.lab.cost.count import Counts, counted, saved_tensors, without_memory
@@ -47,12 +47,7 @@ class Sizes:
     def __post_init__(self) -> None:
         for name in ("length", "width", "kernel", "heads", "window", "batch"):
             check_integer(name, getattr(self, name))
-        if self.width % self.heads:
-            fits = [n for n in range(1, self.width + 1) if self.width % n == 0 and n <= 64]
-            raise ValueError(
-                f"heads ({self.heads}) must divide width ({self.width}); try "
-                f"{' or '.join(map(str, fits[-2:]))}"
-            )
+        check_divides("heads", self.heads, "width", self.width)
 
 
 @dataclass(frozen=True)

@@ -11,11 +11,12 @@ from regard.lab import chart
 from regard.lab.cost import documents
 from regard.lab.cost.documents import mark, short
 from regard.lab.cost.layers import LAYERS, Sizes, measure
-from regard.lab.cost.models import PARTS, ModelCost, model_formula
+from regard.lab.cost.models import ModelCost
 from regard.lab.experiment import Curve, Plot, Table
 from regard.lab.show import table as drawn_table
 from regard.lab.terminal import indented
 from regard.model.classifier import ClassifierConfig
+from regard.model.formula import PARTS, model_formula
 from regard.model.language import LanguageConfig
 from regard.model.transformer import TransformerConfig
 

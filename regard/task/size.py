@@ -1,0 +1,101 @@
+"""Whether a training fits into memory, told from its settings before anything is read or built.
+
+check_settings(config)          the model, with one token or one image
+check_batches(config, task)     with the batches of its data, once these are known
+"""
+
+import os
+from dataclasses import asdict
+from typing import Any
+
+from regard.device import device
+from regard.model.classifier import ClassifierConfig, EncoderShape
+from regard.model.fits import TRAINING, check_training
+from regard.model.formula import Config
+from regard.model.language import LanguageConfig, LanguageShape
+from regard.model.transformer import ImageSource, TextSource, TransformerConfig, TransformerShape
+from regard.model.vit import VisionConfig, VisionShape
+from regard.train.config import TrainingConfig
+from regard.train.task import Task
+
+
+def check_settings(config: Any) -> None:
+    """Refuses a model that this machine cannot train. One to go on from has its own shape."""
+    if getattr(config, "start", None) is None:
+        _check(_model(config), 1, config.training)
+
+
+def check_batches(config: Any, task: Task) -> None:
+    """Refuses batches that are too large for memory, or for their parts to have examples."""
+    training: TrainingConfig = config.training
+    most = training.batch
+    if training.accumulate > 1 or most > _FEW:
+        examples = max(map(len, task.plan(0)))
+        if training.accumulate > examples:
+            raise ValueError(
+                f"training.accumulate ({training.accumulate}) must be at most {examples}, the "
+                "examples of the largest batch; each part needs one"
+            )
+        most = min(most, examples * _longest(config))
+    model = getattr(task.model, "config", None)
+    if model is not None:
+        _check(model, -(-most // (training.accumulate * _processes())), training)
+
+
+_FEW = 2**16
+"""Tokens, or images, of batches that need no second look."""
+
+
+def _check(model: Config, batch: int, training: TrainingConfig) -> None:
+    each = TRAINING + (4 if training.ema else 0)
+    if training.parallel == "sharded":
+        each = -(-each // _processes())
+    where = device(training.device)
+    full = training.precision == "fp32" or (training.precision == "auto" and where.type == "cpu")
+    check_training(model, batch, where, each=each, number=4 if full else 2)
+
+
+def _processes() -> int:
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def _longest(config: Any) -> int:
+    """Tokens that an example has at most, on both sides; an image is counted as one."""
+    if hasattr(config, "pixels"):
+        return 1
+    return 2 * int(getattr(config, "longest", None) or getattr(config, "context", None) or 100) + 2
+
+
+def _model(config: Any) -> Config:
+    """The whole config of the model, as far as it is known without the data."""
+    shape = asdict(config.model)
+    vocabulary = max(1, getattr(config, "vocabulary", 1))
+    match config.model:
+        case TransformerShape():
+            source: TextSource | ImageSource = TextSource()
+            if hasattr(config, "pixels"):
+                source = ImageSource(**_image(config), position=config.place)
+            return TransformerConfig(vocabulary, source=source, **shape)
+        case LanguageShape():
+            return LanguageConfig(vocabulary, **shape)
+        case EncoderShape():
+            return ClassifierConfig(2, vocabulary, **shape)
+        case VisionShape():
+            return VisionConfig(2, **_image(config), **shape)
+    raise TypeError(f"{type(config.model).__name__} is of no known model")
+
+
+def _image(config: Any) -> dict[str, Any]:
+    """Images of the size that is set, or the smallest."""
+    patch = config.patch or _PATCH
+    size = config.pixels
+    if size is None:
+        size = patch
+    elif config.patch is None:
+        # Patches will be of this size at most, and divide the image, which may be made larger.
+        sides = (size, size) if isinstance(size, int) else size
+        size = tuple(max(1, side // patch) * patch for side in sides)
+    return {"image": size, "patch": patch, "channels": config.channels or 1}
+
+
+_PATCH = 16
