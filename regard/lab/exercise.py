@@ -7,6 +7,8 @@ A notebook is made from a Python file that holds its solution (exercises/noteboo
 (exercises/multihead.py, exercises/vit.py) recognise common mistakes by their results.
 """
 
+import contextlib
+import io
 from pathlib import Path
 
 from regard.lab import notebook
@@ -32,3 +34,18 @@ def write(name: str, folder: Path, solved: bool = False) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     notebook.write(path, made)
     return path
+
+
+def checked(name: str, right: str = "", wrong: str = "") -> list[str]:
+    """What the checks say of the solution, or of it with one thing written wrongly."""
+    made = cells(name, solved=True)
+    if right and not any(right in cell.text for cell in made):
+        raise ValueError(f"{right!r} is not in the solution of {name}")
+    last = max(n for n, cell in enumerate(made) if cell.text.startswith("check."))
+    names: dict[str, object] = {"__name__": "__main__"}
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said):
+        for cell in made[: last + 1]:
+            if cell.kind == "code":
+                exec(cell.text.replace(right, wrong) if right else cell.text, names)
+    return said.getvalue().splitlines()

@@ -1,0 +1,1 @@
+"""The handout on attention and the Transformer, section by section."""

@@ -1,0 +1,1 @@
+"""Homework 4, Transformer: five theoretical sections and a program."""

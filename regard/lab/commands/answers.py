@@ -1,0 +1,176 @@
+"""`regard lab answers`: answers to the questions of the course documents, run while you look.
+
+regard lab answers                            every document and its questions
+regard lab answers homework                   all answers, and what to correct in the document
+regard lab answers homework 1.1c              one; 1.1 for all of 1.1
+regard lab answers handout --errata           what to correct, and nothing else
+regard lab answers sheet 6-2 --report FILE    as an HTML page
+regard lab answers sheet 6-2 --latex FILE     to paste into a solution sheet
+regard lab answers sheet 6-2 --json           for other programs
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from regard import atomic
+from regard.lab.answers.answer import Demonstration, Page
+from regard.lab.claims import experiments
+from regard.lab.claims.stated import STATED, Stated
+from regard.lab.commands.lab import WIDTH, as_entry, finite, perform_chosen
+from regard.lab.commands.parser import Parser
+from regard.lab.perform import Result
+from regard.lab.place import Document, Place
+from regard.lab.terminal import printing
+
+EXAMPLE = """\
+For example:
+  regard lab answers                            lists the questions of all documents
+  regard lab answers homework 1.1c
+  regard lab answers sheet 6-2
+  regard lab answers exercises 2
+  regard lab answers handout cost table         a section by its name, or the beginning of it
+  regard lab answers slides --errata            what to correct in the document
+  regard lab answers homework --report answers.html --latex answers.tex
+"""
+
+
+def parser() -> argparse.ArgumentParser:
+    words = Parser(
+        "lab answers",
+        "Model answers to the questions of the course documents, with derivation, demonstration,\n"
+        "common mistakes and marking points. All numbers are measured when the command runs.",
+        EXAMPLE,
+    )
+    add = words.add_argument
+    add("document", nargs="?", help="exercises, slides, sheet, homework or handout")
+    add("places", nargs="*", metavar="PLACE", help="a question or section; by default all")
+    add("--errata", action="store_true", help="only what to correct in the document")
+    add("--json", action="store_true", help="print JSON, and nothing else")
+    add("--report", metavar="FILE.html", help="write an HTML page")
+    add("--latex", metavar="FILE.tex", help="write LaTeX to paste into a solution sheet")
+    return words
+
+
+def answers(words: Sequence[str]) -> int:
+    """Runs `regard lab answers`; the exit status is 1 where a demonstration disagrees."""
+    from regard.lab.answers import document, errata, places, show
+
+    options = parser().parse_args(words)
+    _check(options)
+    if options.document is None:
+        with printing(WIDTH) as console:
+            show.listing(console)
+        return 0
+    name = document(options.document)
+    chosen = places(name, options.places)
+    results, failures = _results(chosen)
+    for failure in failures:
+        print(f"regard: {failure}", file=sys.stderr)
+    pages = [] if options.errata else _pages(name, chosen, results)
+    whole = options.errata or not options.places
+    wrong = errata(results) if whole else []
+    stated = [entry for entry in STATED if entry.place in chosen] if whole else []
+    if options.json:
+        print(as_text(name, pages, wrong, stated))
+    elif not (options.report or options.latex):
+        with printing(WIDTH) as console:
+            for page in pages:
+                show.page(page, console)
+            if whole:
+                show.errata(name, wrong, stated, console)
+            if len(pages) > 1:
+                show.summary(pages, console)
+    _write(options, name, pages, wrong, stated)
+    return 1 if failures or not all(page.stands for page in pages) else 0
+
+
+def _check(options: argparse.Namespace) -> None:
+    for option in ("report", "latex"):
+        path = getattr(options, option)
+        if path is None:
+            continue
+        if not Path(path).resolve().parent.is_dir():
+            raise ValueError(f"--{option} {path}: no folder {Path(path).resolve().parent}; make it")
+    asked = [name for name in ("report", "latex", "json", "errata") if getattr(options, name)]
+    if asked and options.document is None:
+        raise ValueError(f"--{asked[0]} needs a document; for example homework")
+
+
+def _results(chosen: Sequence[Place]) -> tuple[list[Result], list[Any]]:
+    """The lab's experiments on these places."""
+    return perform_chosen([each for each in experiments() if each.place in chosen])
+
+
+def _pages(name: Document, chosen: Sequence[Place], results: Sequence[Result]) -> list[Page]:
+    from regard.lab.answers import answers as every
+    from regard.lab.answers import perform
+
+    return [perform(answer, results) for answer in every(name) if answer.place in chosen]
+
+
+def _write(
+    options: argparse.Namespace,
+    name: Document,
+    pages: Sequence[Page],
+    wrong: Sequence[Result],
+    stated: Sequence[Stated],
+) -> None:
+    from regard.lab.answers import latex, report
+
+    for path, make in ((options.report, report.page), (options.latex, latex.sheet)):
+        if path is not None:
+            atomic.write(Path(path), make(name, pages, wrong, stated))
+            if not options.json:
+                print(f"{path}: {len(pages)} answers, {len(wrong) + len(stated)} errata")
+
+
+def as_text(
+    name: Document, pages: Sequence[Page], wrong: Sequence[Result], stated: Sequence[Stated]
+) -> str:
+    """Answers and errata as JSON, for other programs."""
+    data = {
+        "document": name,
+        "answers": [_entry(page) for page in pages],
+        "errata": [as_entry(result) for result in wrong],
+        "stated": [
+            {"section": entry.place.section, "words": entry.words, "settled": entry.source}
+            for entry in stated
+        ],
+    }
+    return json.dumps(data, indent=1, ensure_ascii=False, allow_nan=False)
+
+
+def _entry(page: Page) -> dict[str, Any]:
+    answer = page.answer
+    return {
+        "place": {"document": answer.place.document, "section": answer.place.section},
+        "question": answer.question,
+        "answer": answer.answer,
+        "derivation": [step._asdict() for step in answer.derivation],
+        "demonstration": _run(page.shown),
+        "mistakes": [
+            {"answer": mistake.answer, "why": mistake.why, "demonstration": _run(run)}
+            for mistake, run in zip(answer.mistakes, page.mistakes)
+        ],
+        "points": [point._asdict() for point in answer.points],
+        "claims": [as_entry(result) for result in page.results],
+    }
+
+
+def _run(run: Demonstration) -> dict[str, Any]:
+    return {
+        "stands": run.stands,
+        "measured": {name: finite(value) for name, value in run.measured.items()},
+        "tables": [
+            {
+                "title": table.title,
+                "head": list(table.head),
+                "rows": [[finite(cell) for cell in row] for row in table.rows],
+            }
+            for table in run.tables
+        ],
+    }
