@@ -162,11 +162,15 @@ WIDTH = 400.0
 
 def drawing(plots: Sequence[Plot], style: str) -> str:
     """Plots below one another as one SVG file, with the CSS of their classes."""
+    return stacked([(plot.title, svg(plot)) for plot in plots], style)
+
+
+def stacked(titled: Sequence[tuple[str, str]], style: str) -> str:
+    """SVG elements below one another, each under its title, as one SVG file."""
     parts, y = [], 16.0
-    for plot in plots:
-        one = svg(plot)
+    for title, one in titled:
         height = float(one.split('viewBox="0 0 ', 1)[1].split('"', 1)[0].split()[1])
-        parts.append(f'<text class="title" x="16" y="{y + 14:g}">{escape(plot.title)}</text>')
+        parts.append(f'<text class="title" x="16" y="{y + 14:g}">{escape(title)}</text>')
         y += 30
         placed = f'<svg x="16" y="{y:g}" width="{WIDTH:g}" height="{height:g}" '
         parts.append(one.replace("<svg ", placed, 1))

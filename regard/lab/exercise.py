@@ -1,20 +1,22 @@
-"""The two coding assignments of the course, as notebooks with blanks, hints and checks.
+"""The coding assignments of the course, and its theory, as notebooks with blanks and checks.
 
     regard lab exercise multihead      multi-head attention
     regard lab exercise vit            a Vision Transformer, which then learns digits
+    regard lab exercise words          attention in your own words: short formulas
 
 A notebook is made from a Python file that holds its solution (exercises/notebooks). Its checks
-(exercises/multihead.py, exercises/vit.py) recognise common mistakes by their results.
+(exercises/multihead.py, vit.py and words.py) recognise common mistakes by their results.
 """
 
 import contextlib
 import io
+import re
 from pathlib import Path
 
 from regard.lab import notebook
 from regard.lab.notebook import Cell
 
-EXERCISES = ("multihead", "vit")
+EXERCISES = ("multihead", "vit", "words")
 
 
 def cells(name: str, solved: bool = False) -> list[Cell]:
@@ -41,11 +43,23 @@ def checked(name: str, right: str = "", wrong: str = "") -> list[str]:
     made = cells(name, solved=True)
     if right and not any(right in cell.text for cell in made):
         raise ValueError(f"{right!r} is not in the solution of {name}")
-    last = max(n for n, cell in enumerate(made) if cell.text.startswith("check."))
+    if right:
+        made = [Cell(cell.kind, cell.text.replace(right, wrong)) for cell in made]
+    return carry_out(until_checks(made)).splitlines()
+
+
+def until_checks(made: list[Cell]) -> list[Cell]:
+    """Without what comes after the last check, which trains or draws."""
+    last = max(n for n, cell in enumerate(made) if re.search(r"^check\.", cell.text, re.MULTILINE))
+    return made[: last + 1]
+
+
+def carry_out(made: list[Cell]) -> str:
+    """What the cells print; each is a file of its own, as in a notebook."""
     names: dict[str, object] = {"__name__": "__main__"}
-    said = io.StringIO()
-    with contextlib.redirect_stdout(said):
-        for cell in made[: last + 1]:
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        for number, cell in enumerate(made):
             if cell.kind == "code":
-                exec(cell.text.replace(right, wrong) if right else cell.text, names)
-    return said.getvalue().splitlines()
+                exec(compile(cell.text, f"<cell {number}>", "exec"), names)
+    return printed.getvalue()

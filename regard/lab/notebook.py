@@ -7,9 +7,11 @@
     # blank: A hint.
     answer = 42
     # end
+    short = "6 * 7"  # fill: A hint.
 
-Between `# blank:` and `# end` stands a solution. An exercise keeps the hint and drops the solution;
-a solved notebook does the opposite. What comes before the first cell is left out.
+Between `# blank:` and `# end` stands a solution, before `# fill:` a short one. An exercise keeps
+the hint and drops the solution; a solved notebook does the opposite. What comes before the first
+cell is left out.
 """
 
 import json
@@ -25,6 +27,8 @@ Kind: TypeAlias = Literal["markdown", "code"]
 class Cell(NamedTuple):
     kind: Kind
     text: str
+    outputs: tuple[dict[str, Any], ...] | None = None
+    """As the notebook keeps them; None if the cell has not been run."""
 
 
 def cells(text: str, blank: bool = False) -> list[Cell]:
@@ -44,19 +48,23 @@ def cells(text: str, blank: bool = False) -> list[Cell]:
 _BLANK = re.compile(r"^( *)# blank: (.*)\n((?:.*\n)*?)\1# end\n", re.MULTILINE)
 
 
+_FILL = re.compile(r'^( *\w+ = )"(.*)"  # fill: (.*)$', re.MULTILINE)
+
+
 def _blanked(code: str) -> str:
-    """The hint in place of each solution, and an error if it is run unchanged."""
-    return _BLANK.sub(r'\1# Your turn: \2\n\1raise NotImplementedError("still blank")\n', code)
+    """The hint in place of each solution, and an error, or "?", if it is run unchanged."""
+    code = _BLANK.sub(r'\1# Your turn: \2\n\1raise NotImplementedError("still blank")\n', code)
+    return _FILL.sub(r'\1"?"  # \3', code)
 
 
 def _solved(code: str) -> str:
-    return _BLANK.sub(r"\3", code)
+    return _FILL.sub(r'\1"\2"', _BLANK.sub(r"\3", code))
 
 
 def to_json(made: list[Cell]) -> dict[str, Any]:
-    """A notebook in format 4.5, without outputs."""
+    """A notebook in format 4.5."""
     return {
-        "cells": [_cell(number, cell) for number, cell in enumerate(made)],
+        "cells": [_cell(number, cell, made) for number, cell in enumerate(made)],
         "metadata": {
             "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
             "language_info": {"name": "python"},
@@ -66,11 +74,18 @@ def to_json(made: list[Cell]) -> dict[str, Any]:
     }
 
 
-def _cell(number: int, cell: Cell) -> dict[str, Any]:
+def _cell(number: int, cell: Cell, made: list[Cell]) -> dict[str, Any]:
     data: dict[str, Any] = {"cell_type": cell.kind, "id": f"cell-{number}", "metadata": {}}
     if cell.kind == "code":
-        data |= {"execution_count": None, "outputs": []}
-    return data | {"source": cell.text.splitlines(keepends=True)}
+        run = sum(each.outputs is not None for each in made[: number + 1])
+        count = None if cell.outputs is None else run
+        data |= {"execution_count": count, "outputs": list(cell.outputs or ())}
+    return data | {"source": lines(cell.text)}
+
+
+def lines(text: str) -> list[str]:
+    """A text as a notebook keeps it."""
+    return text.splitlines(keepends=True)
 
 
 def write(path: Path, made: list[Cell]) -> None:
@@ -78,6 +93,13 @@ def write(path: Path, made: list[Cell]) -> None:
 
 
 def read(path: Path) -> list[Cell]:
-    """The cells of a notebook; outputs are left out."""
+    """The cells of a notebook, with what they have put out."""
     notebook = json.loads(path.read_text(encoding="utf-8"))
-    return [Cell(cell["cell_type"], "".join(cell["source"])) for cell in notebook["cells"]]
+    return [
+        Cell(
+            cell["cell_type"],
+            "".join(cell["source"]),
+            None if cell.get("execution_count") is None else tuple(cell["outputs"]),
+        )
+        for cell in notebook["cells"]
+    ]

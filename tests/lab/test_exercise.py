@@ -1,28 +1,33 @@
 """The exercises: solved, every check is content; each common mistake hears what it is."""
 
-import contextlib
-import io
 import json
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
+import torch
 
+from regard import attend
 from regard.lab import exercise, notebook
+from regard.lab.exercise import carry_out, until_checks
+from regard.lab.exercises import words
+from regard.lab.exercises.expression import LONGEST, evaluate
 from regard.lab.notebook import Cell
 
 # What is checked here is said by the notebooks' own checks, thousands of small calls.
 pytestmark = pytest.mark.usefixtures("unchecked")
 
-MULTIHEAD, VIT = "multihead", "vit"
+MULTIHEAD, VIT, WORDS = exercise.EXERCISES
+CHECKS = {MULTIHEAD: 4, VIT: 4, WORDS: 14}
+"""How many checks each notebook has."""
 
 # What to write instead of a solution's line, and what a check has to say about it.
 MISTAKES = [
     # attention
-    (MULTIHEAD, "/ key.shape[-1] ** 0.5", "", "attention", "not scaled; divide them by √K"),
-    (MULTIHEAD, "/ key.shape[-1] ** 0.5", "/ key.shape[-1]", "attention", "divided by K"),
+    (MULTIHEAD, "/ key.shape[-1] ** 0.5", "", "attention", "not scaled; divide them by √d_k"),
+    (MULTIHEAD, "/ key.shape[-1] ** 0.5", "/ key.shape[-1]", "attention", "divided by d_k"),
     (MULTIHEAD, "/ key.shape[-1] ** 0.5", "* key.shape[-1] ** 0.5", "attention", "multiplied by"),
+    (MULTIHEAD, "/ key.shape[-1] ** 0.5", "/ value.shape[-1] ** 0.5", "attention", "by √d_v"),
     (MULTIHEAD, "/ key.shape[-1] ** 0.5", "/ key.shape[-2] ** 0.5", "attention", "how many keys"),
     (MULTIHEAD, "/ key.shape[-1] ** 0.5", "/ query.shape[-2] ** 0.5", "attention", "many queries"),
     (MULTIHEAD, ".softmax(-1)", ".softmax(-2)", "attention", "down the queries"),
@@ -198,47 +203,32 @@ MISTAKES = [
 ]
 
 
-def carried_out(made: list[Cell]) -> str:
-    """What the cells print; each is a file of its own, as in a notebook."""
-    names: dict[str, Any] = {"__name__": "__main__"}
-    said = io.StringIO()
-    with contextlib.redirect_stdout(said):
-        for number, cell in enumerate(made):
-            if cell.kind == "code":
-                exec(compile(cell.text, f"<cell {number}>", "exec"), names)
-    return said.getvalue()
-
-
-def until_checks(made: list[Cell]) -> list[Cell]:
-    """Without what comes after the last check, which trains."""
-    last = max(n for n, cell in enumerate(made) if cell.text.startswith("check."))
-    return made[: last + 1]
-
-
 @pytest.mark.parametrize("name", exercise.EXERCISES)
 def test_solved_all_checks_are_content(name: str) -> None:
     made = exercise.cells(name, solved=True)
     short = [Cell(c.kind, c.text.replace("STEPS = 300", "STEPS = 2")) for c in made]
     assert short != made or name != VIT
-    said = carried_out(short)
+    said = carry_out(short)
     assert "✗" not in said
     assert "…" not in said
-    assert said.count("✓") == 4
+    assert said.count("✓") == CHECKS[name]
 
 
 @pytest.mark.slow
 def test_the_solved_vision_transformer_learns() -> None:
-    said = carried_out(exercise.cells(VIT, solved=True))
+    said = carry_out(exercise.cells(VIT, solved=True))
     assert float(re.findall(r"([\d.]+)% right", said)[-1]) > 90
 
 
 @pytest.mark.parametrize("name", exercise.EXERCISES)
 def test_blank_every_check_says_so(name: str) -> None:
     made = exercise.cells(name)
-    assert sum(cell.text.count("raise NotImplementedError") for cell in made) >= 4
-    assert sum("<summary>" in cell.text for cell in made) >= 3
-    said = carried_out(until_checks(made))
-    assert said.count("still blank") == 4
+    blanks = [r"raise NotImplementedError", r'^\w+ = "\?"  # ']
+    text = "\n".join(cell.text for cell in made)
+    assert len(re.findall("|".join(blanks), text, re.MULTILINE)) >= CHECKS[name]
+    assert text.count("<summary>") >= 3 or name == WORDS
+    said = carry_out(until_checks(made))
+    assert said.count("still blank") == CHECKS[name]
     assert "✓" not in said
 
 
@@ -246,10 +236,11 @@ def test_blank_every_check_says_so(name: str) -> None:
 def test_solved_and_blank_differ_in_the_blanks_alone(name: str) -> None:
     for blank, solved in zip(exercise.cells(name), exercise.cells(name, solved=True), strict=True):
         given = [line for line in blank.text.split("\n") if "Your turn" not in line]
-        given = [line for line in given if "NotImplementedError" not in line]
+        given = [line for line in given if "NotImplementedError" not in line and '"?"' not in line]
         assert set(given) <= set(solved.text.split("\n"))
         assert "# blank" not in blank.text + solved.text
         assert "# end" not in blank.text + solved.text
+        assert "# fill" not in blank.text + solved.text
 
 
 @pytest.mark.parametrize(
@@ -267,7 +258,7 @@ def test_a_mistake_hears_what_it_is(
     others = rf"check\.\w+\((?!{part}\)).*"
     assert re.match(
         rf"✗ {part}[,:] .*{message}[^\n]*\n$",
-        carried_out([Cell(cell.kind, re.sub(others, "", cell.text)) for cell in spoilt]),
+        carry_out([Cell(cell.kind, re.sub(others, "", cell.text)) for cell in spoilt]),
     )
 
 
@@ -280,10 +271,112 @@ def test_what_nobody_thought_of_is_located() -> None:
     made = until_checks(exercise.cells(MULTIHEAD, solved=True))
     spoilt = [Cell(cell.kind, cell.text.replace("@ value", "@ value * 1.5")) for cell in made]
     assert re.search(
-        r"✗ attention, without a mask: \d+ of \d+ numbers are wrong, the first at "
-        r"\[0, 0, 0, 0\]: \S+ instead of \S+\n",
-        carried_out(spoilt),
+        r"✗ attention, without a mask: \d+ of \d+ numbers are wrong, the first at \[0, 0, 0, 0\]: "
+        r"\S+ instead of \S+\n",
+        carry_out(spoilt),
     )
+
+
+# Short formulas
+
+RIGHT = [
+    ("cold", ("inf", "∞", "1/0")),
+    ("hot", ("0", "0.0")),
+    ("even", ("1/m", "m**-1", "1 / m")),
+    ("convenient", ("1/√d", "d**-0.5", "1/sqrt(d)", "d^(-1/2)")),
+    ("output", ("V @ softargmax(β K.T @ Q)", "V @ softargmax(K.T @ (beta Q))")),
+    ("identity", ("I", "I @ I", "I**1")),
+    ("permuting", ("beta K @ P", "2 beta * K @ P")),
+    ("running", ("W @ X", "(X.T @ W.T).T")),
+    ("moved", ("a β δ (v - h)", "beta a delta v - beta a delta h")),
+    ("masked", ("-inf", "-∞", "−∞")),
+    ("multiplications", ("n_q n_k (d_k + d_v)", "n_q*n_k*d_k + n_q*n_k*d_v")),
+    ("additions", ("n_q n_k (d_k - 1)", "n_q n_k d_k - n_q n_k")),
+    ("parameters", ("4d²", "3 d^2 + d^2", "4 d*d")),
+    ("convolution", ("k n d²", "n d k d")),
+]
+WRONG = [
+    ("cold", "0", "cold is a large β"),
+    ("cold", "-∞", "the worst key"),
+    ("hot", "inf", "hot is a small β"),
+    ("even", "1/t", "t is the width of a value"),
+    ("even", "1/n", "n counts the queries"),
+    ("convenient", "1/d", "its root is the scale"),
+    ("convenient", "1/√t", "values have no part in the scores"),
+    ("convenient", "√d", "divide by √d"),
+    ("output", "V @ softargmax(K.T @ Q)", "beta is missing"),
+    ("output", "V @ softmax(beta * K.T @ Q)", "softmax acts on rows"),
+    ("output", "V @ softargmax(beta * Q.T @ K)", "shapes in .* do not fit"),
+    ("output", "softargmax(beta * K.T @ Q)", r"shape is \(7, 3\), but should be \(2, 3\)"),
+    ("identity", "ones/n", "the mean of all values"),
+    ("identity", "softargmax(I)", "has no zeros"),
+    ("permuting", "0 K", "scores of zero give every column the mean"),
+    ("permuting", "K @ P", "not sharp"),
+    ("permuting", "beta K", "that is the identity"),
+    ("permuting", "beta P @ K", "stands on the right"),
+    ("permuting", "beta", r"its shape is \(\), but Q is as K"),
+    ("running", "X @ W", "do not fit"),
+    ("moved", "beta a delta v", "the other weights shrink"),
+    ("moved", "beta delta (v - h)", "a is missing"),
+    ("moved", "beta a delta (h - v)", "the wrong way"),
+    ("masked", "0", "where a query may attend"),
+    ("masked", "1", "more weight"),
+    ("multiplications", "n_q n_k d_k", "the product with V is missing"),
+    ("multiplications", "n_q n_k d_k d_v", "add their counts"),
+    ("additions", "n_q n_k d_k", "d_k - 1 additions"),
+    ("parameters", "3 d²", "W_O is forgotten"),
+    ("parameters", "4 h d²", "divided among the heads"),
+    ("convolution", "k n d", "depthwise"),
+    ("convolution", "5", "3 of 3 numbers are wrong"),
+    ("parameters", "4 w²", "w is unknown here; use d, h"),
+    ("parameters", "4 *", "is not a formula"),
+    ("parameters", "abs(d)", r"abs\(…\) is unknown here"),
+    ("parameters", "[4]", "more than a short formula"),
+    ("parameters", " ", "still blank"),
+]
+
+
+@pytest.mark.parametrize(("question", "written"), RIGHT, ids=[name for name, _ in RIGHT])
+def test_a_formula_is_right_however_it_is_written(
+    question: str, written: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    for one in written:
+        getattr(words, question)(one)
+        assert capsys.readouterr().out.startswith("✓ "), one
+
+
+@pytest.mark.parametrize(("question", "written", "message"), WRONG)
+def test_a_wrong_formula_hears_why(
+    question: str, written: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    getattr(words, question)(written)
+    assert re.fullmatch(rf"[✗…] .*{message}.*\n", capsys.readouterr().out)
+
+
+def test_the_formula_of_the_output_is_the_librarys() -> None:
+    names = words._columns()
+    ours = attend(names["Q"].mT, names["K"].mT, names["V"].mT, beta=float(names["beta"])).mT
+    assert torch.allclose(ours, evaluate("V @ softargmax(beta * K.T @ Q)", names))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "__import__('os').getcwd()",
+        "(lambda: 1)()",
+        "d.__class__",
+        "'a' * 9",
+        "d if d else 1",
+        "True",
+        "d[0]",
+        "softmax(d, d)",
+        "9 ** 9 ** 9 ** 9 ** 'd'",
+        "d" * (LONGEST + 1),
+    ],
+)
+def test_a_formula_is_a_formula(text: str) -> None:
+    with pytest.raises(ValueError, match=r"formula|unknown here"):
+        evaluate(text, {"d": torch.tensor(3.0)})
 
 
 # Files
@@ -307,5 +400,5 @@ def test_a_notebook_is_written_and_never_over_another(tmp_path: Path) -> None:
 
 
 def test_an_unknown_exercise() -> None:
-    with pytest.raises(ValueError, match=r"'lstm'\) is unknown; choose from multihead, vit"):
+    with pytest.raises(ValueError, match=r"'lstm'\) is unknown; choose from multihead, vit, words"):
         exercise.write("lstm", Path("nowhere"))

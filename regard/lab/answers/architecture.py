@@ -20,7 +20,7 @@ class Box(NamedTuple):
 
 WIDE, TALL, GAP = 176.0, 42.0, 28.0
 """Of a box, and between two."""
-TOP = 36.0
+TOP = 46.0
 _ROWS = [TOP + n * (TALL + GAP) for n in range(5)]
 COLUMNS = {
     12.0: (
@@ -38,7 +38,7 @@ COLUMNS = {
 }
 """The boxes of encoder and decoder from top to bottom, by where they begin."""
 ENCODER, DECODER = COLUMNS
-HEIGHT = _ROWS[4] + TALL + 42
+HEIGHT = _ROWS[4] + TALL + 50
 
 TEXT = """\
                                                   next token
@@ -62,7 +62,7 @@ TEXT = """\
 
 def architecture() -> Drawing:
     """Which attention is self, which is masked, and which is cross."""
-    title = "Self-attention, masked self-attention and cross-attention"
+    title = "The three kinds of attention in the Transformer"
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" class="plot" viewBox="0 0 400 {HEIGHT:g}" '
         f'role="img" aria-label="{title}"><title>{title}</title>',

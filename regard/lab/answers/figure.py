@@ -52,6 +52,27 @@ def svg(figure: Figure) -> str:
             return figure.svg
 
 
+class Drawn:
+    """A figure that a notebook shows."""
+
+    def __init__(self, figure: Figure):
+        self.figure = figure
+
+    def _repr_svg_(self) -> str:
+        return picture([self.figure])
+
+    def __repr__(self) -> str:
+        return str(terminal(self.figure, 80))
+
+
+def picture(figures: Sequence[Figure]) -> str:
+    """Figures below one another as one SVG file."""
+    from regard.lab.answers.report import STYLE
+    from regard.lab.report import STYLE as REPORT
+
+    return chart.stacked([(figure.title, svg(figure)) for figure in figures], REPORT + STYLE)
+
+
 def terminal(figure: Figure, width: int) -> Text:
     """The figure in characters."""
     match figure:
@@ -80,8 +101,8 @@ def _heat(heat: Heat) -> str:
         f'aria-label="{escape(heat.title)}"><title>{escape(heat.title)}</title>',
         f'<text class="label" x="0" y="12">{escape(heat.y)}</text>',
         *(
-            f'<path class="cell c{0 if level > 0 else 2}" opacity="{abs(level) / LEVELS:.2f}" '
-            f'd="{"z".join(places)}z"/>'
+            f'<path class="cell c{0 if level > 0 else 2}" shape-rendering="crispEdges" '
+            f'opacity="{abs(level) / LEVELS:.2f}" d="{"z".join(places)}z"/>'
             for level, places in sorted(cells.items())
             if level
         ),

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from regard.lab.answers.answer import Demonstration, Page
 from regard.lab.answers.prose import latex
-from regard.lab.answers.show import points
+from regard.lab.answers.show import counted
 from regard.lab.claims.stated import Stated
 from regard.lab.experiment import Measured, Table
 from regard.lab.numbers import columns, figure
@@ -45,10 +45,8 @@ def section(one: Page) -> str:
             f"{latex(mistake.why)} {_demonstration(run)}"
         )
     rows = "\n".join(rf"\item[{point.marks:g}] {latex(point.words)}" for point in answer.points)
-    parts.append(
-        f"\\paragraph{{Marking ({points(answer.marks)}).}}\\begin{{description}}\n{rows}\n"
-        r"\end{description}"
-    )
+    marks = rf"\paragraph{{Marking ({counted(answer.marks, 'point')}).}}"
+    parts.append(f"{marks}\\begin{{description}}\n{rows}\n\\end{{description}}")
     return "\n\n".join(parts)
 
 

@@ -78,7 +78,9 @@ _SYMBOLS = {
     "↔": r"\leftrightarrow", "∝": r"\propto", "∘": r"\circ", "⊙": r"\odot", "∧": r"\wedge",
 }  # fmt: skip
 _ROOT = re.compile(r"√(\([^()]*\)|[\w.]+)")
-_INDEX = re.compile(r"(?<![\w\\])([A-Za-zα-ωΑ-Ω])_(\w{1,3})(?!\w)")
+_MARKS = {"\u0302": "hat", "\u0303": "tilde", "\u0304": "bar"}
+_LETTER = f"[A-Za-zα-ωΑ-Ω][{''.join(_MARKS)}]?"
+_INDEX = re.compile(rf"(?<![\w\\])({_LETTER})_(\w{{1,3}})(?!\w)")
 
 
 def _typeset(text: str, index: bool = True) -> str:
@@ -96,7 +98,11 @@ def _typeset(text: str, index: bool = True) -> str:
 
 
 def _characters(text: str) -> str:
-    return "".join(_ESCAPED.get(letter) or _letter(letter) for letter in text)
+    return "".join(_ESCAPED.get(letter) or _letter(letter) for letter in _SIGN.findall(text))
+
+
+_SIGN = re.compile(f".[{''.join(_MARKS)}]?", re.DOTALL)
+"""A character, with the mark above it."""
 
 
 def _letter(letter: str) -> str:
@@ -108,14 +114,16 @@ def _inside(text: str) -> str:
     """Characters within mathematics, where a command must not run into the next letter."""
     return "".join(
         f"{command} " if (command := _command(letter)).startswith("\\") else command
-        for letter in text
+        for letter in _SIGN.findall(text)
     )
 
 
 def _command(letter: str) -> str:
-    """The command for a symbol, a Greek letter, or a raised or lowered character."""
+    """The command for a symbol, a Greek letter, or a raised, lowered or marked character."""
     if letter in _SYMBOLS:
         return _SYMBOLS[letter]
+    if len(letter) > 1:
+        return rf"\{_MARKS[letter[1]]}{{{_command(letter[0])}}}"
     match unicodedata.decomposition(letter).split():
         case ["<super>", code]:
             return f"^{{{_command(chr(int(code, 16)))}}}"

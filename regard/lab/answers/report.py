@@ -9,7 +9,7 @@ from regard.lab.answers import figure
 from regard.lab.answers.answer import Demonstration, Mistake, Page
 from regard.lab.answers.figure import Figure
 from regard.lab.answers.prose import html
-from regard.lab.answers.show import points
+from regard.lab.answers.show import counted
 from regard.lab.claims.stated import Stated
 from regard.lab.equation import mathml
 from regard.lab.experiment import MARKS
@@ -26,12 +26,12 @@ def page(
     """The whole page: contents, errata, and a section for each question."""
     title = f"Answers: {TITLES[document]}"
     runs = sum(1 + len(one.mistakes) for one in pages)
-    marks = points(sum(one.answer.marks for one in pages))
-    body = f"""{_contents(pages)}
+    marks = counted(sum(one.answer.marks for one in pages), "point")
+    body = f"""{_contents(pages, bool(wrong or stated))}
 <main>
 <h1>{escape(title)}</h1>
-<p class="lead">{len(pages)} answers, {marks}. {runs} demonstrations ran while this page was made;
-their numbers are what was measured.</p>
+<p class="lead">{counted(len(pages), "answer")}, {marks}. {counted(runs, "demonstration")} ran while
+this page was made; their numbers are what was measured.</p>
 {_errata(wrong, stated)}
 <h2 id="answers">Answers</h2>
 {"".join(map(section, pages))}
@@ -54,7 +54,7 @@ def section(one: Page) -> str:
     return f"""<article id="{_id(place)}" class="{"holds" if one.stands else "wrong"}">
 <header><h3><a href="#{_id(place)}">{escape(place.section)}</a></h3>
 <span class="where">{escape(place.about)}</span>
-<span class="chip">{points(answer.marks)}</span></header>
+<span class="chip">{counted(answer.marks, "point")}</span></header>
 <p class="question">{html(answer.question)}</p>
 <div class="correct"><p>{html(answer.answer)}</p></div>
 <h4>Derivation</h4><ol class="steps">{steps}</ol>
@@ -142,7 +142,7 @@ def _where(place: Place) -> str:
     return f'<a href="#{_id(place)}">{escape(place.section)}</a>'
 
 
-def _contents(pages: Sequence[Page]) -> str:
+def _contents(pages: Sequence[Page], errata: bool) -> str:
     entries = "".join(
         f'<li class="{"holds" if one.stands else "wrong"}"><a href="#{_id(one.answer.place)}">'
         f'<span class="mark" aria-hidden="true">{"✓" if one.stands else "✗"}</span>'
@@ -152,6 +152,6 @@ def _contents(pages: Sequence[Page]) -> str:
     return (
         '<nav><input type="checkbox" id="contents"><label for="contents">Contents</label>'
         '<p class="brand">Regard <span>lab</span></p><ol>'
-        '<li><a class="group" href="#errata">Errata</a></li>'
-        f'<li><a class="group" href="#answers">Answers</a><ol>{entries}</ol></li></ol></nav>'
+        + '<li><a class="group" href="#errata">Errata</a></li>' * errata
+        + f'<li><a class="group" href="#answers">Answers</a><ol>{entries}</ol></li></ol></nav>'
     )

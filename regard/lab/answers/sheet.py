@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from regard import Learned, Mask, MultiHeadAttention, Sinusoidal, Transformer, attend, causal
 from regard.lab.answers.answer import Answer, Demonstration, Mistake, Point, Step
 from regard.lab.answers.architecture import architecture
+from regard.lab.answers.plots import heat_map
 from regard.lab.answers.program import slip, solved
-from regard.lab.answers.slides import heat_map
 from regard.lab.claims.costs import cost
 from regard.lab.claims.sample import PLAN, SAME, D, H, L, S, alive, apart, influence, normal
 from regard.lab.cost.layers import Sizes
@@ -402,8 +402,8 @@ ANSWERS: tuple[Answer, ...] = (
     ),
     Answer(
         sheet("6-2(d)"),
-        question="What do convolutional, recurrent and self-attention layers cost, for length $n$, "
-        "width $d$ and kernel $k$?",
+        question="What do layers of convolution, of recurrence and of self-attention cost, for "
+        "length $n$, width $d$ and kernel $k$?",
         answer="A convolution over all channels $O(k n d^2)$, and $O(k n d)$ only if it is "
         "depthwise; a recurrent layer $O(n d^2)$; attention $O(n^2 d)$ for all pairs, and $O(n "
         "d^2)$ more with its projections. The recurrent layer needs $n$ steps one after the "

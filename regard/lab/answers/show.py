@@ -36,7 +36,7 @@ def page(one: Page, console: Console) -> None:
     """One question: its answer and derivation, what was measured, mistakes, marking points."""
     answer = one.answer
     place = answer.place
-    console.print(heading(str(place), f"{place.about}, {points(answer.marks)}"))
+    console.print(heading(str(place), f"{place.about}, {counted(answer.marks, 'point')}"))
     paragraph(console, "Question", plain(answer.question))
     paragraph(console, "Answer", plain(answer.answer))
     for number, step in enumerate(answer.derivation):
@@ -57,8 +57,9 @@ def page(one: Page, console: Console) -> None:
         console.print(row("Claims", _verdicts(one.results)), "")
 
 
-def points(marks: float) -> str:
-    return f"{marks:g} point{'s' * (marks != 1)}"
+def counted(number: float, name: str) -> str:
+    """A number of things, in words: 1 point, 2 points."""
+    return f"{number:g} {name}{'s' * (number != 1)}"
 
 
 def _demonstration(run: Demonstration, console: Console) -> None:
@@ -109,9 +110,11 @@ def summary(pages: Sequence[Page], console: Console) -> None:
     """How many questions were answered, and whether every demonstration agrees."""
     off: list[Answer] = [one.answer for one in pages if not one.stands]
     runs = sum(1 + len(one.mistakes) for one in pages)
-    marks = points(sum(one.answer.marks for one in pages))
+    marks = counted(sum(one.answer.marks for one in pages), "point")
     if off:
         text = "do not agree: " + ", ".join(answer.place.section for answer in off)
     else:
         text = "every model answer stands, and every mistake fails"
-    console.print(indented(Text(f"{len(pages)} answers, {marks}, {runs} demonstrations: {text}")))
+    console.print(
+        indented(Text(f"{counted(len(pages), 'answer')}, {marks}, {runs} demonstrations: {text}"))
+    )

@@ -16,7 +16,7 @@ from regard import (
     causal,
 )
 from regard.lab.answers.answer import Answer, Demonstration, Mistake, Point, Step
-from regard.lab.answers.figure import Heat
+from regard.lab.answers.plots import heat_map
 from regard.lab.claims import find
 from regard.lab.claims.costs import cost
 from regard.lab.claims.sample import (
@@ -277,16 +277,6 @@ def _sinusoids() -> Demonstration:
             "position 1, first four entries": ours[1, :4].tolist(),
         },
         figures=(heat_map(),),
-    )
-
-
-def heat_map(positions: int = 32, width: int = 64) -> Heat:
-    """The encodings of the first positions."""
-    return Heat(
-        f"Sinusoidal positions, of width {width}",
-        "entry",
-        "position",
-        Sinusoidal(width).encoding(torch.arange(positions), torch.float64).tolist(),
     )
 
 

@@ -119,13 +119,14 @@ def _write(
     wrong: Sequence[Result],
     stated: Sequence[Stated],
 ) -> None:
-    from regard.lab.answers import latex, report
+    from regard.lab.answers import latex, report, show
 
     for path, make in ((options.report, report.page), (options.latex, latex.sheet)):
         if path is not None:
             atomic.write(Path(path), make(name, pages, wrong, stated))
             if not options.json:
-                print(f"{path}: {len(pages)} answers, {len(wrong) + len(stated)} errata")
+                count = show.counted(len(pages), "answer")
+                print(f"{path}: {count}, {len(wrong) + len(stated)} errata")
 
 
 def as_text(

@@ -28,9 +28,10 @@ def attention(answer: Callable[..., object]) -> None:
     scores, allowed = query @ key.mT, causal().tensor(L, S)[0, 0]
     scaled = scores / K**0.5
     without = [
-        (scores, "the scores are not scaled; divide them by √K, K being the last size of the keys"),
-        (scores / K, "the scores are divided by K; divide by its root, √K"),
-        (scores * K**0.5, "the scores are multiplied by √K; divide by it"),
+        (scores, f"the scores are not scaled; divide them by √d_k: {WIDTH}"),
+        (scores / K, "the scores are divided by d_k; divide by its root, √d_k"),
+        (scores * K**0.5, "the scores are multiplied by √d_k; divide by it"),
+        (scores / V**0.5, f"the scores are divided by √d_v, the width of a value; {WIDTH}"),
         (
             scores / S**0.5,
             f"the scores are divided by the root of how many keys there are; {WIDTH}",
@@ -115,36 +116,36 @@ def _call(
 
 
 def split_heads(answer: Callable[..., object]) -> None:
-    """`split_heads(x, heads)`: (B, L, H·K) to (B, H, L, K)."""
+    """`split_heads(x, heads)`: (B, L, H·d_k) to (B, H, L, d_k)."""
     x = torch.arange(float(B * L * H * K), dtype=torch.float64).view(B, L, H * K)
     cut = x.view(B, L, H, K)
     mistakes = [
         (
             x.view(B, H, L, K),
-            "reshaped straight to (B, H, L, K), which mixes positions and heads: cut the last axis "
-            "in two first, (B, L, H, K), then transpose axes 1 and 2",
+            "reshaped straight to (B, H, L, d_k), which mixes positions and heads: cut the last "
+            "axis in two first, (B, L, H, d_k), then transpose axes 1 and 2",
         ),
         (
             x.view(B, L, K, H).permute(0, 3, 1, 2),
-            "heads are interleaved: the last axis has head after head, so it is cut into (H, K), "
-            "not (K, H)",
+            "heads are interleaved: the last axis has head after head, so it is cut into (H, d_k), "
+            "not (d_k, H)",
         ),
         (cut, "the heads' axis stands behind the positions: transpose axes 1 and 2"),
         (x, "nothing is split"),
     ]
-    name = "(B, L, H·K) to (B, H, L, K)"
+    name = "(B, L, H·d_k) to (B, H, L, d_k)"
     mark("split_heads", [Case(name, lambda: answer(x, H), cut.transpose(1, 2), mistakes)])
 
 
 def join_heads(answer: Callable[..., object]) -> None:
-    """`join_heads(x)`: (B, H, L, K) to (B, L, H·K)."""
+    """`join_heads(x)`: (B, H, L, d_k) to (B, L, H·d_k)."""
     x = torch.arange(float(B * L * H * K), dtype=torch.float64).view(B, H, L, K)
     right = x.transpose(1, 2).reshape(B, L, H * K)
     mistakes = [
         (
             x.reshape(B, L, H * K),
-            "reshaped without transposing, which mixes positions and heads: transpose axes 1 and "
-            "2 first",
+            "reshaped without transposing, which mixes positions and heads: transpose axes 1 and 2 "
+            "first",
         ),
         (
             x.permute(0, 2, 3, 1).reshape(B, L, H * K),
@@ -154,7 +155,9 @@ def join_heads(answer: Callable[..., object]) -> None:
         (x.sum(1), "the heads are summed; put them side by side"),
         (x.mean(1), "the heads are averaged; put them side by side"),
     ]
-    mark("join_heads", [Case("(B, H, L, K) to (B, L, H·K)", lambda: answer(x), right, mistakes)])
+    mark(
+        "join_heads", [Case("(B, H, L, d_k) to (B, L, H·d_k)", lambda: answer(x), right, mistakes)]
+    )
 
 
 # All of it
@@ -176,7 +179,7 @@ def multihead(answer: Callable[..., nn.Module]) -> None:
         (_formula(layer, x, x, scale=1.0), "the scores are not scaled"),
         (
             _formula(layer, x, x, scale=(H * K) ** -0.5),
-            "the scores are divided by √D of the whole width; each head has its own K = D/H",
+            "the scores are divided by √D of the whole width; each head has its own d_k = D/H",
         ),
         (
             _formula(layer, x, x, heads=1),

@@ -16,7 +16,7 @@ from regard import (
 )
 from regard.lab.answers.answer import Answer, Demonstration, Mistake, Point, Step
 from regard.lab.answers.architecture import architecture
-from regard.lab.answers.slides import heat_map
+from regard.lab.answers.plots import heat_map
 from regard.lab.claims.sample import (
     HIDDEN,
     PICTURE,

@@ -228,7 +228,7 @@ ANSWERS: tuple[Answer, ...] = (
     ),
     Answer(
         handout("multi-head"),
-        question="What is a multi-head attention layer, and what does the Keras example make?",
+        question="What does multi-head attention consist of, and what does the Keras example make?",
         answer="Several attentions with matrices of their own, put side by side and multiplied by "
         "$W_O$. The example has two sets $(W_Q, W_K, W_V)$ with $d_k = 2$ and $d_v = 3$: six "
         "numbers side by side, which Keras projects back to the width of the query. Loosely, "

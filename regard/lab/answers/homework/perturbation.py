@@ -1,23 +1,13 @@
 """Homework 1.1(e) and (f): what a change of one key does."""
 
 import torch
-from torch import Tensor
 
 from regard import attend, weights
 from regard.lab.answers.answer import Answer, Demonstration, Mistake, Point, Step
+from regard.lab.answers.plots import KEY, QUERY, VALUE, moved, moving_key
 from regard.lab.claims.sample import SAME, apart, normal
-from regard.lab.experiment import Curve, Plot, Table
+from regard.lab.experiment import Table
 from regard.lab.place import Place
-
-QUERY = torch.tensor([[1.0, 1.0]], dtype=torch.float64)
-KEY = torch.tensor([[0.2, 0.1], [0.6, -0.4], [-0.3, 0.5], [0.1, 0.9]], dtype=torch.float64)
-VALUE = torch.tensor([[3.0, 2.5], [0.0, 0.0], [1.0, 0.2], [0.2, 1.4]], dtype=torch.float64)
-"""One query and four pairs of keys and values; the first key moves."""
-
-
-def _moved(by: float) -> Tensor:
-    """The keys, when the first has moved along the query."""
-    return torch.cat((KEY[:1] + by * QUERY, KEY[1:]))
 
 
 def _small_change() -> Demonstration:
@@ -26,10 +16,10 @@ def _small_change() -> Demonstration:
     for by in (0.001, 0.01, 0.1, 1.0, -1.0):
         change = by * (QUERY**2).sum() * 2**-0.5  # βδ
         after = a * change.exp() / (1 + a * change.expm1())
-        moved = attend(QUERY, _moved(by), VALUE)
+        new = attend(QUERY, moved(by), VALUE)
         exact = h + (after - a) / (1 - a) * (VALUE[0] - h)
         linear = h + a * change * (VALUE[0] - h)
-        rows.append((by, apart(exact, moved), apart(linear, moved) / apart(moved, h)))
+        rows.append((by, apart(exact, new), apart(linear, new) / apart(new, h)))
     return Demonstration(
         max(row[1] for row in rows) < SAME and rows[0][2] < 0.001 and rows[-1][2] > 0.1,
         tables=(
@@ -40,23 +30,6 @@ def _small_change() -> Demonstration:
             ),
         ),
         figures=(moving_key(),),
-    )
-
-
-def moving_key() -> Plot:
-    """The output slides on a line while one key moves."""
-    outputs = [attend(QUERY, _moved(0.6 * step), VALUE)[0].tolist() for step in range(-8, 9)]
-    before = weights(QUERY, KEY)[0, 1:]
-    others = (before @ VALUE[1:] / before.sum()).tolist()
-    return Plot(
-        "Where the output is while key 1 moves along the query",
-        "first entry of h",
-        "second entry of h",
-        (
-            Curve("from the mean of the others to v₁", *zip(others, VALUE[0].tolist())),
-            Curve("measured", *zip(*outputs)),
-            Curve("the other values", *zip(*VALUE[[1, 2, 3, 1]].tolist())),
-        ),
     )
 
 

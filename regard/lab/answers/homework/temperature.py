@@ -278,8 +278,8 @@ ANSWERS: tuple[Answer, ...] = (
     ),
     Answer(
         Place("homework", "1.1(c)"),
-        question=r"When does an output equal one of the values? Which $\beta$ does that, which of "
-        "the four types of attention is it, and how would a dense layer do it?",
+        question=r"When does an output equal one of the values? Which $\beta$ does that, what kind "
+        "of attention is it (self or cross, hard or soft), and how would a dense layer do it?",
         answer="When a column of $A$ is one-hot: $h_i = v_j$ if all the weight is on key $j$. For "
         r"every query that is $\beta \to \infty$, the cold limit: hard attention, self or cross. "
         "The identity $A = I$ is the case in which every value also keeps its place. A dense "
@@ -337,7 +337,7 @@ ANSWERS: tuple[Answer, ...] = (
                 _big_for_hot,
             ),
             Mistake(
-                "Most weights are close to 0, and some close to 1.",
+                "A few weights are nearly 1, and all others nearly 0.",
                 "That is nearly hard attention: one value is passed on. Spread evenly, no weight "
                 "is above $1/m$.",
                 _some_near_one,

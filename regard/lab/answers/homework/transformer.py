@@ -287,8 +287,8 @@ homework = partial(Place, "homework")
 ANSWERS: tuple[Answer, ...] = (
     Answer(
         homework("1.4(a)"),
-        question="What are the main differences between the Transformer and earlier sequence "
-        "models such as RNNs and LSTMs?",
+        question="What are the main differences between the Transformer and what came before it, "
+        "recurrent networks and LSTMs?",
         answer="Attention instead of recurrence: every position reads every other one directly. "
         "Hence training computes all positions at once, where recurrence needs one step after the "
         "other, and between any two positions there is a path of constant length. Order, which a "

@@ -299,7 +299,7 @@ ANSWERS: tuple[Answer, ...] = (
                 _smaller_networks,
             ),
             Mistake(
-                "ViT is wider, because images contain more information than text.",
+                "ViT is wider, since there is more in an image than in a text.",
                 "The Transformer's big model and ViT-L are equally wide, and no paper gives that "
                 "reason.",
                 _wider_for_images,
@@ -312,7 +312,7 @@ ANSWERS: tuple[Answer, ...] = (
     ),
     Answer(
         homework("1.5(c)"),
-        question="What do ViT's position embeddings do, and how do they differ from the "
+        question="What are ViT's position embeddings for, and what sets them apart from the "
         "Transformer's encodings?",
         answer="They tell each patch where in the image it is, since attention would not see it. "
         "They are a table of learned vectors, one for each patch and one for the class token, "

@@ -12,7 +12,7 @@
 # | H | heads |
 # | L, S | queries, and keys with their values |
 # | D | width of the vectors between the layers |
-# | K | width of a head, D / H |
+# | d_k, d_v | width of a head's keys and of its values, here D / H |
 
 # %%
 import torch
@@ -23,11 +23,11 @@ from regard.lab.exercises import multihead as check
 # %% [markdown]
 # ## 1. Attention
 #
-# $$A = \operatorname{softmax}\left(\frac{Q K^\top}{\sqrt{K}}\right), \qquad C = A V$$
+# $$A = \operatorname{softmax}\left(\frac{Q K^\top}{\sqrt{d_k}}\right), \qquad C = A V$$
 #
-# The last two axes of `query` are (L, K), of `key` (S, K), of `value` (S, V); all other axes just
-# come along. `mask` is None, or a boolean tensor that broadcasts to (…, L, S) and is True where a
-# query *may* attend to a key. A query that may attend to nothing receives zeros.
+# The last two axes of `query` are (L, d_k), of `key` (S, d_k), of `value` (S, d_v); all other axes
+# just come along. `mask` is None, or a boolean tensor that broadcasts to (…, L, S) and is True
+# where a query *may* attend to a key. A query that may attend to nothing receives zeros.
 #
 # <details><summary>Hint: the product</summary><code>query @ key.mT</code> multiplies the last two
 # axes, and only those.</details>
@@ -39,7 +39,7 @@ from regard.lab.exercises import multihead as check
 
 # %%
 def attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None) -> Tensor:
-    """(…, L, K), (…, S, K), (…, S, V) to (…, L, V)."""
+    """(…, L, d_k), (…, S, d_k), (…, S, d_v) to (…, L, d_v)."""
     # blank: scores, scale, mask, softmax along the keys, and the mean of the values.
     scores = query @ key.mT / key.shape[-1] ** 0.5
     if mask is not None:
@@ -64,7 +64,7 @@ check.attention(attention)
 
 # %%
 def split_heads(x: Tensor, heads: int) -> Tensor:
-    """(B, L, H·K) to (B, H, L, K)."""
+    """(B, L, H·d_k) to (B, H, L, d_k)."""
     # blank: cut the last axis in two, then bring the heads forward.
     B, L, D = x.shape
     return x.view(B, L, heads, D // heads).transpose(1, 2)
@@ -72,7 +72,7 @@ def split_heads(x: Tensor, heads: int) -> Tensor:
 
 
 def join_heads(x: Tensor) -> Tensor:
-    """(B, H, L, K) to (B, L, H·K)."""
+    """(B, H, L, d_k) to (B, L, H·d_k)."""
     # blank: the way back.
     return x.transpose(1, 2).flatten(2)
     # end
