@@ -13,6 +13,7 @@ from typing import Literal
 
 from regard import checkpoint
 from regard.cli.arguments import Progress, with_folder
+from regard.data.diagnosis import Separator
 from regard.task.folder import model_folder
 from regard.task.spec import Evaluation
 from regard.task.specs import NAMES, spec
@@ -27,14 +28,16 @@ class Evaluate:
     target: tuple[str, ...] = ()
     """translate: reference translations."""
     pairs: tuple[str, ...] = ()
-    """translate: instead, TSV files with both sides."""
+    """translate: instead, tables with both sides."""
     columns: tuple[int, int] | None = None
-    """translate: which columns of the TSV files, counted from 0, are source and target. label:
-    which are label and text."""
+    """translate: which columns of the tables, counted from 0, are source and target. label: which
+    are label and text. By default as in training."""
+    separator: Separator | None = None
+    """translate, label, read: what separates the columns of tables. By default as in training."""
     bleu: Literal["13a", "intl", "zh", "char", "none"] | None = None
     """translate: sacreBLEU's tokenizer (--tokenize). By default as in training."""
     texts: tuple[str, ...] = ()
-    """language: files of text. label: TSV files with a label and a text in each line."""
+    """language: files of text. label: tables with a label and a text in each line."""
     images: str | None = None
     """classify, read: test images, in the form that --images of train takes."""
     labels: str | None = None

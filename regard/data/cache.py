@@ -3,12 +3,19 @@
 folder/KEY-CONTENT/header.json …    a store; its header says how long its files are
 folder/.KEY.saving-RANDOM/          one that is being made, or whose maker was killed
 folder/.KEY                         whose lock its maker holds
+
+Where the folder cannot be written to, a process goes on with a temporary one, and says so.
 """
 
+import atexit
 import contextlib
+import functools
 import hashlib
 import json
 import os
+import shutil
+import sys
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
@@ -16,6 +23,7 @@ from typing import Any, TypeAlias, TypeVar
 import numpy as np
 
 from regard import atomic
+from regard.data.problems import reason
 
 PathLike: TypeAlias = str | os.PathLike[str]
 Progress: TypeAlias = Callable[[int, int, int], None]
@@ -30,7 +38,12 @@ T = TypeVar("T")
 
 def default_cache() -> Path:
     """Where stores are kept unless a run says otherwise."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "regard"
+    if chosen := os.environ.get("XDG_CACHE_HOME"):
+        return Path(chosen) / "regard"
+    try:
+        return Path.home() / ".cache" / "regard"
+    except RuntimeError as error:  # a user without a home
+        raise OSError(f"{error}; name a folder in XDG_CACHE_HOME") from error
 
 
 def keep(
@@ -43,18 +56,38 @@ def keep(
 
     Processes that want the same at once wait for the one that makes it.
     """
-    folder = default_cache() if cache is None else Path(cache)
+    folder: PathLike = "the default cache" if cache is None else cache
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        atomic.clear_all(folder)
-        with _alone(folder, key):
-            found = find(folder)
-            return make(folder) if found is None else found
+        folder = default_cache() if cache is None else cache
+        return _kept(Path(folder), key, find, make)
+    except OSError as error:
+        unusable = f"{folder} cannot be used as a cache ({reason(error)})"
+    try:
+        return _kept(_temporary(unusable), key, find, make)
     except OSError as error:
         raise ValueError(
-            f"{folder} cannot be used as a cache ({error.strerror or error}); make room there, or "
-            "name another folder"
+            f"{unusable}, and a temporary folder neither ({reason(error)}); make room, or name "
+            "another folder with --cache"
         ) from error
+
+
+def _kept(folder: Path, key: str, find: Callable[[Path], T | None], make: Callable[[Path], T]) -> T:
+    if folder.is_file():
+        raise ValueError(f"{folder} is a file; name a folder for the cache with --cache")
+    folder.mkdir(parents=True, exist_ok=True)
+    atomic.clear_all(folder)
+    with _alone(folder, key):
+        found = find(folder)
+        return make(folder) if found is None else found
+
+
+@functools.cache
+def _temporary(unusable: str) -> Path:
+    """Instead of a cache that is unusable, as is said once; removed when the process ends."""
+    folder = tempfile.mkdtemp(prefix="regard-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    print(f"regard: {unusable}; going on without one", file=sys.stderr, flush=True)
+    return Path(folder)
 
 
 class Draft:
@@ -107,7 +140,7 @@ def header(folder: Path, verify: bool = False) -> dict[str, Any]:
     try:
         said = json.loads((folder / _HEADER).read_bytes())
     except (OSError, ValueError) as error:
-        raise ValueError(f"{folder} is no store: {error}") from error
+        raise ValueError(f"{folder} is no store ({reason(error)}); make it again") from error
     if not isinstance(said, dict) or said.get("format") != _FORMAT:
         raise ValueError(f"{folder} is no store of format {_FORMAT}; make it again")
     for name, file in said["files"].items():
@@ -130,18 +163,17 @@ def sha256(path: Path) -> str:
         with open(path, "rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
-        raise ValueError(f"{path} cannot be read ({error.strerror})") from error
+        raise ValueError(f"{path} cannot be read ({reason(error)})") from error
 
 
 @contextlib.contextmanager
 def _alone(folder: Path, key: str) -> Iterator[None]:
     """Waits until no other process makes the same store, where there are locks."""
-    try:
-        import fcntl
-    except ImportError:  # a system without such locks
-        yield
-        return
-    with open(folder / f".{key}", "wb") as file:
-        with contextlib.suppress(OSError):  # a network's file system without locks
+    with contextlib.ExitStack() as stack:
+        # Not every system has such locks, nor every file system; who cannot write makes nothing.
+        with contextlib.suppress(ImportError, OSError):
+            import fcntl
+
+            file = stack.enter_context(open(folder / f".{key}", "wb"))
             fcntl.flock(file, fcntl.LOCK_EX)
         yield

@@ -1,23 +1,53 @@
 """A file's lines, plain or compressed, whatever its size.
 
-Compression is recognised by a file's first bytes. Files are hashed while they are read, so that a
-text is read once only.
+Compression is recognised by a file's first bytes, and so are files that are no text. Lines end with
+LF, with CR LF, or all of them with CR. Files are hashed while they are read, so that a text is read
+once only.
 """
 
 import bz2
+import codecs
 import contextlib
 import gzip
 import hashlib
 import io
 import lzma
 import os
+import stat
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, cast
 
+from regard.data.diagnosis import foreign
+from regard.data.problems import reason
+
 LINE = 2**20
 """Maximum bytes of a line; longer ones are skipped."""
+
+BUFFER = 2**18
+"""Bytes that are read at a time; a file is judged by the first so many."""
+
+
+def check_file(path: Path, name: str = "") -> None:
+    """A ValueError where this is no file that can be read as often as is needed."""
+    name = name or str(path)
+    try:
+        mode = path.stat().st_mode
+    except FileNotFoundError:
+        raise ValueError(f"{name} does not exist; check the name") from None
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{name} cannot be read ({reason(error)}); check the name") from error
+    if stat.S_ISDIR(mode):
+        raise ValueError(f"{name} is a folder; name a file")
+    if not stat.S_ISREG(mode):
+        raise ValueError(f"{name} is a pipe or a device, which cannot be read twice; name a file")
+
+
+def beginning(path: Path, name: str = "") -> bytes:
+    """The first lines of a file, whatever it is compressed with."""
+    with contextlib.ExitStack() as stack:
+        return LineFile(path, Reading(), stack, name).start
 
 
 class Reading:
@@ -32,22 +62,26 @@ class Reading:
 class LineFile:
     """A file's lines, one at a time, whatever it is compressed with."""
 
-    def __init__(self, path: Path, reading: Reading, stack: contextlib.ExitStack):
-        self.path = path
+    def __init__(self, path: Path, reading: Reading, stack: contextlib.ExitStack, name: str = ""):
+        self.path, self.name = path, name or str(path)
         self.lines = self.offset = 0
         self.overlong: int | None = None
         self.reading = reading
         try:
             self.raw = stack.enter_context(_Raw(path, reading))
         except OSError as error:
-            raise ValueError(f"{path} cannot be read ({error.strerror})") from error
-        self.stream = stack.enter_context(_opened(path, self.raw))
+            raise ValueError(f"{self.name} cannot be read ({reason(error)})") from error
         with self._whole():
-            self._readline = self.stream.readline
-            if self.stream.peek(2)[:2] in (b"\xff\xfe", b"\xfe\xff"):
-                raise ValueError(f"{path} is UTF-16; convert it: iconv -f UTF-16 -t UTF-8")
-            if self.stream.peek(3)[:3] == b"\xef\xbb\xbf":  # a mark some editors write
-                self.offset += len(self.stream.read(3))
+            self.stream = stack.enter_context(_opened(path, self.raw))
+            self.start = self.stream.peek(BUFFER)
+        if what := foreign(self.start):
+            raise ValueError(f"{self.name} {what}")
+        if b"\r" in self.start[:-1] and b"\n" not in self.start:
+            self.start = self.start.replace(b"\r", b"\n")
+            self.stream = stack.enter_context(io.BufferedReader(_Newlines(self.stream), BUFFER))
+        if self.start.startswith(codecs.BOM_UTF8):  # a mark some editors write
+            self.offset += len(self.stream.read(len(codecs.BOM_UTF8)))
+        self._readline = self.stream.readline
 
     def line(self) -> bytes | None:
         """The next line with its newline; None after the last."""
@@ -85,7 +119,7 @@ class LineFile:
         size = self.raw.count
         if size != self.raw.size:
             raise ValueError(
-                f"{self.path} changed while it was read; try again when it is complete"
+                f"{self.name} changed while it was read; try again when it is complete"
             )
         digest = self.raw.sha256.hexdigest() if self.raw.sha256 else None
         self.reading.inputs.append({"name": str(self.path), "bytes": size, "sha256": digest})
@@ -99,7 +133,7 @@ class LineFile:
 
     def _damaged(self, error: Exception) -> ValueError:
         return ValueError(
-            f"{self.path} is damaged after line {self.lines:,} ({error}); fetch it again"
+            f"{self.name} is damaged after line {self.lines:,} ({reason(error)}); fetch it again"
         )
 
 
@@ -127,6 +161,21 @@ class _Raw(io.RawIOBase):
     def close(self) -> None:
         self._file.close()
         super().close()
+
+
+class _Newlines(io.RawIOBase):
+    """A file whose lines end with CR, with LF instead."""
+
+    def __init__(self, file: io.BufferedReader):
+        self._file = file
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        data = self._file.read1(len(buffer)).replace(b"\r", b"\n")
+        buffer[: len(data)] = data
+        return len(data)
 
 
 class _Zstandard(io.RawIOBase):
@@ -167,7 +216,7 @@ _DAMAGE = (EOFError, OSError, zlib.error, lzma.LZMAError, _DamageError)
 
 
 def _opened(path: Path, raw: _Raw) -> io.BufferedReader:
-    buffered = cast(io.BufferedReader, io.BufferedReader(raw, 2**18))
+    buffered = cast(io.BufferedReader, io.BufferedReader(raw, BUFFER))
     start = buffered.peek(6)[:6]
     inner: Any
     if start[:2] == b"\x1f\x8b":
@@ -180,7 +229,7 @@ def _opened(path: Path, raw: _Raw) -> io.BufferedReader:
         inner = _Zstandard(buffered, _zstandard(path))
     else:
         return buffered
-    return io.BufferedReader(inner, 2**18)
+    return io.BufferedReader(inner, BUFFER)
 
 
 def _zstandard(path: Path) -> Callable[[], Any]:

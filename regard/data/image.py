@@ -14,6 +14,7 @@ images are known to be good, and how many they are, before the first step.
 import contextlib
 import gzip
 import math
+import os
 import struct
 import zipfile
 import zlib
@@ -29,8 +30,10 @@ from jaxtyping import Float, Int, Int64, Integer, Shaped, UInt8
 from torch import Tensor
 
 from regard.data.cache import Draft, PathLike, Progress, digest, header, keep
+from regard.data.diagnosis import SEPARATORS, Separator
+from regard.data.files import beginning, check_file
 from regard.data.pixels import Decoding, Fit, channels_first, decode, decode_some, fitted
-from regard.data.problems import Problems
+from regard.data.problems import Problems, reason
 from regard.data.reading import Lines, Table, Text
 from regard.data.text import OnBad
 from regard.data.workers import processors, spread
@@ -178,43 +181,46 @@ def captions(
     file: PathLike,
     how: Decoding,
     *,
+    separator: Separator = "tab",
     on_bad: OnBad = "skip",
     cache: PathLike | None = None,
     workers: int | None = None,
     progress: Progress | None = None,
+    flag: str = "",
 ) -> Images:
     """Images and their texts: a table of names and texts, or a line for each image, by name.
 
-    Which of the two is known by the first line, which has a tab or not.
+    Which of the two is known by the first line, which has a tab or not; other separators are those
+    of tables. `flag` names the file in messages.
     """
     root, problems = Path(folder), Problems()
     if not root.is_dir():
         raise ValueError(f"{root} is not a folder; it should have the images")
-    text: Text = Lines(file)
-    with contextlib.closing(text.numbered()) as lines:
-        first = next(lines, (1, ("",)))[1][0]
-    if "\t" in first:
-        text = Table(file, columns=(0, 1))
+    text: Text = Lines(file, flag=flag)
+    start = beginning(Path(file), text.names[0]).lstrip(b"\r\n ")
+    if b"\t" in start.partition(b"\n")[0] or separator != "tab":
+        text = Table(file, separator=separator, flag=flag)
         named = []
         for number, (name, words) in text.numbered():
             if _within(root, name):
                 named.append((root / name, words))
             else:
                 problems.add("missing", f"line {number:,} of {Path(file).name}: {name}")
+    elif other := _separator(root, start):
+        raise ValueError(f"{text.names[0]} names images before a {other}; add --separator {other}")
     else:
         images = list(_images(root, problems))
         numbered = list(text.numbered())
         count = len(numbered) + text.problems.total
         if images and count != len(images):
             raise ValueError(
-                f"{count:,} lines in {file} but {len(images):,} images in {root}: line n is the "
-                "text of image n, by name; give each image a line, or name them in a table"
+                f"{count:,} lines in {text.names[0]} but {len(images):,} images in {root}: line n "
+                "is the text of image n, by name; give each image a line, or name them in a table"
             )
         named = [(images[n - 1], words) for n, (words,) in numbered] if images else []
     problems.merge(text.problems)
     if not named:
-        why = f": {' | '.join(problems.lines())}" if problems else ""
-        raise ValueError(f"no line of {file} belongs to an image in {root}{why}")
+        raise ValueError(f"no line of {text.names[0]} belongs to an image in {root}{problems.why}")
     # An image may have several texts, and is decoded once.
     files = list(dict.fromkeys(image for image, _ in named))
     pixels, kept = _decoded(root, files, how, problems, on_bad, cache, workers, progress)
@@ -228,10 +234,19 @@ def captions(
     )
 
 
+def _separator(root: Path, start: bytes) -> Separator | None:
+    """What parts the name of an image from its text in the first lines, under a title perhaps."""
+    lines = start.decode(errors="replace").split("\n", 2)[:2]
+    for separator, sign in SEPARATORS.items():
+        if any(sign in line and _within(root, line.partition(sign)[0]) for line in lines):
+            return separator
+    return None
+
+
 def _within(root: Path, name: str) -> bool:
     """Whether there is such a file in the folder; no name leads out of it."""
     path = Path(name)
-    return not path.is_absolute() and ".." not in path.parts and (root / path).is_file()
+    return not path.is_absolute() and ".." not in path.parts and os.path.isfile(root / path)
 
 
 def _images(folder: Path, problems: Problems) -> Iterator[Path]:
@@ -242,7 +257,8 @@ def _images(folder: Path, problems: Problems) -> Iterator[Path]:
     for file in sorted(folder.rglob("*")):
         if file.is_dir() or any(part.startswith(".") for part in file.relative_to(folder).parts):
             continue
-        if file.suffix.lower() in known:
+        # A pipe would be waited for.
+        if file.suffix.lower() in known and file.is_file():
             yield file
         else:
             problems.add("foreign", str(file))
@@ -261,12 +277,10 @@ def _decoded(
     """All pixels, memory-mapped, and the index of each one's file."""
     if on_bad not in get_args(OnBad):
         raise ValueError(f"on_bad ({on_bad!r}) must be {' or '.join(get_args(OnBad))}")
-    remedy = "mend the files, or pass on_bad='skip' to go on without these"
     if problems and on_bad == "refuse":
-        raise problems.refuse(remedy)
+        raise problems.refusal()
     if not files:
-        why = f": {' | '.join(problems.lines())}" if problems else ""
-        raise ValueError(f"there is no image in {root}{why}")
+        raise ValueError(f"there is no image in {root}{problems.why}")
     states = [(str(file.relative_to(root)), file.stat()) for file in files]
     known = [(name, state.st_size, state.st_mtime_ns) for name, state in states]
     key = digest("images", asdict(how), known)
@@ -289,14 +303,14 @@ def _decoded(
             for pixels, good, wrong in results:
                 faults.merge(wrong)
                 if faults and on_bad == "refuse":
-                    raise faults.refuse(remedy)
+                    raise faults.refusal()
                 draft.write("pixels", pixels)
                 draft.write("kept", done + good)
                 done, kept = min(done + _TOGETHER, len(files)), kept + len(good)
                 if progress:
                     progress(done, len(files), kept)
             if not kept:
-                raise ValueError(f"no image in {root} can be used: {' | '.join(faults.lines())}")
+                raise ValueError(f"no image in {root} can be used{faults.why}")
             shape = [kept, how.channels, *how.size]
             return draft.finish(f"{key}-images", {"shape": shape, "problems": faults.to_json()})
 
@@ -304,7 +318,7 @@ def _decoded(
     said = header(place)
     problems.merge(Problems(**said["problems"]))
     if problems and on_bad == "refuse":
-        raise problems.refuse(remedy)
+        raise problems.refusal()
     pixels = np.memmap(place / "pixels", np.uint8, "r", shape=tuple(said["shape"]))
     return np.asarray(pixels), np.fromfile(place / "kept", "<i8").astype(np.int64)
 
@@ -340,14 +354,16 @@ _IDX = {8: "u1", 9: "i1", 11: ">i2", 12: ">i4", 13: ">f4", 14: ">f8"}
 
 
 def _idx(path: Path) -> Shaped[np.ndarray, "..."]:
+    check_file(path)
     try:
         data = path.read_bytes()
         if data[:2] == b"\x1f\x8b":
             data = gzip.decompress(data)
     except (OSError, EOFError, zlib.error) as error:
-        raise ValueError(f"{path} cannot be read: {error}") from error
+        raise ValueError(f"{path} cannot be read ({reason(error)}); fetch it again") from error
     if len(data) < 4 or data[:2] != b"\0\0" or data[2] not in _IDX:
-        raise ValueError(f"{path} is not an idx file: it begins with 0x{data[:4].hex()}")
+        start = f"begins with 0x{data[:4].hex()}" if data else "is empty"
+        raise ValueError(f"{path} is not an idx file: it {start}")
     axes, kind = data[3], np.dtype(_IDX[data[2]])
     begin = 4 + 4 * axes
     shape = struct.unpack(f">{axes}I", data[4:begin]) if len(data) >= begin else (0,)
@@ -372,25 +388,51 @@ def npz(
         "images": ("images", "x", "X", "data", "x_train", "arr_0"),
         "labels": ("labels", "y", "Y", "targets", "y_train", "arr_1"),
     }
-    try:
-        with open(path, "rb") as file, np.load(file, allow_pickle=False) as archive:
-            arrays = {name: archive[name] for name in archive}
-    except (OSError, EOFError, TypeError, ValueError, zlib.error, zipfile.BadZipFile) as error:
-        # A single array has no names; what numpy would unpickle is refused.
-        raise ValueError(f"{path} is not a numpy archive that can be read: {error}") from error
-    found = {}
-    for role, given in (("images", images), ("labels", labels)):
-        sought = usual[role] if given is None else (given,)
-        name = next((name for name in sought if name in arrays), None)
-        if name is None:
-            raise ValueError(
-                f"{path} has no {role} (looked for {', '.join(sought)}; it has "
-                f"{', '.join(arrays) or 'nothing'}); name them: npz(path, {role}='…')"
-            )
-        found[role] = arrays[name]
-    if classes is None and "classes" in arrays:
-        classes = [str(name) for name in arrays["classes"]]
+    with _archive(path) as archive:
+        arrays = archive.files
+        found = {}
+        for role, given in (("images", images), ("labels", labels)):
+            sought = usual[role] if given is None else (given,)
+            name = next((name for name in sought if name in arrays), None)
+            if name is None:
+                raise ValueError(
+                    f"{path} has no {role}: it has {', '.join(arrays) or 'no array'}, and none "
+                    f"of {', '.join(sought)}; save them under one of these names"
+                )
+            found[role] = _array(archive, name, path)
+        if classes is None and "classes" in arrays:
+            classes = [str(name) for name in _array(archive, "classes", path)]
     return _labelled(found["images"], found["labels"], classes, f"{path}", f"{path}")
+
+
+@contextlib.contextmanager
+def _archive(path: PathLike) -> Iterator[Any]:
+    """A numpy archive, of which nothing is unpickled."""
+    check_file(Path(path))
+    try:
+        archive = np.load(path, allow_pickle=False) if zipfile.is_zipfile(path) else None
+    except (OSError, zipfile.BadZipFile) as error:
+        raise ValueError(f"{path} cannot be read ({reason(error)}); fetch it again") from error
+    if archive is None:
+        raise ValueError(
+            f"{path} is no .npz archive, or its end is missing; write it with numpy's savez"
+        )
+    with archive:
+        yield archive
+
+
+def _array(archive: Any, name: str, path: PathLike) -> Shaped[np.ndarray, "..."]:
+    try:
+        array = archive[name]
+    # A damaged archive may raise nearly anything, such as a MemoryError over a wrong size.
+    except Exception as error:
+        raise ValueError(
+            f"{path}: array {name!r} is damaged, or holds Python objects, which are never loaded; "
+            "save numbers with numpy's savez"
+        ) from error
+    if not isinstance(array, np.ndarray):
+        raise ValueError(f"{path}: {name!r} is not an array; save numbers with numpy's savez")
+    return array
 
 
 def _labelled(
@@ -406,9 +448,10 @@ def _labelled(
             f"{labels}: labels {numbers.dtype} of shape {numbers.shape} must be whole numbers, one "
             "for each image"
         )
-    if len(numbers) != len(pixels) or not len(pixels):
+    count = len(pixels) if pixels.ndim else 0
+    if len(numbers) != count or not count:
         raise ValueError(
-            f"images ({len(pixels)}) in {images} and labels ({len(numbers)}) in {labels} must be "
+            f"images ({count}) in {images} and labels ({len(numbers)}) in {labels} must be "
             "as many, and at least one"
         )
     least, most = int(numbers.min()), int(numbers.max())
@@ -423,6 +466,8 @@ def _labelled(
 
 def _bytes(pixels: Shaped[np.ndarray, "..."], where: str) -> UInt8[np.ndarray, "n C Y X"]:
     """Pixels of an archive as (n, C, Y, X) bytes."""
+    if not pixels.size:
+        raise ValueError(f"{where}: images of shape {pixels.shape} have no pixels; add some")
     if pixels.ndim == 4 and pixels.shape[3] in (1, 3, 4):
         pixels = pixels.transpose(0, 3, 1, 2)[:, :3]
     elif pixels.ndim == 3:

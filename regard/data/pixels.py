@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import UInt8
 
 from regard.data.cache import PathLike
-from regard.data.problems import Problems
+from regard.data.problems import Problems, reason
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -77,8 +77,7 @@ def decode(file: PathLike | bytes, how: Decoding) -> UInt8[np.ndarray, "C Y X"]:
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):
         raise TooLargeError(f"{name} has far too many pixels; make it smaller") from None
     except Exception as error:  # a damaged file may raise anything at all
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise ValueError(f"{name} cannot be decoded: {reason}") from error
+        raise ValueError(f"{name} cannot be decoded: {reason(error)}") from error
 
 
 def _pixels(image: "Image.Image", how: Decoding) -> UInt8[np.ndarray, "C Y X"]:

@@ -1,5 +1,6 @@
 """Problems in the user's files: counted, with examples, never ignored in silence."""
 
+import re
 from typing import Any
 
 _KINDS = {
@@ -13,32 +14,46 @@ _KINDS = {
     "large": "images of too many pixels",
     "foreign": "files that are no images",
     "missing": "images that are named, but not there",
+    "unreadable": "files that cannot be read",
 }
 
 EXAMPLES = 3
 
 
 class Problems:
-    """What was skipped and why: a count for each kind, and the first examples of it."""
+    """What was skipped and why: a count for each kind, and the first examples of it.
+
+    `remedies` say what is wrong with files as a whole, and what to do about it.
+    """
 
     def __init__(
         self,
         counts: dict[str, int] | None = None,
         examples: dict[str, list[str]] | None = None,
+        remedies: dict[str, list[str]] | None = None,
     ):
         self.counts = counts or {}
         self.examples = examples or {}
+        self.remedies = remedies or {}
 
     def add(self, kind: str, example: str, count: int = 1) -> None:
         self.counts[kind] = self.counts.get(kind, 0) + count
         if len(kept := self.examples.setdefault(kind, [])) < EXAMPLES:
             kept.append(example)
 
+    def advise(self, kind: str, remedy: str) -> None:
+        known = self.remedies.setdefault(kind, [])
+        if remedy not in known and len(known) < EXAMPLES:
+            known.append(remedy)
+
     def merge(self, other: "Problems") -> None:
         for kind, count in other.counts.items():
             self.counts[kind] = self.counts.get(kind, 0) + count
             kept = self.examples.setdefault(kind, [])
             kept.extend(other.examples[kind][: EXAMPLES - len(kept)])
+        for kind, remedies in other.remedies.items():
+            for remedy in remedies:
+                self.advise(kind, remedy)
 
     @property
     def total(self) -> int:
@@ -46,18 +61,28 @@ class Problems:
 
     def lines(self) -> list[str]:
         """A line for each kind, the most frequent first."""
-        kinds = sorted(self.counts, key=lambda kind: -self.counts[kind])
         return [
-            f"{self.counts[kind]:,} × {_KINDS[kind]}: {'; '.join(self.examples[kind])}"
-            + ("; …" if self.counts[kind] > EXAMPLES == len(self.examples[kind]) else "")
-            for kind in kinds
+            self._line(kind) for kind in sorted(self.counts, key=lambda kind: -self.counts[kind])
         ]
 
-    def refuse(self, remedy: str) -> ValueError:
-        return ValueError(f"{' | '.join(self.lines())}; {remedy}")
+    def _line(self, kind: str) -> str:
+        count, examples = self.counts[kind], self.examples[kind]
+        more = ["…"] if count > EXAMPLES == len(examples) else []
+        shown = "; ".join([*examples, *more, *self.remedies.get(kind, [])])
+        return f"{count:,} × {_KINDS[kind]}: {shown}"
+
+    @property
+    def why(self) -> str:
+        """All of it at the end of a clause; nothing where there is none."""
+        return f": {' | '.join(self.lines())}" if self.counts else ""
+
+    def refusal(self) -> ValueError:
+        """Where nothing may be left out."""
+        remedy = "mend the files, or add --on-bad skip to go on without these"
+        return ValueError(f"bad data{self.why}; {remedy}")
 
     def to_json(self) -> dict[str, Any]:
-        return {"counts": self.counts, "examples": self.examples}
+        return {"counts": self.counts, "examples": self.examples, "remedies": self.remedies}
 
     def __bool__(self) -> bool:
         return bool(self.counts)
@@ -70,3 +95,10 @@ class Problems:
 
     def __repr__(self) -> str:
         return f"Problems({self.counts})"
+
+
+def reason(error: BaseException) -> str:
+    """What a system or a library says of an error, in one line, without its number."""
+    text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    text = re.sub(r"^(\[Errno -?\d+\]|Error -?\d+[^:]*:)", "", " ".join(text.split()))
+    return text.strip() or type(error).__name__

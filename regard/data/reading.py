@@ -3,18 +3,21 @@
 Lines end with a newline, whatever else Unicode takes for one; blanks around them are dropped. The
 work is in two halves: the files are cut into chunks of bytes, and any process makes examples of a
 chunk.
+
+Messages name a file as the command line does, with its flag: `--source train.en does not exist`.
 """
 
 import contextlib
 import os
 import re
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import NamedTuple, cast, get_args
 
 from regard.data.cache import PathLike
-from regard.data.files import LineFile, Reading
+from regard.data.diagnosis import SEPARATORS, Separator, columns, encoding, endings, separated
+from regard.data.files import LineFile, Reading, beginning, check_file
 from regard.data.problems import Problems
 
 DOCUMENT = 2**24
@@ -49,21 +52,27 @@ class Text:
 
     unit = "line"
 
-    def __init__(self, groups: Sequence[tuple[PathLike, ...]], sides: int):
+    def __init__(
+        self, groups: Sequence[tuple[PathLike, ...]], sides: int, flags: Sequence[str] = ()
+    ):
         self.groups = [tuple(Path(path) for path in group) for group in groups]
-        self.sides = sides
+        self.sides, self.flags = sides, tuple(flags)
+        """`flags` name the files of a group, such as `--source`, in messages."""
         self.problems = Problems()
         if not self.groups:
             raise ValueError("there is no file to read; name at least one")
-        for path in self.paths:
-            if path.is_dir():
-                raise ValueError(f"{path} is a folder; name a file")
-            if not path.is_file():
-                raise ValueError(f"{path} does not exist, or is not a plain file")
+        for path, name in zip(self.paths, self.names):
+            check_file(path, name)
 
     @property
     def paths(self) -> list[Path]:
         return [path for group in self.groups for path in group]
+
+    @property
+    def names(self) -> list[str]:
+        """Each file with its flag, as on the command line."""
+        flags = [f"{flag} " for flag in self.flags] or [""] * len(self.groups[0])
+        return [f"{flag}{path}" for group in self.groups for flag, path in zip(flags, group)]
 
     def form(self) -> list[object]:
         """How the files are read: a part of what a store is known by."""
@@ -73,19 +82,59 @@ class Text:
         for _, example in self.numbered():
             yield example
 
-    def numbered(self) -> Generator[tuple[int, tuple[str, ...]], None, None]:
-        """Every example with the number of its line, which counts bad lines too."""
+    def numbered(
+        self, told: Callable[[float], None] | None = None
+    ) -> Generator[tuple[int, tuple[str, ...]], None, None]:
+        """Every example with the number of its line, which counts bad lines too.
+
+        `told` is told now and then which share of the files is read.
+        """
         self.problems = Problems()
-        for chunk in self.chunks(Reading()):
+        reading, total = Reading(), sum(path.stat().st_size for path in self.paths)
+        for chunk in self.chunks(reading):
             examples, numbers, problems = self.examples(chunk)
             self.problems.merge(problems)
             yield from zip(numbers, examples)
+            if told:
+                told(reading.bytes / max(1, total))
+        self.advise(self.problems)
+
+    def read(self, told: Callable[[float], None] | None = None) -> Iterator[tuple[str, ...]]:
+        """Every example; a ValueError where there is none."""
+        empty = True
+        for _, example in self.numbered(told):
+            empty = False
+            yield example
+        if empty:
+            raise self.refusal(self.problems)
+
+    def refusal(self, problems: Problems) -> ValueError:
+        """Of a text that has these problems, and no good example."""
+        names = ", ".join(self.names)
+        if not problems:
+            return ValueError(f"there is no text in {names}; give at least one line")
+        return ValueError(f"no {self.unit} of {names} can be used{problems.why}")
+
+    def advise(self, problems: Problems) -> None:
+        """Adds what can be done about whole files, judged by how they begin."""
+        judges = {kind: self._judges[kind] for kind in problems.counts if kind in self._judges}
+        for path in self.paths if judges else ():
+            start = beginning(path)
+            for kind, judge in judges.items():
+                if advice := judge(start):
+                    problems.advise(kind, f"{path.name} {advice}")
+
+    @property
+    def _judges(self) -> dict[str, Callable[[bytes], str | None]]:
+        """For kinds of problems: what a file seems to be that begins so, and the remedy."""
+        return {"undecodable": encoding, "control": endings}
 
     def chunks(self, reading: "Reading") -> Iterator[Chunk]:
         """The files' lines, in pieces that a worker may be given."""
+        names = iter(self.names)
         for group in self.groups:
             with contextlib.ExitStack() as stack:
-                files = [LineFile(path, reading, stack) for path in group]
+                files = [LineFile(path, reading, stack, next(names)) for path in group]
                 yield from self._chunks(files)
                 for file in files:
                     file.finish()
@@ -111,7 +160,7 @@ class Text:
                 yield Chunk(names, blobs, number, offsets, lengths)
         surplus = [0 if line is None else 1 + file.rest() for file, line in zip(files, row)]
         if any(surplus):
-            counts = " but ".join(f"{file.lines:,} lines in {file.path}" for file in files)
+            counts = " but ".join(f"{file.lines:,} lines in {file.name}" for file in files)
             raise ValueError(
                 f"{counts}: line n belongs to line n, so that from where one is missing on, all "
                 "pairs would be wrong; give them equally many lines"
@@ -129,25 +178,23 @@ class Text:
         for i, lines in enumerate(zip(*columns)):
             if i > last:
                 break
-            row = self._cells(lines)
-            if row is None:
-                cells = lines[0].count("\t") + 1
-                problems.add("columns", f"{chunk.place(i)} has {cells}: {shown(lines[0])}")
+            if i == last and (fault := _overlong(chunk, i)):
+                problems.add(*fault)
+                continue
+            row = self._cells(lines, chunk, i)
+            if isinstance(row, _Fault):
+                problems.add(*row)
                 continue
             sides = tuple(map(str.strip, row))
-            if all(side and side.isprintable() for side in sides) and (
-                i < last or not any(chunk.overlong)
-            ):
-                kept.append(sides)
-                numbers.append(chunk.line + i)
-            elif fault := _fault(chunk, i, lines, sides, i == last):
+            printable = all(side and side.isprintable() for side in sides)
+            if not printable and (fault := _fault(chunk, i, lines, sides)):
                 problems.add(*fault)
             else:
                 kept.append(sides)
                 numbers.append(chunk.line + i)
         return kept, numbers, problems
 
-    def _cells(self, lines: tuple[str, ...]) -> tuple[str, ...] | None:
+    def _cells(self, lines: tuple[str, ...], chunk: Chunk, i: int) -> "tuple[str, ...] | _Fault":
         """The sides of an example that stands in these lines."""
         return lines
 
@@ -155,15 +202,18 @@ class Text:
 class Lines(Text):
     """One side: every line is an example."""
 
-    def __init__(self, *paths: PathLike):
-        super().__init__([(path,) for path in paths], 1)
+    def __init__(self, *paths: PathLike, flag: str = ""):
+        super().__init__([(path,) for path in paths], 1, _given(flag))
 
 
 class Pairs(Text):
     """Two sides, in two files or in two equally long lists of files: line n belongs to line n."""
 
     def __init__(
-        self, source: PathLike | Sequence[PathLike], target: PathLike | Sequence[PathLike]
+        self,
+        source: PathLike | Sequence[PathLike],
+        target: PathLike | Sequence[PathLike],
+        flags: Sequence[str] = (),
     ):
         sources, targets = _several(source), _several(target)
         if len(sources) != len(targets):
@@ -171,26 +221,77 @@ class Pairs(Text):
                 f"source files ({len(sources)}) and target files ({len(targets)}) must be as many; "
                 "name them in the same order"
             )
-        super().__init__(list(zip(sources, targets)), 2)
+        super().__init__(list(zip(sources, targets)), 2, flags)
 
 
 class Table(Text):
-    """Columns of files with tabs, as many sides as columns are chosen; counted from 0."""
+    """Columns of files, as many sides as columns are chosen; counted from 0.
 
-    def __init__(self, *paths: PathLike, columns: Sequence[int] = (0, 1)):
-        super().__init__([(path,) for path in paths], len(columns))
-        self.columns = tuple(columns)
+    Between tabs all is text. Other separators are CSV's: cells that hold one stand in quotes.
+    """
+
+    def __init__(
+        self,
+        *paths: PathLike,
+        columns: Sequence[int] = (0, 1),
+        separator: Separator = "tab",
+        flag: str = "",
+    ):
+        super().__init__([(path,) for path in paths], len(columns), _given(flag))
+        self.columns, self.separator = tuple(columns), separator
         if not columns or min(columns) < 0:
             raise ValueError(f"columns ({self.columns}) must be numbers from 0 on; try (0, 1)")
+        if separator not in get_args(Separator):
+            known = ", ".join(get_args(Separator))
+            raise ValueError(f"separator ({separator!r}) is unknown; choose from {known}")
+        self._sign, self._last = SEPARATORS[separator], max(columns)
 
     def form(self) -> list[object]:
-        return [*super().form(), list(self.columns)]
+        quoted = [] if self.separator == "tab" else [self.separator]
+        return [*super().form(), list(self.columns), *quoted]
 
-    def _cells(self, lines: tuple[str, ...]) -> tuple[str, ...] | None:
-        cells = lines[0].split("\t")
-        if len(cells) <= max(self.columns):
+    def _cells(self, lines: tuple[str, ...], chunk: Chunk, i: int) -> "tuple[str, ...] | _Fault":
+        (line,) = lines
+        quoted = self.separator != "tab" and '"' in line
+        cells = self._unquoted(line, chunk, i) if quoted else line.split(self._sign)
+        if len(cells) > self._last:
+            return tuple(cells[column] for column in self.columns)
+        if not line.strip():
+            return ("",) * self.sides
+        return _Fault("columns", f"{chunk.place(i)} has {len(cells)}: {shown(line)}")
+
+    def _unquoted(self, line: str, chunk: Chunk, i: int) -> list[str]:
+        if (cells := _unquoted(line, self._sign)) is None:
+            # Where a cell goes on in the next line, nobody could tell which lines are rows.
+            raise ValueError(
+                f"{chunk.place(i)}: its quotes do not pair up: {shown(line)}; a cell must begin "
+                'and end with a quote, in one line, and a quote within is written as ""'
+            )
+        return cells
+
+    @property
+    def _judges(self) -> dict[str, Callable[[bytes], str | None]]:
+        return {**super()._judges, "columns": self._advice}
+
+    def _advice(self, start: bytes) -> str | None:
+        number = columns(start, self.separator)
+        if number > self._last:
             return None
-        return tuple(cells[column] for column in self.columns)
+        if other := separated(start, self._last + 1):
+            name, number = other
+            return (
+                f"has {number:,} columns separated by {SEPARATORS[name]!r}; add --separator {name}"
+            )
+        if number == 1:
+            return (
+                f"has one column, without a {self.separator}; put one between the columns, or name "
+                "another with --separator"
+            )
+        asked = " ".join(map(str, self.columns))
+        return (
+            f"has {number:,} columns, of which the first is 0, and --columns {asked} asks for "
+            f"{self._last}; name others"
+        )
 
 
 class Documents(Text):
@@ -198,8 +299,8 @@ class Documents(Text):
 
     unit = "document"
 
-    def __init__(self, *paths: PathLike):
-        super().__init__([(path,) for path in paths], 1)
+    def __init__(self, *paths: PathLike, flag: str = ""):
+        super().__init__([(path,) for path in paths], 1, _given(flag))
 
     def _full(self, lines: int, size: int, last: list[bytes | None]) -> bool:
         between = bool(last) and last[0] is not None and not last[0].strip()
@@ -222,8 +323,8 @@ class Documents(Text):
                     kept.append((text,))
                     numbers.append(chunk.line + begin)
             begin = i + 1
-        if length := chunk.overlong[0]:
-            problems.add("long", f"{chunk.place(len(lines) - 1)} has {length:,} bytes")
+        if overlong := _overlong(chunk, len(lines) - 1):
+            problems.add(*overlong)
         return kept, numbers, problems
 
 
@@ -233,26 +334,34 @@ _IN_LINES = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _NOT_UTF8 = re.compile("[\udc80-\udcff]")
 
 
-def _fault(
-    chunk: Chunk, i: int, lines: tuple[str, ...], sides: tuple[str, ...], last: bool
-) -> tuple[str, str] | None:
+class _Fault(NamedTuple):
+    """What is wrong with a line."""
+
+    kind: str
+    example: str
+
+
+def _overlong(chunk: Chunk, i: int) -> _Fault | None:
+    """Of a chunk's last line."""
     for side, length in enumerate(chunk.overlong):
-        if last and length:
-            return "long", f"{chunk.place(i, side)} has {length:,} bytes"
+        if length:
+            return _Fault("long", f"{chunk.place(i, side)} has {length:,} bytes")
+    return None
+
+
+def _fault(chunk: Chunk, i: int, lines: tuple[str, ...], sides: tuple[str, ...]) -> _Fault | None:
     for side, text in enumerate(sides):
         column = min(side, len(lines) - 1)
         if not text:
             other = next((text for text in sides if text), "")
             beside = f" beside {shown(other)}" if other else ""
-            return "empty", f"{chunk.place(i, column)}{beside}"
+            return _Fault("empty", f"{chunk.place(i, column)}{beside}")
         if fault := _garbled(chunk, i, column, text, _IN_LINES):
             return fault
     return None
 
 
-def _garbled(
-    chunk: Chunk, i: int, side: int, text: str, control: re.Pattern[str]
-) -> tuple[str, str] | None:
+def _garbled(chunk: Chunk, i: int, side: int, text: str, control: re.Pattern[str]) -> _Fault | None:
     if bad := _NOT_UTF8.search(text):
         # The first such byte from this line on is the one in this text.
         before = sum(len(line) + 1 for line in chunk.blobs[side].split(b"\n", i + 1)[:i])
@@ -260,18 +369,40 @@ def _garbled(
         at = len(
             rest.decode(errors="surrogateescape").split(bad[0])[0].encode(errors="surrogateescape")
         )
-        return "undecodable", (
-            f"{chunk.place(i, side)}, byte {chunk.offsets[side] + before + at:,} "
-            f"(0x{rest[at]:02X}): {shown(text)}"
-        )
+        place = f"{chunk.place(i, side)}, byte {chunk.offsets[side] + before + at:,}"
+        return _Fault("undecodable", f"{place} (0x{rest[at]:02X}): {shown(text)}")
     if bad := control.search(text):
-        return "control", f"{chunk.place(i, side)} has U+{ord(bad[0]):04X}: {shown(text)}"
+        place = chunk.place(i, side)
+        return _Fault("control", f"{place} has U+{ord(bad[0]):04X}: {shown(text)}")
     return None
 
 
 def shown(text: str) -> str:
     text = ascii(text) if _NOT_UTF8.search(text) else repr(text)
     return text if len(text) <= 60 else f"{text[:58]}…{text[-1]}"
+
+
+def _unquoted(line: str, sign: str) -> list[str] | None:
+    """The cells of a line of CSV; None where its quotes do not pair up."""
+    cells: list[str] = []
+    parts, odd = list[str](), 0
+    for part in line.split(sign):
+        parts.append(part)
+        odd ^= part.count('"') % 2
+        if odd:
+            continue
+        cell, parts = sign.join(parts).strip(), []
+        if '"' in cell:
+            within = cell[1:-1]
+            if cell[0] + cell[-1] != '""' or '"' in within.replace('""', ""):
+                return None
+            cell = within.replace('""', '"')
+        cells.append(cell)
+    return None if odd else cells
+
+
+def _given(flag: str) -> tuple[str, ...]:
+    return (flag,) if flag else ()
 
 
 def _several(paths: PathLike | Sequence[PathLike]) -> list[PathLike]:

@@ -147,11 +147,8 @@ def store(
         lambda folder: _make(folder, key, job, on_bad, workers, progress),
     )
     if made.problems and on_bad == "refuse":
-        raise made.problems.refuse(_REMEDY)
+        raise made.problems.refusal()
     return made
-
-
-_REMEDY = "mend the files, or pass on_bad='skip' to go on without these"
 
 
 @dataclass(frozen=True)
@@ -249,7 +246,7 @@ def _make(
             for done in results:
                 problems.merge(done.problems)
                 if problems and on_bad == "refuse":
-                    raise problems.refuse(_REMEDY)
+                    raise problems.refusal()
                 examples += len(done.lengths)
                 draft.write("lengths", done.lengths)
                 for side, tokens in enumerate(done.tokens):
@@ -259,10 +256,9 @@ def _make(
                     ends[side] += len(tokens)
                 if progress:
                     progress(done.bytes, total, examples)
+        job.text.advise(problems)
         if not examples:
-            files = ", ".join(str(path) for path in job.text.paths)
-            why = f": {' | '.join(problems.lines())}" if problems else ""
-            raise ValueError(f"no {job.text.unit} of {files} can be used{why}")
+            raise job.text.refusal(problems)
         about = {
             "sides": job.text.sides,
             "examples": examples,

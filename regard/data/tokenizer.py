@@ -9,6 +9,7 @@ Specials are never made from text: `</s>` in a sentence is four ordinary charact
 """
 
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, SupportsIndex, TypeAlias, cast
@@ -17,6 +18,10 @@ import numpy as np
 import tokenizers
 from jaxtyping import Integer
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, trainers
+
+from regard.data.files import check_file
+from regard.data.problems import reason
+from regard.data.workers import interruptible
 
 SPECIALS = ("<pad>", "<s>", "</s>", "<unk>")
 """Special tokens: padding, start, end, unknown; ids 0 to 3 of every tokenizer trained here."""
@@ -31,6 +36,9 @@ _NAMES = {
 # Words with their marks (as Indic scripts need), single digits, runs of signs; each with the space
 # before it. White space beyond that one space stays by itself.
 _PARTS = r" ?[\p{L}\p{M}]+| ?\p{N}| ?[^\s\p{L}\p{M}\p{N}]+|\s+(?!\S)|\s+"
+
+_LONGEST = 1000  # characters of a word; the time to learn from longer ones grows with their square
+_RUNS = re.compile(rf"(?<!\S)\S{{{_LONGEST + 1},}}|(?<!\s)\s{{{_LONGEST + 1},}}")
 
 _KEPT = 2**18  # words remembered; texts rarely have more that come again
 
@@ -66,7 +74,7 @@ class Tokenizer:
         """Byte-pair encoding learned from texts: the pairs that occur most, `least` times at least.
 
         The same texts in any order give the same tokenizer. Texts with little in them give fewer
-        tokens than `size`.
+        tokens than `size`. Words of more than a thousand characters are learned from in parts.
         """
         smallest = len(SPECIALS) + 256
         if size < smallest:
@@ -88,9 +96,9 @@ class Tokenizer:
             nonlocal count
             for text in _texts(texts):
                 count += 1
-                yield text
+                yield from _bounded(text)
 
-        inner.train_from_iterator(counted(), trainer)
+        interruptible(lambda parts: inner.train_from_iterator(parts, trainer), counted())
         if not count:
             raise ValueError("there is no text to learn a tokenizer from; give at least one line")
         return cls(inner, pad=0, start=1, end=2, unknown=3)
@@ -121,12 +129,13 @@ class Tokenizer:
     ) -> "Tokenizer":
         """Any tokenizer.json; specials are known by their usual names, or named here."""
         path = Path(path)
+        check_file(path)
         try:
             inner = tokenizers.Tokenizer.from_buffer(path.read_bytes())
         except OSError as error:
-            raise ValueError(f"{path} cannot be read ({error.strerror}); name a file") from error
+            raise ValueError(f"{path} cannot be read ({reason(error)})") from error
         except Exception as error:  # the library raises a plain Exception
-            raise ValueError(f"{path} is not a tokenizer.json: {_line(error)}") from error
+            raise ValueError(f"{path} is not a tokenizer.json: {reason(error)}") from error
         given = {"pad": pad, "start": start, "end": end, "unknown": unknown}
         found = {role: _find(inner, role, name, path) for role, name in given.items()}
         if absent := [role for role in ("pad", "start", "end") if found[role] is None]:
@@ -250,14 +259,27 @@ class _Words(dict[str, bytes]):
         return [np.array(one.ids, _ID).tobytes() for one in encoded]
 
 
+def _bounded(text: str) -> Iterator[str]:
+    """The text, cut where one of its words is overlong."""
+    begin = 0
+    for run in _RUNS.finditer(text) if len(text) > _LONGEST else ():
+        # Scripts without spaces have such runs too, but of several words.
+        for _, (first, last) in _split().pre_tokenize_str(run[0]):
+            for cut in range(run.start() + first + _LONGEST, run.start() + last, _LONGEST):
+                yield text[begin:cut]
+                begin = cut
+    yield text[begin:]
+
+
+def _split() -> pre_tokenizers.PreTokenizer:
+    return pre_tokenizers.Split(Regex(_PARTS), "isolated")
+
+
 def _over_bytes(model: models.Model) -> tokenizers.Tokenizer:
     inner = tokenizers.Tokenizer(model)
     inner.normalizer = normalizers.Sequence([normalizers.NFC(), normalizers.Prepend(" ")])
     inner.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(Regex(_PARTS), "isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
+        [_split(), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
     )
     inner.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Strip(" ", 1, 0)])
     return inner
@@ -318,11 +340,7 @@ def _not_text(texts: Sequence[object], error: Exception | None) -> ValueError:
             return ValueError(f"text {i} is a {type(text).__name__}; pass strings")
         if not _encodable(text):
             return ValueError(f"text {i} ({text!a:.60}) has half a letter; decode it as UTF-8")
-    return ValueError(f"the texts cannot be encoded: {_line(error)}")
-
-
-def _line(error: object) -> str:
-    return " ".join(str(error).split())
+    return ValueError(f"the texts cannot be encoded: {reason(error) if error else 'no text'}")
 
 
 def _byte_letters() -> dict[str, int]:

@@ -3,6 +3,7 @@
     spread(work, state, tasks, workers)       processes; results in the order of the tasks
     completed(work, state, tasks, workers)    processes; results as they come, errors among them
     prefetch(make, items)                     a thread; results in order
+    interruptible(work, items)                a thread, while this one hears Ctrl-C
 
 A worker process is a fresh interpreter that talks through its pipes. It does not import the main
 program, which therefore needs no `if __name__ == "__main__"`. When that program ends, even killed,
@@ -17,13 +18,16 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from queue import SimpleQueue
 from typing import IO, Any, TypeVar, cast
 
 State = TypeVar("State")
 Task = TypeVar("Task")
 Result = TypeVar("Result")
+
+LISTEN, GRACE = 0.1, 0.2
+"""Seconds between looks for Ctrl-C; seconds that interrupted work has to end by itself."""
 
 
 def spread(
@@ -134,6 +138,38 @@ def prefetch(
     finally:
         # The consumer has failed, or wants no more.
         pool.shutdown(cancel_futures=True)
+
+
+def interruptible(work: Callable[[Iterator[Task]], Result], items: Iterable[Task]) -> Result:
+    """`work(items)` in a thread, since a library that is at work in this one would not hear Ctrl-C.
+
+    Interrupted, the work gets no more items; where it wants none, it goes on in its thread until it
+    is done, or the process ends.
+    """
+    done, given_up = Future[Result](), threading.Event()
+
+    def fed() -> Iterator[Task]:
+        for item in items:
+            if given_up.is_set():
+                raise InterruptedError
+            yield item
+
+    def run() -> None:
+        try:
+            done.set_result(work(fed()))
+        except BaseException as error:
+            done.set_exception(error)
+
+    thread = threading.Thread(target=run, name="interruptible", daemon=True)
+    try:
+        thread.start()
+        while not done.done():
+            wait([done], LISTEN)  # by itself it would not hear signals on every system
+        return done.result()
+    finally:
+        given_up.set()
+        if thread.is_alive():
+            thread.join(GRACE)
 
 
 def processors() -> int:

@@ -252,7 +252,7 @@ def _split(config: Config, documents: Store, end: int) -> tuple[Windows, Windows
 
 def _text(paths: Sequence[str], examples: Examples, flag: str) -> Text:
     if not paths:
-        raise ValueError(f"there is no text; name at least one file with {flag}")
+        raise ValueError(f"there is no text to learn from; name at least one file with {flag}")
     return Lines(*paths, flag=flag) if examples == "lines" else Documents(*paths, flag=flag)
 
 

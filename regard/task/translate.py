@@ -11,13 +11,15 @@ import heapq
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
 from regard import checkpoint
-from regard.data.files import Reading
+from regard.data.diagnosis import Separator
+from regard.data.problems import reason
 from regard.data.text import OnBad, Pairs, Rules, Store, Table, Text, store
 from regard.data.tokenizer import AnyTokenizer, Tokenizer, read_pair
 from regard.decode.engine.ensemble import Weights
@@ -71,15 +73,17 @@ class Config:
     target: tuple[str, ...] = ()
     """Target files, one for each source file, line-aligned."""
     pairs: tuple[str, ...] = ()
-    """Instead of source and target: TSV files with both sides."""
+    """Instead of source and target: tables with both sides, TSV or CSV (see separator)."""
     columns: tuple[int, int] = (0, 1)
     """Which columns of those files, counted from 0, are source and target."""
+    separator: Separator = "tab"
+    """What separates their columns: a tab, or as in CSV files, where cells may stand in quotes."""
     valid_source: tuple[str, ...] = ()
     """Validation set: source files. Without any, sentences are held out of the training data."""
     valid_target: tuple[str, ...] = ()
     """Validation set: target files."""
     valid_pairs: tuple[str, ...] = ()
-    """Validation set: TSV files instead of valid-source and valid-target."""
+    """Validation set: tables instead of valid-source and valid-target."""
     held_out: int = 1000
     """Number of sentences that are held out for validation, a tenth of all at most."""
     judged: int = 500
@@ -160,7 +164,7 @@ def build(
     config = absolute(config, "source", "target", "pairs")
     config = absolute(config, "valid_source", "valid_target", "valid_pairs")
     config = absolute(config, "start", "tokenizer", "cache")
-    text = _text("source", config.source, config.target, config.pairs, config.columns)
+    text = _text(config, config.source, config.target, config.pairs)
     begun = run is not None and (run / "last").is_dir()
     saved = None if config.start is None else checkpoint.load(model_folder(config.start))
     if begun:
@@ -174,22 +178,20 @@ def build(
     else:
         tokenizers = None
 
-    validation = _valid(config)
-    split_off = None if run is None else run / HELD_OUT
-    held: list[Pair] | None = None
-    if validation is None and begun and split_off is not None and split_off.is_file():
-        held = _read_pairs(split_off)
-    reader = _Reader(text, progress)
+    validation, split, held = _valid(config), None, list[Pair]()
+    if validation is not None:
+        held = _listed(validation)
+    elif begun and run is not None and (run / HELD_OUT).is_file():
+        held = _read_pairs(run / HELD_OUT)
+    else:
+        split = _Split(config.held_out)
     if tokenizers is None:
         # The one pass that a tokenizer is learned from splits off as well.
-        split = _Split(config.held_out) if validation is None else None
-        tokenizers = _learned(config, reader, split)
-        held = None if split is None else split.pairs()
-    elif validation is None and held is None:
-        split = _Split(config.held_out)
-        for _ in reader.pairs("sentences to hold out", split):
+        tokenizers = _learned(config, text, split, progress)
+    elif split is not None:
+        for _ in _read(text, "sentences to hold out", split, progress):
             pass
-        held = split.pairs()
+    held = held if split is None else split.pairs()
 
     examples = store(
         text,
@@ -202,15 +204,14 @@ def build(
     notes = examples.problems.lines()
     indices = np.arange(len(examples))
     if validation is not None:
-        held = [(source, target) for source, target in validation]
         notes += validation.problems.lines()
     else:
-        assert held is not None
         indices = _others(examples, held, tokenizers[0])
-    if not len(indices) or not held:
+    if not len(indices):
         raise ValueError(
-            f"{', '.join(map(str, text.paths))}: {len(examples)} usable pairs are too few to train "
-            "and to validate on; add some, or name files to validate on: valid_source, valid_target"
+            f"{', '.join(text.names)}: usable pairs ({len(examples)}) are too few to train and to "
+            f"validate on{examples.problems.why}; add some, or name others with --valid-source and "
+            "--valid-target, or --valid-pairs"
         )
     return Translation(config, saved, tokenizers, Chosen(examples, indices), held, notes)
 
@@ -288,53 +289,50 @@ def _search(
 
 
 def _text(
-    name: str,
+    config: Config,
     source: Sequence[str],
     target: Sequence[str],
     pairs: Sequence[str],
-    columns: tuple[int, int],
+    prefix: str = "--",
 ) -> Text:
-    other = name.replace("source", "target")
+    flags = f"{prefix}source", f"{prefix}target"
     if pairs and (source or target):
-        raise ValueError(
-            f"{name} and {name.replace('source', 'pairs')} both name files; name one kind"
-        )
+        raise ValueError(f"{flags[0]} and {prefix}pairs both name files; name one kind")
     if pairs:
-        return Table(*pairs, columns=columns)
+        columns, separator = config.columns, config.separator
+        return Table(*pairs, columns=columns, separator=separator, flag=f"{prefix}pairs")
     if not source or not target:
-        absent = [label for label, files in ((name, source), (other, target)) if not files]
+        absent = [flag for flag, files in zip(flags, (source, target)) if not files]
         raise ValueError(
             f"there is no {' and no '.join(absent)}: name two files, line by line, or one with "
-            f"tabs as {name.replace('source', 'pairs')}"
+            f"tabs as {prefix}pairs"
         )
-    return Pairs(source, target)
+    return Pairs(source, target, flags)
 
 
 def _valid(config: Config) -> Text | None:
     """The files to validate on, if there are any."""
     files = config.valid_source, config.valid_target, config.valid_pairs
-    return _text("valid_source", *files, config.columns) if any(files) else None
+    return _text(config, *files, "--valid-") if any(files) else None
+
+
+def _listed(text: Text) -> list[Pair]:
+    return [(source, target) for source, target in text.read()]
 
 
 def _shares(progress: Progress, what: str) -> Any:
     return lambda done, total, kept: progress(what, done / max(1, total))
 
 
-class _Reader:
-    """A text's pairs, told of as they are read."""
-
-    def __init__(self, text: Text, progress: Progress | None):
-        self.text, self.progress = text, progress
-
-    def pairs(self, what: str, split: "_Split | None" = None) -> Iterator[Pair]:
-        reading, total = Reading(), sum(path.stat().st_size for path in self.text.paths)
-        for chunk in self.text.chunks(reading):
-            for source, target in self.text.examples(chunk)[0]:
-                if split is not None:
-                    split.add(source, target)
-                yield source, target
-            if self.progress:
-                self.progress(what, reading.bytes / max(1, total))
+def _read(
+    text: Text, what: str, split: "_Split | None", progress: Progress | None
+) -> Iterator[Pair]:
+    """All pairs, which some are split off of; `progress` is told what is made of them."""
+    told = None if progress is None else partial(progress, what)
+    for source, target in text.read(told):
+        if split is not None:
+            split.add(source, target)
+        yield source, target
 
 
 class _Split:
@@ -364,14 +362,14 @@ class _Split:
 
 
 def _learned(
-    config: Config, reader: _Reader, split: _Split | None
+    config: Config, text: Text, split: _Split | None, progress: Progress | None
 ) -> tuple[AnyTokenizer, AnyTokenizer]:
     def both() -> Iterator[str]:
-        for pair in reader.pairs("tokenizer", split):
+        for pair in _read(text, "tokenizer", split, progress):
             yield from pair
 
     def side(n: int, split: _Split | None) -> Iterator[str]:
-        return (pair[n] for pair in reader.pairs("tokenizer", split))
+        return (pair[n] for pair in _read(text, "tokenizer", split, progress))
 
     match config.words:
         case "joint":
@@ -395,8 +393,16 @@ def _others(examples: Store, held: Sequence[Pair], tokenizer: AnyTokenizer) -> n
 
 
 def _read_pairs(path: Path) -> list[Pair]:
-    with path.open(encoding="utf-8") as lines:
-        return [(source, target) for source, target in map(json.loads, lines)]
+    try:
+        with path.open(encoding="utf-8") as lines:
+            pairs = [(str(source), str(target)) for source, target in map(json.loads, lines)]
+    except (OSError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"{path} is damaged ({reason(error)}); name other pairs to validate on"
+        ) from error
+    if not pairs:
+        raise ValueError(f"{path} is empty; name other pairs to validate on")
+    return pairs
 
 
 # Quality
@@ -437,7 +443,8 @@ def evaluate(
     source: Sequence[str] = (),
     target: Sequence[str] = (),
     pairs: Sequence[str] = (),
-    columns: tuple[int, int] = (0, 1),
+    columns: tuple[int, int] | None = None,
+    separator: Separator | None = None,
     beams: int | None = None,
     bleu: Cut | None = None,
     ensemble: Sequence[str] = (),
@@ -447,23 +454,22 @@ def evaluate(
 ) -> Translations:
     """Scores of a model's, or a run's, translations of these files, by beam search.
 
-    Without files a run is evaluated on what it was validated on, all of it. `ensemble` names other
-    runs that translate together with it, and the weights of all of them, if they are not equal.
+    Without files a run is evaluated on what it was validated on, all of it. Columns and separator
+    of tables are the run's unless they are given. `ensemble` names other runs that translate
+    together with it, and the weights of all of them, if they are not equal.
     """
     translator = Translator.read(folder, ensemble, ensemble_weights or None, device=device)
     config = recorded(Config, translator.about, str(folder))
-    problems: list[str] = []
     if source or target or pairs:
-        files = _text("source", source, target, pairs, columns)
-        text: Sequence[Pair] = [(s, t) for s, t in files]
-        problems = files.problems.lines()
-        if not text:
-            raise ValueError(
-                f"{', '.join(map(str, files.paths))}: there is no pair to translate"
-                + (f"; {' | '.join(problems)}" if problems else "; the files are empty")
-            )
+        known = config or Config()
+        settings = replace(
+            known, columns=columns or known.columns, separator=separator or known.separator
+        )
+        files: Text | None = _text(settings, source, target, pairs)
     else:
-        text = validated(Path(folder), translator.about, str(folder))
+        files = None if config is None else _valid(config)
+    text = _split_off(Path(folder)) if files is None else _listed(files)
+    problems = [] if files is None else files.problems.lines()
     written = []
     for line in translator.stream((source for source, _ in text), beams=beams):
         written.append(line)
@@ -478,13 +484,14 @@ def validated(folder: Path, about: Mapping[str, Any], where: str) -> list[Pair]:
     """What a run, whose model says this of its task, was validated on, all of it."""
     config = recorded(Config, about, where)
     validation = None if config is None else _valid(config)
-    if validation is not None:
-        return [(source, target) for source, target in validation]
-    kept = folder / HELD_OUT
-    if run_config(folder) is None or not kept.is_file():
-        raise ValueError(
-            f"{folder} does not say what to translate; name a source and a target file"
-        )
+    return _split_off(folder) if validation is None else _listed(validation)
+
+
+def _split_off(run: Path) -> list[Pair]:
+    """The pairs that a run has not trained on."""
+    kept = run / HELD_OUT
+    if run_config(run) is None or not kept.is_file():
+        raise ValueError(f"{run} does not say what to translate; name files: --source and --target")
     return _read_pairs(kept)
 
 

@@ -206,10 +206,10 @@ def test_folders(zoo: Path, tmp_path: Path, workers: int, monkeypatch: pytest.Mo
     again = read()
     assert len(told) == count
     assert again.problems == images.problems
-    with pytest.raises(ValueError, match=r"files that are no images.*on_bad='skip'"):
+    with pytest.raises(ValueError, match=r"files that are no images.*--on-bad skip"):
         read(on_bad="refuse")
     (zoo / "cat" / "notes.txt").unlink()
-    with pytest.raises(ValueError, match=r"cannot be decoded.*on_bad='skip'"):
+    with pytest.raises(ValueError, match=r"cannot be decoded.*--on-bad skip"):
         read(on_bad="refuse")
     (zoo / "emu" / "3.png").write_bytes(_file(_picture()))
     assert len(read()) == 10
@@ -327,7 +327,7 @@ def test_npz(tmp_path: Path) -> None:
     assert images.classes == ("a", "b", "c")
     np.savez(path, one=pixels[..., 0] / 255, two=np.arange(5)[:, None])
     assert np.array_equal(npz(path, images="one", labels="two").pixels[:, 0], pixels[..., 0])
-    with pytest.raises(ValueError, match=r"no images \(looked for images, x, .*it has one, two\)"):
+    with pytest.raises(ValueError, match=r"no images: it has one, two, and none of images, x, "):
         npz(path)
     np.savez(path, x=pixels.astype(np.int32), y=np.arange(5))
     with pytest.raises(ValueError, match=r"pixels \(int32, 0 to 255\) must be bytes"):
@@ -344,13 +344,13 @@ def test_npz(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"images of shape \(5, 231\) must be"):
         npz(path)
     np.savez(path, x=np.array([{}], object), y=np.arange(1))
-    with pytest.raises(ValueError, match=r"a.npz is not a numpy archive .*allow_pickle=False"):
+    with pytest.raises(ValueError, match=r"a.npz: array 'x' is damaged, or holds Python objects"):
         npz(path)
     whole = path.read_bytes()
     np.save(tmp_path / "b.npy", pixels)
     for data in (b"x", b"", whole[:-40], (tmp_path / "b.npy").read_bytes()):
         path.write_bytes(data)
-        with pytest.raises(ValueError, match=r"a.npz is not a numpy archive that can be read: .+"):
+        with pytest.raises(ValueError, match=r"a.npz is no .npz archive, or its end is missing"):
             npz(path)
 
 

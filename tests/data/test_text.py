@@ -180,7 +180,7 @@ def test_bad_lines_are_counted_and_shown(tmp_path: Path, tokenizer: Tokenizer, c
     # They are known when the store is found again, too.
     assert store(Pairs(a, b), tokenizer, cache=cache, rules=rules).problems == problems
     for _ in range(2):
-        with pytest.raises(ValueError, match=r"2 × an empty side: line 2 .*on_bad='skip'"):
+        with pytest.raises(ValueError, match=r"2 × an empty side: line 2 .*--on-bad skip"):
             store(Pairs(a, b), tokenizer, cache=cache, rules=rules, on_bad="refuse")
 
 
@@ -231,12 +231,12 @@ def test_errors(two: tuple[Path, Path], tokenizer: Tokenizer, tmp_path: Path, ca
     refused(r"on_bad \('stop'\) must be skip or refuse", store, pairs, tokenizer, on_bad="stop")
     refused(r"tokenizers \(3\) must be one", store, pairs, [tokenizer] * 3, cache=cache)
     refused(r"workers \(-1\) must be 0", store, pairs, tokenizer, cache=cache, workers=-1)
-    refused("cannot be used as a cache", store, pairs, tokenizer, cache=two[0])
+    refused("is a file; name a folder for the cache", store, pairs, tokenizer, cache=two[0])
     utf16 = tmp_path / "wide"
     utf16.write_text("one\n", encoding="utf-16")
     refused("is UTF-16; convert it", Lines, utf16)
     empty = _write(tmp_path / "empty", [])
-    refused("no line of .*empty can be used", store, Lines(empty), tokenizer, cache=cache)
+    refused("there is no text in .*empty", store, Lines(empty), tokenizer, cache=cache)
     assert _stores(cache) == []
     one = store(Lines(two[0]), tokenizer, cache=cache)
     refused(r"have sides \(1\), not 2", one.pair, 0)

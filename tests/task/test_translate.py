@@ -297,10 +297,10 @@ def test_a_search_is_read_from_marians_words() -> None:
 @pytest.mark.parametrize(
     ("changed", "words"),
     [
-        ({"source": ()}, "there is no source"),
+        ({"source": ()}, "there is no --source"),
         ({"pairs": ("x",)}, "name one kind"),
         ({"source": ("nowhere",)}, "nowhere does not exist"),
-        ({"valid_source": ("x",)}, "there is no valid_target"),
+        ({"valid_source": ("x",)}, "there is no --valid-target"),
     ],
 )
 def test_one_line_says_which_files_are_missing(

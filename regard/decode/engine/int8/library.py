@@ -29,6 +29,7 @@ from torch import Tensor
 
 from regard import atomic
 from regard.data.cache import default_cache
+from regard.data.problems import reason
 
 SOURCE = Path(__file__).with_name("kernels.cpp")
 HEADERS = (SOURCE.with_name("pool.h"), SOURCE.with_name("simd.h"))
@@ -222,16 +223,12 @@ def _open(isa: str) -> ctypes.CDLL:
 
 def _folder() -> Path:
     """The cache folder of kernels: who can write there can have this process run anything."""
-    try:
-        folder = default_cache() / "kernels"
-    except RuntimeError as error:  # a user without a home
-        raise ValueError(f"{error}; name a folder in XDG_CACHE_HOME") from error
+    folder = default_cache() / "kernels"
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
-        reason = error.strerror or str(error)
         raise ValueError(
-            f"{folder} cannot be made ({reason}); name another folder in XDG_CACHE_HOME"
+            f"{folder} cannot be made ({reason(error)}); name another folder in XDG_CACHE_HOME"
         ) from error
     if not _own(folder):
         raise ValueError(
@@ -270,6 +267,8 @@ def _compile(command: list[str], file: Path) -> None:
 
 def _reason(error: Exception) -> str:
     """One line: of a compiler's words, the first that names an error."""
+    if isinstance(error, OSError):
+        return f"{error.filename}: {reason(error)}" if error.filename else reason(error)
     output = error.stderr if isinstance(error, subprocess.CalledProcessError) else ""
     lines = (output.strip() or str(error)).splitlines()
     return next((line for line in lines if "error" in line), lines[0] if lines else repr(error))
