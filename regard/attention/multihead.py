@@ -11,7 +11,6 @@ output would be H separate blocks.
 import math
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
@@ -174,7 +173,11 @@ class MultiHeadAttention(nn.Module):
             wide = torch.promote_types(x.dtype, torch.float32)
             bias = self.position.bias(L, S, offset, x.device, wide)
         out = self.core(query, key, value, mask=mask, bias=bias)
-        joined: Tensor = self.output(out.transpose(-2, -3).flatten(-2))
+        heads = out.transpose(-2, -3).flatten(-2)
+        if fuses(x) and plain(self.output):
+            (joined,) = _together(heads, self.output)
+        else:
+            joined = self.output(heads)
         return joined if len(lead) == 1 else joined.reshape(*lead, *joined.shape[-2:])
 
     def _projected(self, x: Tensor, source: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
@@ -182,7 +185,7 @@ class MultiHeadAttention(nn.Module):
         if source is None:
             parts = _together(x, self.query, self.key, self.value)
         else:
-            parts = [self.query(x), *_together(source, self.key, self.value)]
+            parts = [*_together(x, self.query), *_together(source, self.key, self.value)]
         heads = (self.heads, self.key_heads, self.key_heads)
         query, key, value = (_split(part, count) for part, count in zip(parts, heads))
         return query, key, value
@@ -246,10 +249,14 @@ class MultiHeadAttention(nn.Module):
 
 def _together(x: Tensor, *linears: nn.Linear) -> list[Tensor]:
     """Several linear layers of one input as one matrix product."""
-    weight = torch.cat([linear.weight for linear in linears])
-    biases = [linear.bias for linear in linears if linear.bias is not None]
-    joint = F.linear(x, weight, torch.cat(biases) if biases else None)
-    return list(joint.split([linear.out_features for linear in linears], -1))
+    from regard.attention.linear import linear  # needs Triton
+
+    if len(linears) == 1:
+        return [linear(x, linears[0].weight, linears[0].bias)]
+    weight = torch.cat(tuple(one.weight for one in linears))
+    biases = tuple(one.bias for one in linears if one.bias is not None)
+    joint = linear(x, weight, torch.cat(biases) if biases else None)
+    return list(joint.split([one.out_features for one in linears], -1))
 
 
 def _three_axes(x: Tensor) -> Tensor:

@@ -4,6 +4,7 @@ Angles are float32 here: at position 1,000 they are off by 6e-5, far below what 
 """
 
 import math
+from functools import partial
 from typing import Any, no_type_check
 
 import torch
@@ -25,17 +26,18 @@ class _Rotate(torch.autograd.Function):
         ctx: Any, x: Tensor, at: Tensor, width: int, base: int | float, halves: bool
     ) -> Tensor:
         ctx.save_for_backward(at)
-        ctx.how = width, base, halves
-        return _turned(x, at, *ctx.how, 1.0)
+        ctx.turn = partial(_turned, width=width, base=base, halves=halves)
+        turned: Tensor = ctx.turn(x, at, sign=1.0)
+        return turned
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        return _turned(grads[0], *ctx.saved_tensors, *ctx.how, -1.0), None, None, None, None
+        return ctx.turn(grads[0], *ctx.saved_tensors, sign=-1.0), None, None, None, None
 
 
 def _turned(
-    x: Tensor, at: Tensor, width: int, base: int | float, halves: bool, sign: float
+    x: Tensor, at: Tensor, *, width: int, base: int | float, halves: bool, sign: float
 ) -> Tensor:
     x = x if x.stride(-1) == 1 else x.contiguous()
     _, H, L, K = x.shape

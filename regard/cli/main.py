@@ -10,8 +10,8 @@ import sys
 from collections.abc import Callable, Sequence
 
 from regard import __version__
-from regard.cli.arguments import Parser, check_words
 from regard.cli.errors import guarded, prepare_streams
+from regard.words import Parser, check_words
 
 
 def _demo(options: argparse.Namespace) -> None:
@@ -74,6 +74,12 @@ def _export(options: argparse.Namespace) -> None:
     export(options.folder, options.out, options.to)
 
 
+def _average(options: argparse.Namespace) -> None:
+    from regard.cli.average import average
+
+    average(options.folders, options.out)
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = Parser(
         prog="regard",
@@ -115,6 +121,16 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument("words", nargs=argparse.REMAINDER)
         command.set_defaults(run=lambda options: _command(options.command)(options.words))
         command.set_defaults(command=name)
+
+    average = commands.add_parser(
+        "average",
+        help="make one model of several: the mean of their weights",
+        description="Averages the weights of models of one shape: the best checkpoints that a run "
+        "has kept (--training.keep-best), or several folders.",
+    )
+    average.add_argument("folders", nargs="+", metavar="RUN", help="runs, or models' folders")
+    average.add_argument("out", help="the folder to write, which must be new")
+    average.set_defaults(run=_average)
 
     import_ = commands.add_parser(
         "import",

@@ -19,6 +19,7 @@ from typing import Any, cast
 from regard.checkpoint import CONFIG
 from regard.cli.arguments import Progress, parse
 from regard.config import from_json, read, to_json
+from regard.device import device
 from regard.task.folder import run_config
 from regard.task.settings import Preset, check_preset
 from regard.task.size import check_batches, check_settings
@@ -28,6 +29,7 @@ from regard.train.config import MAY_CHANGE
 from regard.train.display import duration
 from regard.train.fit import fit
 from regard.train.run import check_folder
+from regard.train.warm import warm_up
 
 OVERVIEW = """usage: regard train TASK RUN [--size tiny|base|big] [settings]
        regard train --resume RUN [settings]
@@ -81,10 +83,18 @@ def train(words: Sequence[str]) -> None:
         run = "RUN" if not flags or flags[0].startswith("-") else flags.pop(0)
         if asks:
             print(SIZES.format(task=task.name))
-        config = parse(task.config, task.preset(size), flags, f"regard train {task.name} RUN")
+        config = _parsed(task, size, flags)
     if not run:
         raise ValueError("the run's folder has no name; name one: regard train TASK RUN")
     print("\n".join(run_training(task, config, Path(run))))
+
+
+def _parsed(task: TaskSpec, size: Preset, flags: list[str]) -> Any:
+    """The settings that flags make of a preset, which depends on the device that they name."""
+    program = f"regard train {task.name} RUN"
+    config = parse(task.config, task.preset(size), flags, program)
+    preset = task.preset_on(size, device(config.training.device))
+    return parse(task.config, preset, flags, program)
 
 
 def _from_run(way: str, words: list[str]) -> tuple[TaskSpec, Any, str]:
@@ -118,6 +128,7 @@ def run_training(spec: TaskSpec, config: Any, run: Path) -> list[str]:
     """Trains, and says how it went and what can be done with it."""
     check_folder(run)
     check_settings(config)
+    warm_up(device(config.training.device))
     task = spec.build(config, run, Progress())
     check_batches(config, task)
     for note in getattr(task, "notes", ()):

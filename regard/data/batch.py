@@ -227,6 +227,8 @@ class Batch(Tensors):
     def fill(self, size: Sizes) -> "Batch | None":
         lengths = self.source_lengths
         sides = [self.target_lengths] if lengths is None else [lengths, self.target_lengths]
+        if _full(size, *sides):
+            return self
         if not _fit(size, *sides):
             return None
         if lengths is None:
@@ -256,6 +258,8 @@ class LanguageBatch(Tensors):
         return len(self.lengths)
 
     def fill(self, size: Sizes) -> "LanguageBatch | None":
+        if _full(size, self.lengths):
+            return self
         if not _fit(size, self.lengths):
             return None
         return LanguageBatch(
@@ -282,6 +286,8 @@ class LabelBatch(Tensors):
     def fill(self, size: Sizes) -> "LabelBatch | None":
         if self.lengths is None:
             return self  # images are filled up when they are augmented and mixed
+        if _full(size, self.lengths):
+            return self
         if not _fit(size, self.lengths):
             return None
         return LabelBatch(
@@ -315,6 +321,13 @@ class MixedBatch(Tensors):
         )
 
 
+def _full(size: Sizes, *sides: Packed) -> bool:
+    """Whether these sequences fill a capacity already."""
+    return len(sides[0]) == size.sequences and all(
+        given.total == side.tokens for given, side in zip(sides, size.sides, strict=True)
+    )
+
+
 def _fit(size: Sizes, *sides: Packed) -> bool:
     """Whether these sequences, and what fills them up, are within a capacity."""
     within = [
@@ -344,12 +357,42 @@ def _rows(rows: Tensor, count: int, value: int) -> Tensor:
 Ids: TypeAlias = Integer[np.ndarray, "_"] | Sequence[int]
 
 
+class EndToEnd(NamedTuple):
+    """Token ids of several texts, one after the other, and how many each has."""
+
+    ids: Integer[np.ndarray, "T"]
+    lengths: Integer[np.ndarray, "n"]
+
+    @classmethod
+    def of(cls, texts: Sequence[Ids]) -> "EndToEnd":
+        lengths = np.fromiter(map(len, texts), np.int64, len(texts))
+        ids = [np.asarray(text, np.int64) for text in texts]
+        return cls(np.concatenate(ids) if ids else np.empty(0, np.int64), lengths)
+
+
+def gathered(
+    tokens: Integer[np.ndarray, "T"], offsets: Integer[np.ndarray, "m"], indices: Indices
+) -> EndToEnd:
+    """Some of many texts that lie end to end, each from its offset to the next one."""
+    begins = offsets[indices]
+    lengths = offsets[indices + 1] - begins
+    moved = begins - (np.cumsum(lengths) - lengths)
+    return EndToEnd(tokens[np.arange(lengths.sum()) + np.repeat(moved, lengths)], lengths)
+
+
 def text_batch(
     pairs: Sequence[tuple[Ids, Ids]], start: int, end: int, *, source_end: int | None = None
 ) -> Batch:
     """Pairs of token ids as one packed batch; `source_end` closes sources, as Marian's are."""
-    source, source_lengths = _packed([source for source, _ in pairs], after=source_end)
-    return _with_targets(source, source_lengths, [target for _, target in pairs], start, end)
+    source, target = (EndToEnd.of([pair[side] for pair in pairs]) for side in (0, 1))
+    return packed_batch(source, target, start, end, source_end=source_end)
+
+
+def packed_batch(
+    source: EndToEnd, target: EndToEnd, start: int, end: int, *, source_end: int | None = None
+) -> Batch:
+    """The same from texts that lie end to end already."""
+    return _with_targets(*_packed(source, after=source_end), target, start, end)
 
 
 def image_text_batch(
@@ -358,11 +401,11 @@ def image_text_batch(
     """Images and the texts to be read from them."""
     if len(images) != len(targets):
         raise ValueError(f"images ({len(images)}) and texts ({len(targets)}) must be as many")
-    return _with_targets(images, None, targets, start, end)
+    return _with_targets(images, None, EndToEnd.of(targets), start, end)
 
 
 def _with_targets(
-    source: Tensor, lengths: Packed | None, targets: Sequence[Ids], start: int, end: int
+    source: Tensor, lengths: Packed | None, targets: EndToEnd, start: int, end: int
 ) -> Batch:
     target, target_lengths = _packed(targets, before=start)
     labels, _ = _packed(targets, after=end)
@@ -385,8 +428,10 @@ def language_batch(
         begin = 0 if first == 0 else 1
         inputs.append(whole[begin : begin + count])
         labels.append(whole[begin + 1 : begin + count + 1])
-    packed, lengths = _packed(inputs)
-    return LanguageBatch(packed, lengths, _packed(labels)[0], torch.tensor(packed.numel()))
+    packed, lengths = _packed(EndToEnd.of(inputs))
+    return LanguageBatch(
+        packed, lengths, _packed(EndToEnd.of(labels))[0], torch.tensor(packed.numel())
+    )
 
 
 def label_batch(
@@ -395,7 +440,7 @@ def label_batch(
     """Texts and the number of each one's class."""
     if len(texts) != len(labels):
         raise ValueError(f"texts ({len(texts)}) and labels ({len(labels)}) must be as many")
-    inputs, lengths = _packed(texts)
+    inputs, lengths = _packed(EndToEnd.of(texts))
     return LabelBatch(inputs, lengths, _classes(labels), torch.tensor(len(texts)))
 
 
@@ -413,19 +458,18 @@ def _classes(labels: Any) -> Tensor:
 
 
 def _packed(
-    texts: Sequence[Ids], before: int | None = None, after: int | None = None
+    texts: EndToEnd, before: int | None = None, after: int | None = None
 ) -> tuple[Tensor, Packed]:
-    """All texts end to end, (1, T), each with a special before or after it."""
+    """All texts end to end, (1, T), each with a special token before or after it."""
+    ids, lengths = texts
     extra = (before is not None) + (after is not None)
-    lengths = np.fromiter((len(text) + extra for text in texts), np.int64, len(texts))
-    ids = np.empty(int(lengths.sum()), np.int64)
-    begin = 0
-    for text, length in zip(texts, lengths.tolist()):
-        stop = begin + length
-        if before is not None:
-            ids[begin] = before
-        if after is not None:
-            ids[stop - 1] = after
-        ids[begin + (before is not None) : stop - (after is not None)] = text
-        begin = stop
-    return torch.from_numpy(ids)[None], Packed(torch.from_numpy(lengths))
+    ends = np.cumsum(lengths + extra)
+    whole = np.empty(len(ids) + extra * len(lengths), np.int64)
+    # Each text is moved by the specials before it.
+    moved = np.arange(len(lengths)) * extra + (before is not None)
+    whole[np.arange(len(ids)) + np.repeat(moved, lengths)] = ids
+    if before is not None:
+        whole[ends - lengths - extra] = before
+    if after is not None:
+        whole[ends - 1] = after
+    return torch.from_numpy(whole)[None], Packed(torch.from_numpy(lengths + extra))

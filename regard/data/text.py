@@ -22,6 +22,7 @@ from typing import Any, Literal, TypeAlias, get_args
 import numpy as np
 from jaxtyping import Int32, UInt16, UInt32
 
+from regard.data.batch import EndToEnd, Indices, gathered
 from regard.data.cache import Draft, PathLike, Progress, default_cache, digest, header, keep, sha256
 from regard.data.files import Reading
 from regard.data.problems import Problems
@@ -107,6 +108,10 @@ class Store:
         if self.sides != 2:
             raise ValueError(f"examples here have sides ({self.sides}), not 2; use tokens(i)")
         return self.tokens(i, 0), self.tokens(i, 1)
+
+    def packed(self, indices: Indices, side: int) -> EndToEnd:
+        """One side of these examples, end to end."""
+        return gathered(self._tokens[side], self._offsets[side], indices)
 
     def __repr__(self) -> str:
         return f"Store({self._examples:,} examples, {self.sides} sides, {str(self.folder)!r})"

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from regard.attention.cache import CrossCache, SelfCache
 from regard.attention.checks import check_integer
-from regard.attention.fusing import fuses
+from regard.attention.fusing import fuses, plain
 from regard.attention.mask import Mask
 from regard.model.dropout import Dropout
 
@@ -43,6 +43,12 @@ class FeedForward(nn.Module):
         self.reduce = nn.Linear(hidden, width)
 
     def forward(self, x: Float[Tensor, "*b D"]) -> Float[Tensor, "*b D"]:
+        gelu = isinstance(self.activation, nn.GELU) and self.activation.approximate == "none"
+        known = (gelu or isinstance(self.activation, nn.ReLU)) and _rate(self.dropout) == 0
+        if known and fuses(x) and plain(self.expand, self.reduce):
+            from regard.model import fused
+
+            return fused.feed_forward(x, self.expand, self.reduce, gelu)
         return self.reduce(self.dropout(self.activation(self.expand(x))))
 
 

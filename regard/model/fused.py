@@ -4,10 +4,12 @@
     residual   x + Dropout(y)
     add_norm   LayerNorm(x + Dropout(y))
     narrow     x, and x in the dtype of the matrix product that follows
+    feed_forward   W₂ a(W₁ x + b₁) + b₂
 
 Between matrix products a layer only moves data, so each of these goes over it once, forwards and
 backwards. Where one result is the residual itself, its gradient is added in the same pass. Dropout
-is drawn again in the backward pass from its seed instead of being stored.
+is drawn again in the backward pass from its seed instead of being stored, and of a LayerNorm's
+input the normalised values are kept, in half precision.
 """
 
 from typing import Any, no_type_check
@@ -19,9 +21,20 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from regard.attention.fusing import compute_dtype
+from regard.attention.linear import (
+    COLUMNS,
+    FEW,
+    PARTS,
+    ROWS,
+    column_sums,
+    product,
+    wide_product,
+)
 
-PROGRAMS = 264
-"""Programs that go over the rows where sums over all rows are wanted: two for each processor."""
+PROGRAMS = 528
+"""Programs that go over the rows where sums over all rows are wanted: four for each processor."""
+TILE = 2048
+"""Elements that a program has of its rows at a time."""
 ELEMENTS = 1024
 """Elements that a program of an elementwise kernel computes."""
 
@@ -74,25 +87,23 @@ class _Norm(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, epsilon: float, dtype: torch.dtype
     ) -> tuple[Tensor, Tensor]:
-        rows = x.reshape(-1, x.shape[-1])
-        out = torch.empty_like(rows, dtype=dtype)
-        moments = rows.new_empty(2, len(rows), dtype=torch.float32)
-        _norm_rows(rows, None, None, 0.0, None, out, moments, weight, bias, epsilon)
-        ctx.save_for_backward(rows, moments, weight)
+        out, *kept = _normalized(x, None, 0.0, None, weight, bias, epsilon, dtype, dtype)
+        ctx.save_for_backward(*kept, weight)
+        ctx.dtype = x.dtype
         ctx.set_materialize_grads(False)
-        return out.view(x.shape), x.view_as(x)
+        return out, x.view_as(x)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        rows, moments, weight = ctx.saved_tensors
         grad, residual = grads
         if grad is None:
             return residual, None, None, None, None
+        normed, scale, weight = ctx.saved_tensors
         d_x, _, d_weight, d_bias = _norm_gradient(
-            grad, residual, rows, moments, weight, None, 0.0, rows.dtype, None
+            grad, residual, normed, scale, weight, None, 0.0, ctx.dtype, None
         )
-        return d_x.view(grad.shape), d_weight, d_bias, None, None
+        return d_x, d_weight, d_bias, None, None
 
 
 class _AddNorm(torch.autograd.Function):
@@ -106,159 +117,158 @@ class _AddNorm(torch.autograd.Function):
         bias: Tensor,
         epsilon: float,
     ) -> Tensor:
-        rows, added = x.reshape(-1, x.shape[-1]), y.reshape(-1, x.shape[-1])
         seed = _seed(x) if dropout else None
-        out, sums = torch.empty_like(rows), torch.empty_like(rows)
-        moments = rows.new_empty(2, len(rows), dtype=torch.float32)
-        _norm_rows(rows, added, seed, dropout, sums, out, moments, weight, bias, epsilon)
-        ctx.save_for_backward(sums, moments, weight, *([] if seed is None else [seed]))
-        ctx.dropout, ctx.dtype = dropout, y.dtype
-        return out.view(x.shape)
+        out, *kept = _normalized(x, y, dropout, seed, weight, bias, epsilon, x.dtype, y.dtype)
+        ctx.save_for_backward(*kept, weight, *([] if seed is None else [seed]))
+        ctx.dropout, ctx.dtypes = dropout, (x.dtype, y.dtype)
+        return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        sums, moments, weight, *seeds = ctx.saved_tensors
-        shape = grads[0].shape
+        normed, scale, weight, *seeds = ctx.saved_tensors
+        seed = seeds[0] if seeds else None
         d_x, d_y, d_weight, d_bias = _norm_gradient(
-            grads[0],
-            None,
-            sums,
-            moments,
-            weight,
-            seeds[0] if seeds else None,
-            ctx.dropout,
-            sums.dtype,
-            ctx.dtype,
+            grads[0], None, normed, scale, weight, seed, ctx.dropout, *ctx.dtypes
         )
-        assert d_y is not None
-        return d_x.view(shape), d_y.view(shape), None, d_weight, d_bias, None
+        return d_x, d_y, None, d_weight, d_bias, None
 
 
-def _norm_rows(
+def _normalized(
     x: Tensor,
     y: Tensor | None,
-    seed: Tensor | None,
     dropout: float,
-    sums: Tensor | None,
-    out: Tensor,
-    moments: Tensor,
+    seed: Tensor | None,
     weight: Tensor,
     bias: Tensor,
     epsilon: float,
-) -> None:
-    T, D = x.shape
-    _norm_forward[(T,)](
-        x, y, seed, sums, out, moments, weight, bias, T, D, epsilon, *_kept(dropout),
-        WIDTH=triton.next_power_of_2(D), ADD=y is not None, DROP=seed is not None,
-        num_warps=_warps(D),
+    dtype: torch.dtype,
+    kept: torch.dtype,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """LayerNorm(x + Dropout(y)), and what its gradient needs: the value before weight and bias, in
+    half precision, and the factor that made its variance 1."""
+    x, y = x.contiguous(), None if y is None else y.contiguous()
+    D, T = x.shape[-1], x.numel() // x.shape[-1]
+    out, normed = torch.empty_like(x, dtype=dtype), torch.empty_like(x, dtype=kept)
+    scale = torch.empty(T, dtype=torch.float32, device=x.device)
+    rows, width = _tile(D)
+    _norm_forward[(triton.cdiv(T, rows),)](
+        x, y, seed, normed, out, scale, weight, bias, T, D, epsilon, *_kept(dropout),
+        ROWS=rows, WIDTH=width, ADD=y is not None, DROP=seed is not None, num_warps=4,
     )  # fmt: skip
+    return out, normed, scale
 
 
 def _norm_gradient(
     grad: Tensor,
     residual: Tensor | None,
-    x: Tensor,
-    moments: Tensor,
+    normed: Tensor,
+    scale: Tensor,
     weight: Tensor,
     seed: Tensor | None,
     dropout: float,
     dtype: torch.dtype,
     added: torch.dtype | None,
 ) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
-    """Gradients of the sum (and what was added to it), and of weight and bias."""
-    T, D = x.shape
-    grad = grad.reshape(T, D)
-    grad = grad if grad.is_contiguous() else grad.contiguous()
-    if residual is not None:
-        residual = residual.reshape(T, D).contiguous()
-    d_x = torch.empty_like(x, dtype=dtype)
-    d_y = None if added is None else torch.empty_like(x, dtype=added)
-    programs = min(T, PROGRAMS)
-    parts = x.new_empty(2, programs, D, dtype=torch.float32)
+    """Gradients of the sum (and of what was added to it), of weight and of bias."""
+    T, D = len(scale), normed.shape[-1]
+    grad = grad.contiguous()
+    residual = None if residual is None else residual.contiguous()
+    d_x = torch.empty_like(normed, dtype=dtype)
+    d_y = None if added is None else torch.empty_like(normed, dtype=added)
+    rows, width = _tile(D)
+    programs = min(triton.cdiv(T, rows), PROGRAMS)
+    parts = scale.new_empty(programs, 2 * D)
     _norm_backward[(programs,)](
-        grad, residual, x, moments, weight, seed, d_x, d_y, parts, T, D, *_kept(dropout),
-        WIDTH=triton.next_power_of_2(D), RESIDUAL=residual is not None, ADD=d_y is not None,
-        DROP=seed is not None, num_warps=_warps(D),
+        grad, residual, normed, scale, weight, seed, d_x, d_y, parts, T, D, *_kept(dropout),
+        ROWS=rows, WIDTH=width, RESIDUAL=residual is not None, ADD=d_y is not None,
+        DROP=seed is not None, num_warps=4,
     )  # fmt: skip
-    d_weight, d_bias = parts.sum(1).to(weight.dtype)
+    d_weight, d_bias = column_sums(parts).to(weight.dtype).split(D)
     return d_x, d_y, d_weight, d_bias
 
 
-def _warps(width: int) -> int:
-    return min(8, max(1, triton.next_power_of_2(width) // 256))
+def _tile(width: int) -> tuple[int, int]:
+    """Rows that a program has at a time, and their width."""
+    padded = max(16, triton.next_power_of_2(width))
+    return max(1, TILE // padded), padded
 
 
 @triton.jit
 @no_type_check
-def _dropped(values, seed_ptr, row, limit, factor, WIDTH: tl.constexpr):
-    """A row after dropout: Philox with 7 rounds (Salmon et al. 2011), four columns to a draw."""
+def _dropped(values, seed_ptr, first, limit, factor, ROWS: tl.constexpr, WIDTH: tl.constexpr):
+    """Rows after dropout: Philox with 7 rounds (Salmon et al. 2011), four columns to a draw."""
     quarter: tl.constexpr = WIDTH // 4
-    place = row.to(tl.int32) * quarter + tl.arange(0, quarter)
+    rows = first.to(tl.int32) + tl.arange(0, ROWS)
+    place = rows[:, None] * quarter + tl.arange(0, quarter)[None, :]
     a, b, c, d = tl.randint4x(tl.load(seed_ptr), place, 7)
-    drawn = tl.join(tl.join(a, b), tl.join(c, d)).reshape(WIDTH)
+    drawn = tl.join(tl.join(a, b), tl.join(c, d)).reshape(ROWS, WIDTH)
     return tl.where(drawn.to(tl.int32, bitcast=True) >= limit, values * factor, 0.0)
 
 
 @triton.jit
 @no_type_check
-def _norm_forward(x_ptr, y_ptr, seed_ptr, sums_ptr, out_ptr, moments_ptr, weight_ptr, bias_ptr,
-                  T, D, epsilon, limit, factor,
+def _norm_forward(x_ptr, y_ptr, seed_ptr, normed_ptr, out_ptr, scale_ptr, weight_ptr, bias_ptr,
+                  T, D, epsilon, limit, factor, ROWS: tl.constexpr,
                   WIDTH: tl.constexpr, ADD: tl.constexpr, DROP: tl.constexpr):  # fmt: skip
-    row = tl.program_id(0).to(tl.int64)
-    across = tl.arange(0, WIDTH)
-    real = across < D
-    x = tl.load(x_ptr + row * D + across, mask=real, other=0.0).to(tl.float32)
+    first = tl.program_id(0).to(tl.int64) * ROWS
+    rows, across = first + tl.arange(0, ROWS), tl.arange(0, WIDTH)
+    within = across[None, :] < D
+    real = within & (rows[:, None] < T)
+    place = rows[:, None] * D + across[None, :]
+    x = tl.load(x_ptr + place, mask=real, other=0.0).to(tl.float32)
     if ADD:
-        y = tl.load(y_ptr + row * D + across, mask=real, other=0.0).to(tl.float32)
+        y = tl.load(y_ptr + place, mask=real, other=0.0).to(tl.float32)
         if DROP:
-            y = _dropped(y, seed_ptr, row, limit, factor, WIDTH)
+            y = _dropped(y, seed_ptr, first, limit, factor, ROWS, WIDTH)
         x += y
-        tl.store(sums_ptr + row * D + across, x.to(sums_ptr.dtype.element_ty), mask=real)
-    mean = tl.sum(x) / D
-    centred = tl.where(real, x - mean, 0.0)
-    scale = tl.rsqrt(tl.sum(centred * centred) / D + epsilon)
-    weight = tl.load(weight_ptr + across, mask=real, other=0.0).to(tl.float32)
-    bias = tl.load(bias_ptr + across, mask=real, other=0.0).to(tl.float32)
-    out = centred * scale * weight + bias
-    tl.store(out_ptr + row * D + across, out.to(out_ptr.dtype.element_ty), mask=real)
-    tl.store(moments_ptr + row, mean)
-    tl.store(moments_ptr + T + row, scale)
+    mean = tl.sum(x, 1) / D
+    centred = tl.where(within, x - mean[:, None], 0.0)
+    scale = tl.rsqrt(tl.sum(centred * centred, 1) / D + epsilon)
+    weight = tl.load(weight_ptr + across, mask=across < D, other=0.0).to(tl.float32)
+    bias = tl.load(bias_ptr + across, mask=across < D, other=0.0).to(tl.float32)
+    normed = centred * scale[:, None]
+    out = normed * weight[None, :] + bias[None, :]
+    tl.store(out_ptr + place, out.to(out_ptr.dtype.element_ty), mask=real)
+    tl.store(normed_ptr + place, normed.to(normed_ptr.dtype.element_ty), mask=real)
+    tl.store(scale_ptr + rows, scale, mask=rows < T)
 
 
 @triton.jit
 @no_type_check
-def _norm_backward(grad_ptr, residual_ptr, x_ptr, moments_ptr, weight_ptr, seed_ptr,
-                   dx_ptr, dy_ptr, parts_ptr, T, D, limit, factor,
+def _norm_backward(grad_ptr, residual_ptr, normed_ptr, scale_ptr, weight_ptr, seed_ptr,
+                   dx_ptr, dy_ptr, parts_ptr, T, D, limit, factor, ROWS: tl.constexpr,
                    WIDTH: tl.constexpr, RESIDUAL: tl.constexpr, ADD: tl.constexpr,
                    DROP: tl.constexpr):  # fmt: skip
     across = tl.arange(0, WIDTH)
+    within = across[None, :] < D
     weight = tl.load(weight_ptr + across, mask=across < D, other=0.0).to(tl.float32)
-    d_weight = tl.zeros((WIDTH,), tl.float32)
-    d_bias = tl.zeros((WIDTH,), tl.float32)
+    d_weight = tl.zeros((ROWS, WIDTH), tl.float32)
+    d_bias = tl.zeros((ROWS, WIDTH), tl.float32)
     start, programs = tl.program_id(0).to(tl.int64), tl.num_programs(0)
-    for turn in range(tl.cdiv(T, programs)):
-        row = start + turn * programs
-        real = (across < D) & (row < T)
-        g = tl.load(grad_ptr + row * D + across, mask=real, other=0.0).to(tl.float32)
-        x = tl.load(x_ptr + row * D + across, mask=real, other=0.0).to(tl.float32)
-        mean = tl.load(moments_ptr + row, mask=row < T, other=0.0)
-        scale = tl.load(moments_ptr + T + row, mask=row < T, other=0.0)
-        normed = tl.where(real, (x - mean) * scale, 0.0)
+    for turn in range(tl.cdiv(T, programs * ROWS)):
+        first = (start + turn * programs) * ROWS
+        rows = first + tl.arange(0, ROWS)
+        real = within & (rows[:, None] < T)
+        place = rows[:, None] * D + across[None, :]
+        g = tl.load(grad_ptr + place, mask=real, other=0.0).to(tl.float32)
+        normed = tl.load(normed_ptr + place, mask=real, other=0.0).to(tl.float32)
+        scale = tl.load(scale_ptr + rows, mask=rows < T, other=0.0)
         d_weight += g * normed
         d_bias += g
-        g *= weight
-        dx = scale * (g - tl.sum(g) / D - normed * (tl.sum(g * normed) / D))
+        g *= weight[None, :]
+        along = tl.sum(g * normed, 1) / D
+        dx = scale[:, None] * (g - (tl.sum(g, 1) / D)[:, None] - normed * along[:, None])
         if RESIDUAL:
-            dx += tl.load(residual_ptr + row * D + across, mask=real, other=0.0).to(tl.float32)
-        tl.store(dx_ptr + row * D + across, dx.to(dx_ptr.dtype.element_ty), mask=real)
+            dx += tl.load(residual_ptr + place, mask=real, other=0.0).to(tl.float32)
+        tl.store(dx_ptr + place, dx.to(dx_ptr.dtype.element_ty), mask=real)
         if ADD:
             if DROP:
-                dx = _dropped(dx, seed_ptr, row, limit, factor, WIDTH)
-            tl.store(dy_ptr + row * D + across, dx.to(dy_ptr.dtype.element_ty), mask=real)
-    place = parts_ptr + start * D + across
-    tl.store(place, d_weight, mask=across < D)
-    tl.store(place + programs * D, d_bias, mask=across < D)
+                dx = _dropped(dx, seed_ptr, first, limit, factor, ROWS, WIDTH)
+            tl.store(dy_ptr + place, dx.to(dy_ptr.dtype.element_ty), mask=real)
+    place = parts_ptr + start * 2 * D + across
+    tl.store(place, tl.sum(d_weight, 0), mask=across < D)
+    tl.store(place + D, tl.sum(d_bias, 0), mask=across < D)
 
 
 # Residuals
@@ -321,7 +331,98 @@ def _add(x_ptr, y_ptr, seed_ptr, out_ptr, n, limit, factor,
     real = place < n
     y = tl.load(y_ptr + place, mask=real, other=0.0).to(tl.float32)
     if DROP:
-        y = _dropped(y, seed_ptr, block, limit, factor, SIZE)
+        rows = tl.reshape(y, (1, SIZE))
+        y = tl.reshape(_dropped(rows, seed_ptr, block, limit, factor, 1, SIZE), (SIZE,))
     if SUM:
         y += tl.load(x_ptr + place, mask=real, other=0.0).to(tl.float32)
     tl.store(out_ptr + place, y.to(out_ptr.dtype.element_ty), mask=real)
+
+
+# Feed-forward networks
+
+
+def feed_forward(x: Tensor, expand: nn.Linear, reduce: nn.Linear, gelu: bool) -> Tensor:
+    """W₂ a(W₁ x + b₁) + b₂, where a is ReLU or GELU."""
+    made: Tensor = _FeedForward.apply(  # type: ignore[no-untyped-call]
+        x, expand.weight, expand.bias, reduce.weight, reduce.bias, gelu, compute_dtype(x)
+    )
+    return made
+
+
+class _FeedForward(torch.autograd.Function):
+    """The activation's gradient and the sum for b₁ are one pass over the hidden layer."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        weight_2: Tensor,
+        bias_2: Tensor | None,
+        gelu: bool,
+        dtype: torch.dtype,
+    ) -> Tensor:
+        rows = x.reshape(-1, x.shape[-1]).to(dtype)
+        one, two = weight.to(dtype), weight_2.to(dtype)
+        if gelu:
+            hidden = product(rows, one, bias)
+            active = torch.nn.functional.gelu(hidden)
+        elif bias is None:
+            active = hidden = product(rows, one, None).relu_()
+        else:  # the matrix product's epilogue
+            active = hidden = torch._addmm_activation(bias.to(dtype), rows, one.T)
+        out = product(active, two, bias_2)
+        ctx.save_for_backward(rows, one, two, hidden, active)
+        ctx.gelu, ctx.dtype, ctx.wide, ctx.biases = gelu, x.dtype, weight.dtype, bias is not None
+        return out.view(*x.shape[:-1], len(two))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        rows, one, two, hidden, active = ctx.saved_tensors
+        grad = grads[0].reshape(-1, len(two))
+        d_two = wide_product(grad.T, active, ctx.wide)
+        slope = grad @ two
+        d_bias = _through_activation(slope, hidden, ctx.gelu)
+        d_one = wide_product(slope.T, rows, ctx.wide)
+        d_x = (slope @ one).to(ctx.dtype).view(*grads[0].shape[:-1], one.shape[1])
+        if not ctx.biases:
+            return d_x, d_one, None, d_two, None, None, None
+        return d_x, d_one, d_bias.to(ctx.wide), d_two, column_sums(grad).to(ctx.wide), None, None
+
+
+def _through_activation(slope: Tensor, hidden: Tensor, gelu: bool) -> Tensor:
+    """Multiplies by the activation's derivative, in place; returns the sum of all rows."""
+    T, N = slope.shape
+    parts = 1 if T <= FEW else PARTS
+    sums = torch.empty(parts, N, dtype=torch.float32, device=slope.device)
+    _activation_gradient[(triton.cdiv(N, COLUMNS), parts)](
+        slope, hidden, sums, T, N, triton.cdiv(T, parts), ROWS=ROWS, COLUMNS=COLUMNS, GELU=gelu
+    )
+    return sums[0] if parts == 1 else column_sums(sums)
+
+
+@triton.jit
+@no_type_check
+def _activation_gradient(slope_ptr, hidden_ptr, sums_ptr, T, N, share,
+                         ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+                         GELU: tl.constexpr):  # fmt: skip
+    columns = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    part = tl.program_id(1)
+    sums = tl.zeros((ROWS, COLUMNS), tl.float32)
+    stop = tl.minimum(T, (part + 1) * share)
+    for begin in range(part * share, stop, ROWS):
+        rows = begin + tl.arange(0, ROWS)
+        real = (rows[:, None] < stop) & (columns[None, :] < N)
+        place = rows[:, None].to(tl.int64) * N + columns[None, :]
+        slope = tl.load(slope_ptr + place, mask=real, other=0.0).to(tl.float32)
+        x = tl.load(hidden_ptr + place, mask=real, other=0.0).to(tl.float32)
+        if GELU:
+            normal = tl.exp(-0.5 * x * x) * 0.3989422804014327
+            slope *= 0.5 * (1.0 + tl.erf(x * 0.7071067811865476)) + x * normal
+        else:
+            slope = tl.where(x > 0, slope, 0.0)
+        tl.store(slope_ptr + place, slope.to(slope_ptr.dtype.element_ty), mask=real)
+        sums += slope
+    tl.store(sums_ptr + part * N + columns, tl.sum(sums, 0), mask=columns < N)

@@ -434,4 +434,5 @@ TASK = TaskSpec(
     predictor=Labeler,
     evaluate=evaluate,
     example='echo "…" | regard label {run}',
+    on_gpu={"batch": 16_384},
 )

@@ -543,4 +543,5 @@ TASK = TaskSpec(
     predictor=Generator,
     evaluate=evaluate,
     example='echo "…" | regard generate {run}',
+    on_gpu={"batch": 32_768, "evaluate_every": 500, "save_every": 500, "patience": 8},
 )

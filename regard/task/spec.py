@@ -2,9 +2,11 @@
 
 import shlex
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from inspect import signature
 from typing import Any
+
+import torch
 
 from regard.checkpoint import Saved
 from regard.config import Object, to_json
@@ -41,6 +43,16 @@ class TaskSpec:
     """Scores a folder's model; all but `folder`, `device` and `progress` are options."""
     example: str
     """A command that uses a trained model, with {run} for its folder."""
+    on_gpu: Mapping[str, Any] = field(default_factory=dict)
+    """Settings of training that the tiny preset has on a GPU: what two cores take is too little for
+    it."""
+
+    def preset_on(self, size: Preset, device: torch.device) -> Any:
+        """The settings of a size on a device."""
+        config = self.preset(size)
+        if size != "tiny" or device.type != "cuda":
+            return config
+        return replace(config, training=replace(config.training, **self.on_gpu))
 
     @property
     def options(self) -> tuple[str, ...]:

@@ -19,7 +19,16 @@ from jaxtyping import Int32
 from torch import Tensor, nn
 
 from regard.config import to_json
-from regard.data.batch import Batch, Ids, Side, Sizes, capacity, plan, text_batch
+from regard.data.batch import (
+    Batch,
+    EndToEnd,
+    Side,
+    Sizes,
+    capacity,
+    gathered,
+    packed_batch,
+    plan,
+)
 from regard.data.tokenizer import AnyTokenizer, files
 from regard.model.transformer import TextSource, Transformer, TransformerConfig, TransformerShape
 from regard.seeding import seeded
@@ -48,7 +57,8 @@ class Examples(Protocol):
 
     def __len__(self) -> int: ...
 
-    def pair(self, i: int) -> tuple[Ids, Ids]: ...
+    def packed(self, indices: np.ndarray, side: int) -> EndToEnd:
+        """One side of these examples, end to end."""
 
 
 class Listed:
@@ -60,13 +70,14 @@ class Listed:
             for side, tokenizer in enumerate((source, target))
         ]
         self.lengths = np.stack([lengths for _, lengths in sides], 1).astype(np.int32)
-        self._ids = [np.split(ids, np.cumsum(lengths)[:-1]) for ids, lengths in sides]
+        self._ids = [ids for ids, _ in sides]
+        self._offsets = [np.append(0, np.cumsum(lengths)) for _, lengths in sides]
 
     def __len__(self) -> int:
         return len(self.lengths)
 
-    def pair(self, i: int) -> tuple[Ids, Ids]:
-        return self._ids[0][i], self._ids[1][i]
+    def packed(self, indices: np.ndarray, side: int) -> EndToEnd:
+        return gathered(self._ids[side], self._offsets[side], indices)
 
 
 class Chosen:
@@ -79,8 +90,8 @@ class Chosen:
     def __len__(self) -> int:
         return len(self.indices)
 
-    def pair(self, i: int) -> tuple[Ids, Ids]:
-        return self.examples.pair(int(self.indices[i]))
+    def packed(self, indices: np.ndarray, side: int) -> EndToEnd:
+        return self.examples.packed(self.indices[indices], side)
 
 
 # Training
@@ -127,11 +138,12 @@ class Transduction:
         return capacity(map(size, batches))
 
     def batch(self, indices: np.ndarray, step: int) -> Batch:
-        return self._batch([self.examples.pair(int(i)) for i in indices])
+        return self._batch(self.examples, indices)
 
-    def _batch(self, pairs: Sequence[tuple[Ids, Ids]]) -> Batch:
-        settings = self.search
-        return text_batch(pairs, settings.start, settings.end, source_end=settings.end)
+    def _batch(self, examples: Examples, indices: np.ndarray) -> Batch:
+        source, target = (examples.packed(indices, side) for side in (0, 1))
+        start, end = self.search.start, self.search.end
+        return packed_batch(source, target, start, end, source_end=end)
 
     def loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
         return transduction_loss(self.model, batch, self.training.smoothing)
@@ -141,7 +153,9 @@ class Transduction:
         assert isinstance(model, Transformer)
         settings = replace(self.search, beams=1)
         translator = Translator(model, self.tokenizers, settings)
-        written = translator.translate([source for source, _ in self.held_out], batch=256)
+        # Without autocast, whose casts cannot be captured, the search is many times faster.
+        with torch.autocast(model.output.weight.device.type, enabled=False):
+            written = translator.translate([source for source, _ in self.held_out], batch=256)
         scores = self.judge(written, [target for _, target in self.held_out])
         return {**scores, "perplexity": self._perplexity(model)}
 
@@ -151,7 +165,7 @@ class Transduction:
         pairs = Listed(self.held_out, *self.tokenizers)
         total, count = 0.0, 0
         for indices in plan(pairs.lengths, self.training.batch, 0, 0):
-            batch = self._batch([pairs.pair(int(i)) for i in indices])
+            batch = self._batch(pairs, indices)
             loss, tokens = transduction_loss(model, batch.to(model.output.weight.device), 0.0)
             total, count = total + float(loss), count + int(tokens)
         return math.exp(min(total / count, 700.0))

@@ -511,4 +511,5 @@ TASK = TaskSpec(
     predictor=_translator,
     evaluate=evaluate,
     example='echo "…" | regard translate {run}',
+    on_gpu={"batch": 16_384, "evaluate_every": 500, "save_every": 500, "patience": 8},
 )

@@ -11,6 +11,7 @@ chosen and compiled then. Random numbers are those that uncaptured steps draw: a
 the seed that was set before it.
 """
 
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import chain
@@ -32,6 +33,8 @@ WARM_UP = 3
 """Steps before the first capture."""
 EPOCHS = 2
 """Epochs whose batches are measured for the capacity."""
+AHEAD = 8
+"""Steps that may wait for the device: enough to keep it busy, and few enough to stop soon."""
 
 
 def refusal(task: Task, config: TrainingConfig, world: World) -> str | None:
@@ -72,6 +75,7 @@ class CapturedStep(Step):
         self._row: Tensor | None = None
         """What the update writes."""
         self._steps = 0
+        self._under_way: deque[torch.cuda.Event] = deque()
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -101,10 +105,14 @@ class CapturedStep(Step):
         def compute() -> None:
             self._row = self._update()
 
-        if "first" in self._graphs and self._replay("update", compute):
-            assert self._row is not None
-            return self._row.clone()
-        return self._update()
+        if "first" not in self._graphs or not self._replay("update", compute):
+            return self._update()
+        assert self._row is not None
+        self._under_way.append(torch.cuda.Event())
+        self._under_way[-1].record()
+        if len(self._under_way) > AHEAD:
+            self._under_way.popleft().synchronize()
+        return self._row.clone()
 
     def _clear(self) -> None:
         """Once captured, gradients stay where the graphs have them."""
@@ -135,7 +143,15 @@ class CapturedStep(Step):
         self._graphs[name].replay()
         return True
 
-    def _give_up(self, error: RuntimeError) -> None:
+    def _give_up(self, error: Exception) -> None:
         self.refused = True
         self._graphs.clear()
-        self._say(f"steps are not captured any more: {one_line(error)}")
+        # A capture that failed leaves the generator within it.
+        device = self.parts.world.device
+        fresh = torch.Generator(device).graphsafe_get_state()
+        index = torch.cuda.current_device() if device.index is None else device.index
+        torch.cuda.default_generators[index].graphsafe_set_state(fresh)
+        torch.manual_seed(torch.initial_seed())
+        while isinstance(error.__context__, Exception):
+            error = error.__context__
+        self._say(f"steps are not captured: {one_line(error).split(' Search for ')[0]}")

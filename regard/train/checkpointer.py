@@ -2,22 +2,28 @@
 
 import copy
 import math
+import shutil
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from regard import checkpoint
+from regard.processes import one_line
 from regard.train import state
 from regard.train.config import TrainingConfig
 from regard.train.distributed import World
 from regard.train.interrupt import Interrupted, Interrupts
 from regard.train.optimizer import MovingAverage, Snapshots
 from regard.train.run import Run
-from regard.train.state import State
+from regard.train.state import Kept, State
 from regard.train.task import Task
+
+BESTS = "bests"
+"""In a run's folder: the best models, by their step, where several are kept."""
 
 
 class Checkpointer:
@@ -32,6 +38,8 @@ class Checkpointer:
         self.snapshots = Snapshots(run.folder / "snapshots", config.average)
         self.ema: MovingAverage | None = None
         self.saved: tuple[int, int] | None = None
+        self.notice: str | None = None
+        """What the user should know of a run that resumes."""
 
     def begin(
         self,
@@ -49,6 +57,8 @@ class Checkpointer:
             self.saved = now.step, now.evaluated
         if self.world.first:
             self.snapshots.rewind(now.step)
+            self._keep(now.kept)
+        self._check_best()
 
     def evaluate(
         self, interrupts: Interrupts, autocast: AbstractContextManager[Any]
@@ -74,14 +84,21 @@ class Checkpointer:
         now.evaluated, now.waited = now.step, 0 if better else now.waited + 1
         if better:
             now.best, now.best_step = score, now.step
-            if first:
+        if self.config.keep_best > 1 and math.isfinite(score):
+            ranked = sorted([*now.kept, Kept(now.step, score)], key=lambda kept: -kept.score)
+            now.kept = tuple(ranked[: self.config.keep_best])
+        if first:
+            if better:
                 checkpoint.save(self.run.folder / "best", self.model, **self._beside())
+            if any(kept.step == now.step for kept in now.kept):
+                checkpoint.save(self._kept(now.step), self.model, **self._beside())
         return scores, better
 
     def scores(self) -> dict[str, float]:
+        # Blocks are compiled for the shapes of training.
+        compiled = any(module._compiled_call_impl for module in self.model.modules())
         try:
-            # Blocks were compiled for the shapes of training.
-            with torch.compiler.set_stance("force_eager"):
+            with torch.compiler.set_stance("force_eager") if compiled else nullcontext():
                 scores = self.task.evaluate(self.model.eval())
         finally:
             self.task.model.train()
@@ -102,6 +119,29 @@ class Checkpointer:
         self.saved = now.step, now.evaluated
         if world.first:
             self.snapshots.forget(now.step)
+            self._keep(now.kept)
+
+    def _check_best(self) -> None:
+        """A best model that is lost or damaged is not spoken of any more, and chosen anew."""
+        now, lost = self.now, 0.0
+        if self.world.first and now.best is not None:
+            try:
+                checkpoint.load(self.run.folder / "best")
+            except (ValueError, OSError) as error:
+                self.notice = f"{one_line(error)}; the best model is chosen anew"
+                lost = 1.0
+        if self.world.broadcast([lost])[0]:
+            now.best, now.best_step, now.waited, now.evaluated = None, 0, 0, -1
+
+    def _keep(self, kept: tuple[Kept, ...]) -> None:
+        """Removes models that a run resumed from here would not have."""
+        names = {self._kept(one.step).name for one in kept}
+        for path in (self.run.folder / BESTS).glob("*"):
+            if path.name not in names:
+                shutil.rmtree(path, ignore_errors=True)
+
+    def _kept(self, step: int) -> Path:
+        return self.run.folder / BESTS / f"{step:09}"
 
     @torch.no_grad()
     def _gather(self, weights: Mapping[str, Tensor]) -> None:

@@ -7,6 +7,9 @@ Schedule: TypeAlias = Literal["noam", "inverse_sqrt", "cosine", "linear", "const
 Precision: TypeAlias = Literal["auto", "fp32", "bf16", "fp16"]
 
 
+_EVERY = ("evaluate_every", "save_every", "log_every")
+
+
 @dataclass(frozen=True)
 class TrainingConfig:
     """Training: it ends at the first limit reached of steps, epochs, minutes and patience."""
@@ -46,6 +49,9 @@ class TrainingConfig:
     average: int = 1
     """Checkpoint averaging: average the weights of this many last evaluations, such as 5. The
     averaged model is evaluated and saved."""
+    keep_best: int = 1
+    """Best checkpoints to keep: best/ is the best of them, and bests/ has all where they are more
+    than one. regard average makes one model of them."""
     precision: Precision = "auto"
     """Mixed precision of matrix products: auto is bf16 on a GPU that has it, fp32 on a CPU."""
     capture: Literal["auto", "no"] = "auto"
@@ -70,7 +76,7 @@ class TrainingConfig:
     """Random seed: the same seed gives the same run."""
 
     def __post_init__(self) -> None:
-        for name in ("batch", "accumulate", "average", "evaluate_every", "save_every", "log_every"):
+        for name in ("batch", "accumulate", "average", "keep_best", *_EVERY):
             _check(self, name, 1)
         for name in ("steps", "epochs", "patience"):
             if getattr(self, name) is not None:
@@ -95,7 +101,7 @@ class TrainingConfig:
 
 MAY_CHANGE = frozenset(
     {"steps", "epochs", "minutes", "patience", "evaluate_every", "save_every", "log_every"}
-    | {"tensorboard", "device", "capture", "compile", "parallel", "accumulate"}
+    | {"keep_best", "tensorboard", "device", "capture", "compile", "parallel", "accumulate"}
 )
 """Settings that may change when a run resumes: when it ends, and where and how it computes."""
 

@@ -122,6 +122,11 @@ class _Fit:
             self.shown.say(self.opening)
             if config.minutes is not None and now.step and now.seconds >= config.minutes * 60:
                 self.stop = "minutes"  # a finished run stays finished
+            if checkpointer.notice is not None:
+                self.shown.say(checkpointer.notice)
+            if checkpointer.saved is None and _fine_tunes(self.task):
+                self.shown.say("the score before the first step:")
+                self._evaluate()
             if checkpointer.saved is None:
                 self._save()  # A folder that cannot be written should fail now, not after the work.
             while True:
@@ -221,6 +226,12 @@ class _Fit:
             warmup=config.warmup,
             width=width,
         )
+
+
+def _fine_tunes(task: Task) -> bool:
+    """Whether a training begins with a trained model, whose score is worth knowing."""
+    settings = task.about().get("config")
+    return isinstance(settings, dict) and settings.get("start") is not None
 
 
 def _last_step(task: Task, config: TrainingConfig) -> int | None:

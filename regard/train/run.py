@@ -2,6 +2,7 @@
 
 config.json     task, model and training: the run can be repeated from it
 best/           the model with the best score
+bests/          several of the best, where they are kept
 last/           the latest checkpoint: the model, and what training needs to resume (state.py)
 metrics.jsonl, events/, curves.svg, report.md
 snapshots/, shards/   weights to be averaged; a sharded run's state

@@ -37,6 +37,14 @@ class Window:
     seconds: float = 0.0
 
 
+@dataclass(frozen=True)
+class Kept:
+    """A model that is kept, with its score."""
+
+    step: int
+    score: float
+
+
 @dataclass
 class State:
     """Where a training is, in numbers."""
@@ -52,6 +60,8 @@ class State:
     """The step of the last evaluation."""
     best: float | None = None
     best_step: int = 0
+    kept: tuple[Kept, ...] = ()
+    """Evaluations whose models are kept in bests/, the best first."""
     waited: int = 0
     """Evaluations since the best one."""
     scale: float = 256.0
