@@ -6,9 +6,11 @@ A verdict is never a literal. One of the functions below computes it from the me
 a wrong implementation changes it. What is true is written from the same measurements.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Literal, TypeAlias
+import math
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple, TypeAlias
 
 from regard.lab.place import Place
 
@@ -83,7 +85,7 @@ class Finding:
     """The numbers that the verdict rests on, by name."""
     tables: tuple[Table, ...] = ()
     plots: tuple[Plot, ...] = ()
-    conclusion: str = ""
+    conclusion: str = field(kw_only=True)
     """What is true, written from the measurements."""
 
 
@@ -109,7 +111,6 @@ class Experiment:
     """Whether it trains models, which takes seconds."""
     kind: Kind = "taught"
     """Whether the document says it, asks for it, or whether it is added here."""
-    correct: str = ""
 
 
 def holds(taught: bool) -> Verdict:
@@ -138,11 +139,61 @@ def corrected(taught: bool, correct: bool) -> Verdict:
     return "wrong as stated" if correct else "undecided"
 
 
-def by_seeds(differences: Sequence[float], margin: float) -> Verdict:
+class Estimate(NamedTuple):
+    """What several seeds give: the mean of a difference, and its standard error."""
+
+    mean: float
+    error: float
+
+    def __str__(self) -> str:
+        return f"{self.mean:+.{self._decimals}f} ± {self.error:.{self._decimals}f}".replace(
+            "-", "−"
+        )
+
+    @property
+    def level(self) -> str:
+        """Without a sign, for something that is not a difference."""
+        return str(self).lstrip("+")
+
+    @property
+    def _decimals(self) -> int:
+        """As many as show two digits of the error, and no more than three."""
+        return min(3, max(0, 1 - math.floor(math.log10(self.error)))) if self.error else 3
+
+    def exceeds(self, margin: float) -> bool:
+        """Whether the mean is beyond the margin by three standard errors."""
+        return self.mean - 3 * self.error > margin
+
+
+def estimate(differences: Sequence[float]) -> Estimate:
+    """The mean of each seed's difference, and its standard error."""
+    if len(differences) < 5:
+        raise ValueError(f"{len(differences)} seeds are too few; train with 5 or more")
+    error = statistics.stdev(differences) / math.sqrt(len(differences))
+    return Estimate(statistics.fmean(differences), error)
+
+
+def by_seeds(differences: Sequence[float], margin: float = 0.0) -> Verdict:
     """For a statement about training. Each seed gives a difference, positive where the statement
-    is right; all of them have to exceed the margin, on the same side."""
-    if len(differences) < 3:
-        raise ValueError(f"{len(differences)} seeds are too few; train with 3 or more")
-    if min(differences) > margin:
+    is right; their mean has to be beyond the margin by three standard errors."""
+    found = estimate(differences)
+    if found.exceeds(margin):
         return "holds"
-    return "wrong as stated" if max(differences) < -margin else "undecided"
+    return "wrong as stated" if Estimate(-found.mean, found.error).exceeds(margin) else "undecided"
+
+
+def in_cases(cases: Iterable[Sequence[float]]) -> Verdict:
+    """For a statement about training, tested in several cases: in all, in some, or in none."""
+    verdicts = [by_seeds(differences) for differences in cases]
+    if "holds" not in verdicts:
+        return verdicts[0] if len(set(verdicts)) == 1 else "undecided"
+    return "holds" if set(verdicts) == {"holds"} else "holds under conditions"
+
+
+def on_condition(inside: Sequence[float], outside: Sequence[float], margin: float) -> Verdict:
+    """From each seed's gain, where one is expected and where none is."""
+    expected = by_seeds(inside, margin)
+    if expected != "holds":
+        return expected
+    further = by_seeds([gain - margin for gain in outside])
+    return further if further == "undecided" else conditional(True, further == "holds")

@@ -27,8 +27,8 @@ class Result:
 
     @property
     def conclusion(self) -> str:
-        """What is true."""
-        return self.finding.conclusion or self.experiment.correct
+        """What is true, as the finding says it."""
+        return self.finding.conclusion
 
 
 @dataclass(frozen=True)

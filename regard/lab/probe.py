@@ -117,12 +117,20 @@ def sentence(better: int, worse: int, teams: int, turned: bool = False) -> list[
 
 
 def distance(
-    seed: int, step: int, *, batch: int = 64, gap: int = 20, classes: int = 5, vocabulary: int = 13
+    seed: int,
+    step: int,
+    *,
+    batch: int = 64,
+    gap: int = 20,
+    classes: int = 5,
+    vocabulary: int = 13,
+    alike: bool = False,
 ) -> Asked:
     """One of the first tokens begins, others follow, and the answer is which one it was.
 
     Between them and the end, where a model with `pool="last"` answers, lie `gap` tokens that mean
-    nothing, drawn from the rest of the vocabulary.
+    nothing. They come from the rest of the vocabulary, so that the answer is the only token of its
+    kind; or, `alike`, from the same tokens, so that only its place tells it from the others.
     """
     if gap < 0:
         raise ValueError(f"gap ({gap}) must be 0 or more")
@@ -132,7 +140,8 @@ def distance(
         )
     chance = rng(seed, step)
     labels = chance.integers(0, classes, batch)
-    tokens = chance.integers(classes, vocabulary, (batch, 1 + gap + 1))
+    fillers = (0, classes) if alike else (classes, vocabulary)
+    tokens = chance.integers(*fillers, (batch, 1 + gap + 1))
     tokens[:, 0] = labels
     return _asked(tokens, labels)
 
@@ -190,7 +199,7 @@ def learn(
     """
     device = next(model.parameters()).device
     learned = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    optimizer = torch.optim.Adam(learned, lr=lr, betas=(0.9, 0.98))
+    optimizer = torch.optim.Adam(learned, lr=lr, betas=(0.9, 0.98), fused=True)
     losses = []
     model.train()
     with seeded(seed, device):  # dropout

@@ -120,7 +120,8 @@ def words(text: str) -> str:
     return "".join(parts)
 
 
-_INDEX = re.compile(r"(?<![\w&])([A-Za-zα-ωΑ-Ω])_(\w{1,3})(?!\w)")
+# An index is letters and digits; a power after it, as in d_v², is none of it.
+_INDEX = re.compile(r"(?<![\w&])([A-Za-zα-ωΑ-Ω])_([A-Za-z0-9]{1,3})(?![A-Za-z0-9_])")
 
 
 def _contents(grouped: Sequence[tuple[Family, Sequence[Result]]]) -> str:
@@ -208,7 +209,8 @@ def _stated() -> str:
     rows = "".join(
         f"<tr><td>{entry.item}</td><td>{_part(entry)}{words(entry.words)} "
         f'<span class="where">{escape(str(entry.place))}</span></td>'
-        f"<td>{words(entry.source)}</td></tr>"
+        f'<td class="{CLASSES[entry.verdict]}"><span class="chip">{MARKS[entry.verdict]} '
+        f"{entry.verdict}</span><br>{words(entry.source)}</td></tr>"
         for entry in STATED
     )
     return (

@@ -99,6 +99,7 @@ def stated_entry(entry: Stated, console: Console) -> None:
     part = f" ({entry.part})" if entry.part else ""
     console.print(heading(f"item {entry.item}{part}", f"{entry.place}; stated, not computed"))
     paragraph(console, "Taught", entry.words)
+    console.print(row("Verdict", verdict_mark(entry.verdict)))
     paragraph(console, "Settled", entry.source)
     console.print()
 

@@ -75,9 +75,8 @@ def test_the_page_has_both_schemes_and_both_widths(html: str) -> None:
 
 def test_the_page_says_everything(html: str, results: dict[str, Result]) -> None:
     for name in NAMES:
-        experiment = results[name].experiment
-        assert words(experiment.taught) in html
-        assert words(experiment.correct) in html
+        assert words(results[name].experiment.taught) in html
+        assert words(results[name].conclusion) in html
     assert all(words(entry.words) in html for entry in STATED)
     assert "<b>2</b> wrong as stated" in html
 
@@ -103,10 +102,12 @@ def test_words_are_safe_and_have_indices() -> None:
         "a &lt; b &amp; <i>d</i><sub>k</sub> of <code>W_O &lt;x&gt;</code>"
     )
     assert words("in_channels") == "in_channels"
+    assert words("L d_v²") == "L <i>d</i><sub>v</sub>²"
 
 
 def test_names_are_escaped(results: dict[str, Result]) -> None:
-    odd = Finding("undecided", {"<b>": "<i>"}, plots=(Plot("<t>", "<x>", "<y>", ()),))
+    plot = Plot("<t>", "<x>", "<y>", ())
+    odd = Finding("undecided", {"<b>": "<i>"}, plots=(plot,), conclusion="<p>")
     Reader(section(replace(results["exercise-1"], finding=odd)))
 
 

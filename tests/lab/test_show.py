@@ -139,7 +139,7 @@ def test_a_summary_counts_verdicts(results: dict[str, Result]) -> None:
     show.summary([(longest, some)], 3.2, console)
     said = console.file.getvalue()
     assert "2 experiments in 3 s: 1 holds, 1 wrong as stated" in said
-    assert re.search(r"✗ wrong as stated +15 +equivariance +It is equivariant", said)
+    assert re.search(r"✗ wrong as stated +15 +equivariance +Permuted rows give", said)
     assert max(len(line.rstrip()) for line in said.splitlines()) <= 110
 
 

@@ -143,8 +143,9 @@ def _boxes() -> Finding:
     return Finding(
         holds(seen == wanted),
         {"attention in the order of its running": seen},
-        conclusion=f"In the order of running: {', '.join(dict.fromkeys(seen))}. The lower decoder "
-        "box is self-attention, as the sheet has it, and masked.",
+        conclusion=f"The {len(seen)} attention layers of a model of 2 + 2 blocks are, in the order "
+        f"of running: {', '.join(dict.fromkeys(seen))}, twice each. The lower decoder box is "
+        "self-attention, as the sheet has it, and masked.",
     )
 
 

@@ -10,9 +10,7 @@ from torch import Tensor
 from regard import attend, window
 from regard.lab.claims.costs import N, cost, growth, multiply_adds
 from regard.lab.claims.sample import normal
-from regard.lab.cost.documents import count, entries
 from regard.lab.cost.layers import Sizes, pairs_in_window
-from regard.lab.cost.orders import Widths
 from regard.lab.experiment import (
     Curve,
     Experiment,
@@ -27,8 +25,7 @@ from regard.lab.place import Place
 
 
 def _dot_products() -> Finding:
-    (entry,) = (e for e in entries(Place("slides", "shared weights")) if "dot products" in e.layer)
-    dots = growth(lambda s: count(entry, Widths(s.length, s.width, s.width, s.width)) or 0)
+    dots = growth(lambda s: _scores(s.length, s.length, s.width))
     alone = growth(lambda s: cost("attention alone", s).multiply_adds)
     whole = growth(lambda s: cost("attention, with projections", s).multiply_adds)
     rows = []
@@ -63,7 +60,7 @@ def _value_product() -> Finding:
         return multiply_adds(lambda: attend(query, key, value, backend="formula"))
 
     counts = [executed(d_v) for d_v in widths]
-    scores = [multiply_adds(lambda: normal(0, L_q, d_k) @ normal(1, L_k, d_k).T) for _ in widths]
+    scores = [_scores(L_q, L_k, d_k) for _ in widths]
     taught = [L_q * L_k * d_k for _ in widths]
     complete = [L_q * L_k * (d_k + d_v) for d_v in widths]
     return Finding(
@@ -93,14 +90,24 @@ def _value_product() -> Finding:
     )
 
 
+def _scores(queries: int, keys: int, width: int) -> int:
+    """Multiply-adds of Q Kᵀ alone."""
+    query, key = normal(0, queries, width), normal(1, keys, width)
+    return multiply_adds(lambda: query @ key.T)
+
+
+def _mixing(positions: int, width: int) -> int:
+    """Those of one weight for each pair of positions, the same in all channels."""
+    weight, x = normal(0, positions, positions), normal(1, positions, width)
+    return multiply_adds(lambda: weight @ x)
+
+
 def _like_dense() -> Finding:
     n = N
     rows = []
     for d in (2, 4, 8, 16, 32, 64):
-        x = normal(0, 1, n, d)
         attention = cost("attention alone", Sizes(n, d, heads=1)).multiply_adds
-        mixing = normal(1, n, n)  # one weight for each pair of positions, the same in all channels
-        dense = multiply_adds(lambda mixing=mixing, x=x: mixing @ x)
+        dense = _mixing(n, d)
         crossed = cost("dense over all positions", Sizes(n, d, heads=1)).multiply_adds
         rows.append((d, attention, dense, attention / dense, crossed / attention))
     ratios = [row[3] for row in rows]

@@ -160,22 +160,22 @@ def _whole_sequence() -> Finding:
 def _longest_path() -> Finding:
     lengths = (8, 16, 32)
     names = ("attention, with projections", "LSTM", "plain recurrence", "convolution")
-    paths = {name: [cost(name, replace(SMALL, length=n)).path for n in lengths] for name in names}
+    paths: dict[str, list[Cell]] = {
+        name: [cost(name, replace(SMALL, length=n)).path or "none" for n in lengths]
+        for name in names
+    }
     whole = influence(alive(MultiHeadAttention(D, H), 0), normal(1, 1, N, D))
-    rows = tuple((name, *(path or "none" for path in each)) for name, each in paths.items())
+    rows = tuple((name, *each) for name, each in paths.items())
     return Finding(
         holds(
-            len(set(paths["attention, with projections"])) == 1
+            len({*map(str, paths["attention, with projections"])}) == 1
             and bool((whole > 0).all())
             and paths["LSTM"] == paths["plain recurrence"] == list(lengths)
         ),
         {
             "pairs that one layer of attention joins": int((whole > 0).sum()),
             "pairs": N * N,
-            **{
-                f"path, {name}, n = {list(lengths)}": list(row[1:])
-                for name, row in zip(names, rows)
-            },
+            **{f"path, {name}, n = {list(lengths)}": each for name, each in paths.items()},
         },
         (Table("Between the first and the last of n", ("layer", *map(str, lengths)), rows),),
         conclusion=f"Between the ends of {figure(lengths)} positions lie "
@@ -245,6 +245,40 @@ def _both_directions() -> Finding:
         conclusion=f"In one direction it is: {int((one & ~past).sum())} of {int((~past).sum())} "
         "pairs with a later row depend on it. A bidirectional layer, which reads from the end as "
         f"well, has {int((both & ~past).sum())}.",
+    )
+
+
+def _one_state() -> Finding:
+    n = 24
+    layer, x = alive(nn.GRU(D, D, batch_first=True), 1), normal(0, 1, n, D)
+    _, state = layer(x[:, :-1])
+    last = layer(x)[0][:, -1]
+    # What came before is known by the state alone: another past with this state changes nothing.
+    kept = apart(layer(x[:, -1:], state)[0][:, -1], last)
+    changes = {}
+    for back in (1, 10, 20):
+        other = x.clone()
+        other[:, -1 - back] += 1
+        moved = layer(other)[0][:, -1]
+        with_old = layer(other[:, -1:], state)[0][:, -1]
+        changes[back] = (apart(moved, last), apart(with_old, last))
+    attention = alive(MultiHeadAttention(D, H), 2)
+    felt_at = influence(attention, x)[-1, [n - 1 - back for back in changes]].tolist()
+    return Finding(
+        holds(kept < SAME and max(held for _, held in changes.values()) < SAME),
+        {
+            "numbers in the state, at any length": state.numel(),
+            "the last row from the state alone, difference": kept,
+            "tokens back": [*changes],
+            "change of the last row": [moved for moved, _ in changes.values()],
+            "the same with the old state": [held for _, held in changes.values()],
+            "attention: entry of the Jacobian at these tokens": felt_at,
+        },
+        conclusion=f"The last row of a GRU is known from its state of {state.numel()} numbers and "
+        f"the last token, {within(kept)}: whether a token stood 1 or 20 places back, it can act "
+        f"through these numbers alone, and has an effect of {figure(changes[1][0], 2)} and "
+        f"{figure(changes[20][0], 2)} here. Attention reads both directly, with entries of the "
+        f"Jacobian of {figure(felt_at[0], 2)} and {figure(felt_at[-1], 2)}.",
     )
 
 
@@ -359,6 +393,17 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "Jacobians of a unidirectional and of a bidirectional recurrent layer say which row "
         "depends on which.",
         _both_directions,
+    ),
+    Experiment(
+        106,
+        "one-state",
+        Place("handout", "RNNs"),
+        "In an RNN there is no explicit distinction between short- and long-range dependencies: "
+        "everything is dealt with via the context.",
+        "The last row of a GRU is computed from its state and the last token alone. Tokens 1, 10 "
+        "and 20 places back are changed, with the state following and with the old state; beside "
+        "it, attention's Jacobian.",
+        _one_state,
     ),
     Experiment(
         78,

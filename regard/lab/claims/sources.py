@@ -136,7 +136,7 @@ def _share(rows: Tensor, source: Tensor) -> float:
 
 
 def shuffled_pairs() -> Finding:
-    query, key, value = normal(3, L, 5), normal(4, S, 5), normal(5, S, 2)
+    query, key, value = normal(3, L, 5), normal(4, S, 5), normal(5, S, 5)
     output = attend(query, key, value)
     orders = {
         "reversed": torch.arange(S).flip(0),

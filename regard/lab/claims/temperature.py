@@ -258,6 +258,41 @@ def hard_attention() -> Finding:
     )
 
 
+def dictionary() -> Finding:
+    key, value = orthonormal(0, 5, 8), normal(1, 5, 3)
+    entries = dict(zip("abcde", value.tolist()))
+    looked_up = attend(key, key, value, beta=math.inf)
+    exact = apart(looked_up, value.new_tensor([entries[name] for name in "abcde"]))
+    # A key that no entry has: the nearest one answers, or a mixture of all.
+    between = (0.6 * key[0] + 0.4 * key[1])[None]
+    betas = (1.0, 5.0, 20.0)
+    shares = {beta: weights(between, key, beta=beta)[0].tolist() for beta in (*betas, math.inf)}
+    mixture = attend(between, key, value, beta=5.0)[0]
+    inside = apart(mixture, sum((a * v for a, v in zip(shares[5.0], value)), torch.zeros(3)))
+    return Finding(
+        holds(exact == 0 and inside < SAME and shares[math.inf] == [1, 0, 0, 0, 0]),
+        {
+            "β = ∞, a query equal to a key: distance from the entry looked up": exact,
+            "a query between two keys, weight of the first, β = 1, 5, 20, ∞": [
+                shares[beta][0] for beta in shares
+            ],
+            "β = 5, output minus the mixture of the entries": inside,
+        },
+        tables=(
+            Table(
+                "Weights of five entries, for a query of 0.6 a and 0.4 b",
+                ("β", *entries),
+                tuple((beta, *share) for beta, share in shares.items()),
+            ),
+        ),
+        conclusion="At β = ∞ and with queries equal to keys, attention looks up an entry "
+        f"{within(exact)}. A query between two keys gets a mixture: the nearer entry has a weight "
+        f"of {figure(shares[1.0][0], 2)} at β = 1, {figure(shares[5.0][0], 2)} at 5, "
+        f"{figure(shares[20.0][0], 2)} at 20 and {figure(shares[math.inf][0])} at ∞, where the "
+        "nearest key answers and none is missing.",
+    )
+
+
 def spreading() -> Finding:
     query, key, value = exercise()
     rows = [
@@ -388,6 +423,16 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "with hard as β grows.",
         hard_attention,
         (r"\lim_{\beta \to \infty} c_i = v_{\arg\max_j q_i \cdot k_j}",),
+    ),
+    Experiment(
+        104,
+        "dictionary",
+        Place("handout", "motivation"),
+        "Queries, keys and values: there is a link to dictionaries.",
+        "Five orthonormal keys have values, as a dictionary has entries. Each is asked for by its "
+        "own key at β = ∞; then a query between two keys asks, at several β.",
+        dictionary,
+        (r"\beta = \infty, \; q = k_j: \quad c = v_j",),
     ),
     Experiment(
         42,

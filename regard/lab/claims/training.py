@@ -1,8 +1,8 @@
 """What small models learn: order, memory over a distance, transfer.
 
 Every number comes from models that are trained within a second or so, on the tasks of
-`regard.lab.probe`, once for each seed. A verdict requires that all seeds agree, by a margin.
-`ablation` tests single parts of a model.
+`regard.lab.probe`, once for each seed. A verdict rests on the mean difference and its standard
+error. `ablation` tests single parts of a model.
 
 More than a hundred such models are trained in memory by the fifteen lines of `probe.learn`:
 `train/fit.py` trains a run, with a folder, checkpoints and evaluations, which would take longer
@@ -19,14 +19,23 @@ from regard.lab.claims.ablation import (
     BITS,
     SEEDS,
     SMALL,
-    by_seed,
+    levels,
     mean,
     more,
-    on_condition,
     scores,
     trained,
 )
-from regard.lab.experiment import Curve, Experiment, Finding, Plot, Table, by_seeds, corrected
+from regard.lab.experiment import (
+    Curve,
+    Experiment,
+    Finding,
+    Plot,
+    Table,
+    by_seeds,
+    estimate,
+    on_condition,
+)
+from regard.lab.numbers import figure
 from regard.lab.place import Place
 from regard.lab.probe import Task
 from regard.model.baseline import Recurrent
@@ -39,7 +48,10 @@ BAGS: Task = partial(probe.bag, batch=32, length=8)
 ELSEWHERE: Task = partial(probe.ones, places=(0, 3, 5, 8))
 """A task on bits at positions that an encoder was not trained on."""
 
-GAPS = (1, 4, 12, 36)
+GAPS = (1, 3, 6, 12)
+"""Tokens between a question and its answer."""
+LABELLED = 64
+"""Rows of a small labelled set."""
 
 
 def without_positions(config: ClassifierConfig) -> ClassifierConfig:
@@ -56,13 +68,20 @@ def sentence_order() -> Finding:
     with torch.no_grad():
         sentences = torch.tensor([probe.sentence(3, 1, TEAMS), probe.sentence(1, 3, TEAMS)])
         this, that = blind.double()(sentences)
+    gained = more(*measured.values())
+    logits = float((this - that).abs().max())
     return Finding(
-        by_seeds(more(*measured.values()), margin=0.3),
+        by_seeds(gained, margin=0.3),
         {
             **{f"accuracy {name}": values for name, values in measured.items()},
-            "two sentences' logits differ, without positions, by": float((this - that).abs().max()),
+            "two sentences' logits differ, without positions, by": logits,
         },
-        tables=(by_seed("Who plays better? Guessing between the two teams gives 0.5", measured),),
+        tables=(levels("Who plays better? Guessing between the two teams gives 0.5", measured),),
+        conclusion="With positions the better team is found in "
+        f"{mean(measured['with positions']):.0%} of the sentences, without them in "
+        f"{mean(measured['without']):.0%}, a difference of {estimate(gained)}. Without positions "
+        f"both sentences are one bag of words: their logits differ by {figure(logits)}, so that no "
+        "training can do better than guess.",
     )
 
 
@@ -79,25 +98,34 @@ def order_and_bag() -> Finding:
     return Finding(
         by_seeds([a - abs(b) for a, b in zip(needed, unneeded)], margin=0.2),
         measured,
-        tables=(by_seed("Accuracy", measured),),
+        tables=(levels(f"Accuracy, {len(SEEDS)} seeds", measured),),
+        conclusion=f"Which of two tokens comes first is learned with positions: they gain "
+        f"{estimate(needed)} in accuracy. Of which there are more is learned without them: there "
+        f"they gain {estimate(unneeded)}.",
     )
 
 
 def positions_and_range() -> Finding:
-    gap = 30
-    task: Task = partial(probe.distance, batch=32, gap=gap)
-    config = replace(SMALL, classes=5, pool="last")
-    measured = {
-        "with positions": scores(config, task, 150),
-        "without": scores(without_positions(config), task, 150),
-    }
+    gap = 24
+    config = replace(SMALL, classes=5, pool="last", width=32, heads=4)
+    measured = {}
+    for kind, alike in (("like the others", True), ("of a kind of its own", False)):
+        task: Task = partial(probe.distance, batch=32, gap=gap, alike=alike)
+        for name, model in (("with", config), ("without", without_positions(config))):
+            measured[f"token {kind}, {name} positions"] = scores(model, task, 150, 6e-3)
+    needed, unneeded = (
+        more(measured[f"{kind}, with positions"], measured[f"{kind}, without positions"])
+        for kind in ("token like the others", "token of a kind of its own")
+    )
+    blind = measured["token like the others, without positions"]
     return Finding(
-        corrected(
-            taught=min(more(*measured.values())) > 0.1,
-            correct=min(measured["without"]) > 0.9,
-        ),
+        on_condition(needed, unneeded, margin=0.2),
         {"tokens between": gap, **measured},
-        tables=(by_seed(f"What was the token {gap} tokens ago?", measured),),
+        tables=(levels(f"What was the token {gap + 1} tokens ago? Chance level 0.2", measured),),
+        conclusion="Where the distant token is like those between, only its position tells it "
+        f"from them: positions gain {estimate(needed)} in accuracy, and without them it is "
+        f"{estimate(blind).level}, with a chance level of 0.2. Where it is of a kind of its own, "
+        f"attention finds it by what it is, and they gain {estimate(unneeded)}.",
     )
 
 
@@ -117,7 +145,10 @@ def positions_ignored() -> Finding:
             **{f"accuracy, {name}": values for name, values in right.items()},
             **{f"answers changed by a shuffle, {name}": v for name, v in changed.items()},
         },
-        tables=(by_seed("Share of predictions that change when the tokens are shuffled", changed),),
+        tables=(levels("Share of predictions that change when the tokens are shuffled", changed),),
+        conclusion=f"A model trained on order changes {mean(changed['order']):.0%} of its "
+        f"predictions when the tokens are shuffled, one trained on a bag of tokens "
+        f"{mean(changed['bag']):.0%}, a difference of {estimate(used)}; both have positions.",
     )
 
 
@@ -135,7 +166,7 @@ def memory_and_distance() -> Finding:
     config = replace(SMALL, classes=5, pool="last")
     measured: dict[str, list[list[float]]] = {"Transformer": [], "LSTM": []}
     for gap in GAPS:
-        task: Task = partial(probe.distance, batch=32, gap=gap)
+        task: Task = partial(probe.distance, batch=32, gap=gap, alike=True)
         measured["Transformer"].append(scores(config, task, 150))
         measured["LSTM"].append(
             scores(
@@ -146,21 +177,20 @@ def memory_and_distance() -> Finding:
             )
         )
     near, far = (more(measured["Transformer"][n], measured["LSTM"][n]) for n in (0, -1))
+    products = [2 * (gap + 2) ** 2 * config.width for gap in GAPS]
     return Finding(
         by_seeds([b - abs(a) for a, b in zip(near, far)], margin=0.3),
         {
             "tokens between": GAPS,
             **{f"accuracy, {name}": values for name, values in measured.items()},
-            "multiply-adds for all pairs of tokens": [
-                2 * (gap + 2) ** 2 * config.width for gap in GAPS
-            ],
+            "multiply-adds for all pairs of tokens": products,
         },
         tables=(
             Table(
-                "Accuracy, mean of three seeds; chance level 0.2",
+                f"Accuracy, mean ± standard error of {len(SEEDS)} seeds; chance level 0.2",
                 ("tokens between", *measured),
                 tuple(
-                    (gap, *(mean(values[n]) for values in measured.values()))
+                    (gap, *(estimate(values[n]).level for values in measured.values()))
                     for n, gap in enumerate(GAPS)
                 ),
             ),
@@ -177,6 +207,11 @@ def memory_and_distance() -> Finding:
                 log_x=True,
             ),
         ),
+        conclusion=f"With {GAPS[0]} token between, attention is ahead of an LSTM by "
+        f"{estimate(near)} in accuracy, with {GAPS[-1]} by {estimate(far)}, after equally many "
+        f"steps: there the LSTM is right in {mean(measured['LSTM'][-1]):.0%}, with a chance level "
+        f"of 20%. The price is quadratic: {products[0]:,} and {products[-1]:,} multiply-adds for "
+        "all pairs.",
     )
 
 
@@ -203,22 +238,37 @@ def reusable_encoder() -> Finding:
     return Finding(
         on_condition(same, other, margin=0.1),
         measured,
-        tables=(by_seed("How many of four bits are 1? Only the head learns", measured),),
+        tables=(levels("How many of four bits are 1? Only the head learns", measured),),
+        conclusion=f"Frozen, the trained encoder gains {estimate(same)} in accuracy over an "
+        f"untrained one for a task on the places that it has learned to read, and "
+        f"{estimate(other)} for a task on other places: what it has learned serves tasks that need "
+        "the same features.",
     )
 
 
 def transfer() -> Finding:
     config = replace(BITS, heads=8)
-    measured: dict[str, list[float]] = {"after another task": [], "from scratch": []}
+
+    def labelled(seed: int, step: int) -> probe.Asked:
+        """The same few rows at every step."""
+        return probe.ones(seed, 0, batch=LABELLED)
+
+    measured: dict[str, list[float]] = {"pre-trained": [], "from scratch": []}
     for seed in SEEDS:
         new = probe.fresh(lambda: TextClassifier(config), seed)
         learned, _ = trained(config, probe.number, 150, seed, 2e-2)
         for values, model in zip(measured.values(), (learned, new)):
-            values.append(probe.train(model.with_classes(5), probe.ones, 30, lr=1e-2, seed=seed))
+            tuned = model.with_classes(5)
+            probe.learn(tuned, labelled, 60, lr=1e-2, seed=seed)
+            values.append(probe.accuracy(tuned, probe.ones, range(1, 21), seed))
+    gained = more(*measured.values())
     return Finding(
-        by_seeds(more(*measured.values()), margin=0.1),
+        by_seeds(gained, margin=0.1),
         measured,
-        tables=(by_seed("How many of four bits are 1? After 30 steps", measured),),
+        tables=(levels(f"How many of four bits are 1? Learned from {LABELLED} rows", measured),),
+        conclusion=f"From {LABELLED} labelled rows, a pre-trained encoder with a new head reaches "
+        f"{mean(measured['pre-trained']):.0%} on others, the same model from scratch "
+        f"{mean(measured['from scratch']):.0%}: a gain of {estimate(gained)}.",
     )
 
 
@@ -227,11 +277,10 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         item=16,
         name="sentence-order",
         place=Place("slides", "order"),
-        taught="The order of words matters: the same words in another order praise another team.",
+        taught="Without order, processing sequences is strongly limited: a sentence that praises "
+        "one team and the same words with the names exchanged can't be told apart.",
         method="Sentences such as “A plays better, not B” and “not B, A plays better” are read by "
         "one block with positions and by one without, which learn to name the better team.",
-        correct="With positions the better team is found. Without them both sentences are the "
-        "same bag of words, so that no training can do better than choose one of the two teams.",
         run=sentence_order,
         trained=True,
     ),
@@ -239,11 +288,10 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         item=48,
         name="order-and-bag",
         place=Place("homework", "1.3(b)"),
-        taught="Positions are needed where order matters.",
+        taught="Positional encoding is needed where the order of the input matters, and not where "
+        "it does not.",
         method="One block learns which of two tokens comes first, and of which of them there are "
         "more, each with positions and without.",
-        correct="The task on order is learned only with positions; the task on the bag of tokens "
-        "just as well without.",
         run=order_and_bag,
         trained=True,
     ),
@@ -251,24 +299,22 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         item=48,
         name="positions-and-range",
         place=Place("homework", "1.3(b)"),
-        taught="Positional encodings capture dependencies over long ranges.",
+        taught="Whether a dependency over a long range needs positions: it does where the distant "
+        "token can be told by its place alone.",
         method="At the end of a row, one block has to name its first token, with positions and "
-        "without.",
-        correct="A position says where a token stands. What reaches far is attention itself, which "
-        "finds a distant token by what it is, also without any position.",
+        "without; the tokens between are of the same kind as the first, or of another.",
         run=positions_and_range,
         trained=True,
+        kind="added",
     ),
     Experiment(
         item=98,
         name="positions-ignored",
         place=Place("handout", "positional encoding"),
-        taught="A position is information that training may use or ignore.",
+        taught="It is up to training to learn what to do with the position, or to ignore it.",
         method="Two models of the same kind, both with positions, learn a task on order and one "
         "on a bag of tokens. Then the tokens of new rows are shuffled, and predictions that "
         "change are counted.",
-        correct="A model trained on order changes its predictions after a shuffle; one trained on "
-        "a bag of tokens has learned to ignore the positions.",
         run=positions_ignored,
         trained=True,
     ),
@@ -276,13 +322,12 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         item=35,
         name="memory-and-distance",
         place=Place("sheet", "6-2(e)"),
-        taught="Attention reaches any distance at once, a recurrent state is overwritten on the "
-        "way; the price is quadratic.",
+        taught="With global attention Transformers are well-suited for long-range dependencies; "
+        "RNNs often struggle to preserve information, as their state is updated with every input. "
+        "The downside of attention is its quadratic complexity.",
         method="A block with attention and the same block with an LSTM in its place learn to name "
-        "the first token of a row, over growing distances, with equally many steps.",
-        correct="At a short distance both learn it. At a long one the LSTM, whose gradient has to "
-        "pass through every step between, learns nothing in the same time, while the cost of "
-        "attention grows with the square of the length.",
+        "the first token of a row, among tokens of the same kind, over growing distances, with "
+        "equally many steps.",
         run=memory_and_distance,
         trained=True,
     ),
@@ -290,24 +335,22 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         item=94,
         name="reusable-encoder",
         place=Place("handout", "Transformers"),
-        taught="A trained encoder can be reused to extract features for other tasks.",
+        taught="The encoder's representation is meaningful, and can be reused for other tasks, as "
+        "VGG's features are.",
         method="An encoder that has learned to read the bits at four positions is frozen, and a "
         "new linear head learns how many of four bits are 1: at the same positions, and at "
         "others. An untrained encoder is treated alike.",
-        correct="What it has learned serves tasks that need the same features. For others a "
-        "frozen encoder is no better, or worse, than an untrained one.",
         run=reusable_encoder,
         trained=True,
     ),
     Experiment(
-        item=99,
+        item=107,
         name="transfer",
         place=Place("handout", "Transformers"),
-        taught="Transformers lend themselves to transfer learning.",
-        method="A model that has learned to read the bits at four positions gets a new head and "
-        "few steps to learn how many of them are 1; another is trained from scratch.",
-        correct="After a related task far fewer steps are needed. The number of parameters is the "
-        "same: what transfer saves is training.",
+        taught="As with VGG, the encoder could be reused by transfer learning.",
+        method="A model that has learned to read the bits at four positions gets a new head, and "
+        "few labelled rows to learn how many of them are 1; another is trained on the same rows "
+        "from scratch. Both are tested on other rows.",
         run=transfer,
         trained=True,
     ),

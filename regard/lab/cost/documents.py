@@ -17,7 +17,6 @@ from regard.lab.cost.orders import Formula, Widths, formula
 from regard.lab.experiment import Curve, Plot, Table
 from regard.lab.place import Document, Place
 
-
 LETTERS: dict[Document, dict[str, str]] = {"slides": {"n": "N", "d": "D"}, "handout": {"n": "L"}}
 """What documents call the sizes, where it is something else."""
 
@@ -167,8 +166,7 @@ def widths(entry: Entry, s: Sizes) -> Widths:
 def count(entry: Entry, sizes: Widths, batch: int = 1) -> int | None:
     """Multiply-adds while the layer runs, or its parameters; None where that would take long."""
     if entry.what == "parameters":
-        with torch.device("meta"):
-            return sum(parameter.numel() for parameter in entry.make(sizes).parameters())
+        return parameters(entry, sizes)
     shape = batch, sizes.n, sizes.d
     if not entry.recurrent:
         with without_memory(), torch.no_grad():
@@ -178,6 +176,12 @@ def count(entry: Entry, sizes: Widths, batch: int = 1) -> int | None:
         return None
     with torch.no_grad():
         return _multiply_adds(entry.make(sizes).double(), torch.zeros(shape, dtype=torch.float64))
+
+
+def parameters(entry: Entry, sizes: Widths) -> int:
+    """The parameters of an entry's layer."""
+    with torch.device("meta"):
+        return sum(parameter.numel() for parameter in entry.make(sizes).parameters())
 
 
 def _multiply_adds(made: nn.Module, x: Tensor) -> int:
