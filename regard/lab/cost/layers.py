@@ -123,9 +123,9 @@ class Windowed(Attention):
 class Plain(nn.Module):
     """h_n = tanh(W x_n + U h_{n-1} + b): recurrence without gates (Elman 1990)."""
 
-    def __init__(self, width: int):
+    def __init__(self, width: int, hidden: int | None = None, bias: bool = True):
         super().__init__()
-        self.forwards = nn.RNN(width, width, batch_first=True)
+        self.forwards = nn.RNN(width, hidden or width, bias=bias, batch_first=True)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.forwards(x)[0]

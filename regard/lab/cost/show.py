@@ -56,6 +56,7 @@ def layers_page(sizes: Sizes, precision: str, bytes_each: int) -> Page:
         in_bytes = _bytes(cost.parameters * bytes_each), saved, _bytes(cost.cache * bytes_each)
         memory.append((name, *in_bytes))
     n, d = sizes.length, sizes.width
+    compared = documents.comparison(sizes)
     crossings = tuple(
         (name, other, words, "—" if at is None else f"{at:,.0f}")
         for name, other, words, at in documents.crossovers(sizes)
@@ -85,7 +86,7 @@ def layers_page(sizes: Sizes, precision: str, bytes_each: int) -> Page:
                 ("layer", "weights", "activations", "cache"),
                 tuple(memory),
             ),
-            documents.comparison_table(sizes, counted),
+            documents.comparison_table(compared),
             Table(
                 "Where attention costs as much as another layer",
                 ("attention", "as", "at", "positions"),
@@ -119,7 +120,18 @@ def layers_page(sizes: Sizes, precision: str, bytes_each: int) -> Page:
                 for each in LAYERS
             ],
             "documents": [
-                dict(zip(_COMPARED, row)) for row in documents.comparison(sizes, counted)
+                {
+                    "document": entry.place.document,
+                    "section": entry.place.section,
+                    "layer": entry.layer,
+                    "of": entry.what,
+                    "order_taught": entry.order,
+                    "left_out": entry.left_out,
+                    "complete": entry.exact,
+                    "by_formula": value,
+                    "counted": count,
+                }
+                for entry, value, count in compared
             ],
             "crossovers": [
                 {"attention": name, "as": other, "length": at}
@@ -127,18 +139,6 @@ def layers_page(sizes: Sizes, precision: str, bytes_each: int) -> Page:
             ],
         },
     )
-
-
-_COMPARED = (
-    "document",
-    "layer",
-    "taught",
-    "taught_count",
-    "complete",
-    "complete_count",
-    "counted",
-    "left_out",
-)
 
 
 def model_page(name: str, cost: ModelCost, printed: int | float | None) -> Page:
