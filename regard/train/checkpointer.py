@@ -17,7 +17,7 @@ from regard.train import state
 from regard.train.config import TrainingConfig
 from regard.train.distributed import World
 from regard.train.interrupt import Interrupted, Interrupts
-from regard.train.optimizer import MovingAverage, Snapshots
+from regard.train.optimizer import Adam, MovingAverage, Snapshots
 from regard.train.run import Run
 from regard.train.state import Kept, State
 from regard.train.task import Task
@@ -46,7 +46,7 @@ class Checkpointer:
         now: State,
         saved: checkpoint.Saved | None,
         parameters: Mapping[str, nn.Parameter],
-        optimizer: torch.optim.Optimizer,
+        optimizer: Adam,
     ) -> None:
         """Called when model and optimizer are ready; restores what was saved."""
         self.now, self.parameters, self.optimizer = now, parameters, optimizer

@@ -4,8 +4,9 @@ AdamW   θ ← θ - η (m / (√v + ε) + λ θ)      Loshchilov and Hutter (201
 mean    θ̄ ← θ̄ + (1 - d) (θ - θ̄)             d is the decay
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import safe_open
@@ -16,34 +17,81 @@ from regard import atomic
 from regard.train.config import TrainingConfig
 
 
-def make(model: nn.Module, config: TrainingConfig) -> torch.optim.Adam:
-    """The optimizer of a model's parameters, fused where torch can."""
-    decayed, others = split(model)
-    groups = [
-        {"params": decayed, "weight_decay": config.weight_decay},
-        {"params": others, "weight_decay": 0.0},
-    ]
-    parameters = decayed + others
-    if not parameters:
-        raise ValueError("all parameters of the model are frozen; set requires_grad on some")
-    kind = torch.optim.AdamW if config.optimizer == "adamw" else torch.optim.Adam
-    fused = parameters[0].device.type in ("cpu", "cuda")
-    made = kind(
-        [group for group in groups if group["params"]],
-        lr=config.lr,
-        betas=config.betas,
-        eps=config.epsilon,
-        fused=fused,
-        capturable=parameters[0].device.type == "cuda",
-    )
-    # As the first step would make it; made here so that a checkpoint can be restored into it.
-    for parameter in parameters:
-        made.state[parameter] = {
-            "step": torch.zeros((), device=parameter.device if fused else "cpu"),
-            "exp_avg": torch.zeros_like(parameter),
-            "exp_avg_sq": torch.zeros_like(parameter),
+class Adam:
+    """Adam and AdamW by torch's fused kernel, which torch.optim calls as well.
+
+    torch.optim would do; but it imports torch's compiler, which takes seconds at every start. What
+    torch's GradScaler asks of an optimizer is here under the same names.
+    """
+
+    _step_supports_amp_scaling = True
+    grad_scale: Tensor | None = None
+    found_inf: Tensor | None = None
+
+    def __init__(
+        self, groups: Iterable[tuple[list[nn.Parameter], float]], config: TrainingConfig
+    ) -> None:
+        """Groups are of parameters and their weight decay."""
+        self.config = config
+        self.param_groups: list[dict[str, Any]] = [
+            {"params": parameters, "weight_decay": decay, "lr": config.lr}
+            for parameters, decay in groups
+            if parameters
+        ]
+        self.state = {
+            parameter: {
+                "step": torch.zeros((), device=parameter.device),
+                "exp_avg": torch.zeros_like(parameter),
+                "exp_avg_sq": torch.zeros_like(parameter),
+            }
+            for group in self.param_groups
+            for parameter in group["params"]
         }
-    return made
+
+    def zero_grad(self) -> None:
+        for parameter in self.state:
+            parameter.grad = None
+
+    @torch.no_grad()
+    def step(self) -> None:
+        adam = torch._fused_adamw_ if self.config.optimizer == "adamw" else torch._fused_adam_
+        beta1, beta2 = self.config.betas
+        for group in self.param_groups:
+            parameters = [p for p in group["params"] if p.grad is not None]
+            if not parameters:
+                continue
+            steps, means, squares = (
+                [self.state[parameter][name] for parameter in parameters]
+                for name in ("step", "exp_avg", "exp_avg_sq")
+            )
+            torch._foreach_add_(steps, 1)
+            adam(
+                parameters,
+                [parameter.grad for parameter in parameters],
+                means,
+                squares,
+                [],
+                steps,
+                lr=group["lr"],
+                beta1=beta1,
+                beta2=beta2,
+                weight_decay=group["weight_decay"],
+                eps=self.config.epsilon,
+                amsgrad=False,
+                maximize=False,
+                grad_scale=self.grad_scale,
+                found_inf=self.found_inf,
+            )
+            if self.found_inf is not None:
+                torch._foreach_sub_(steps, [self.found_inf] * len(steps))
+
+
+def make(model: nn.Module, config: TrainingConfig) -> Adam:
+    """The optimizer of a model's parameters."""
+    decayed, others = split(model)
+    if not decayed and not others:
+        raise ValueError("all parameters of the model are frozen; set requires_grad on some")
+    return Adam([(decayed, config.weight_decay), (others, 0.0)], config)
 
 
 def split(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parameter]]:

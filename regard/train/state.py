@@ -23,7 +23,7 @@ from regard import atomic, checkpoint
 from regard.config import dumps, from_json, loads, to_json
 from regard.train import distributed
 from regard.train.distributed import World
-from regard.train.optimizer import MovingAverage
+from regard.train.optimizer import Adam, MovingAverage
 
 NUMBERS, TENSORS, SHARDS = "training.json", "training.safetensors", "shards"
 
@@ -75,7 +75,7 @@ class State:
 
 def tensors(
     parameters: Mapping[str, nn.Parameter],
-    optimizer: torch.optim.Optimizer,
+    optimizer: Adam,
     ema: MovingAverage | None,
 ) -> dict[str, Tensor]:
     """The optimizer's state and the moving average, by name; not copies."""

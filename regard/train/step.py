@@ -10,7 +10,7 @@ buffer, so that a captured step (capture.py) can be replayed.
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import astuple, dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +19,7 @@ from regard.train import distributed
 from regard.train.config import TrainingConfig
 from regard.train.distributed import World
 from regard.train.loader import MicroBatch
-from regard.train.optimizer import MovingAverage
+from regard.train.optimizer import Adam, MovingAverage
 from regard.train.task import Prepares, Task
 
 
@@ -56,7 +56,7 @@ class Parts:
     task: Task
     objective: nn.Module
     parameters: Mapping[str, nn.Parameter]
-    optimizer: torch.optim.Optimizer
+    optimizer: Adam
     scaler: torch.amp.GradScaler
     ema: MovingAverage | None
     config: TrainingConfig
@@ -126,7 +126,8 @@ class Step:
     def _update(self) -> Tensor:
         parts, world, clip = self.parts, self.parts.world, self.parts.config.clip
         sums = world.sum(torch.cat([self.sums, self.numbers[2:]]))
-        parts.scaler.unscale_(parts.optimizer)
+        optimizer = cast(torch.optim.Optimizer, parts.optimizer)  # as far as a scaler cares
+        parts.scaler.unscale_(optimizer)
         grads = [world.part(p.grad) for p in parts.parameters.values() if p.grad is not None]
         norm = nn.utils.get_total_norm(grads)
         if world.sharded:
@@ -141,7 +142,7 @@ class Step:
         if not on_device:
             for group in parts.optimizer.param_groups:
                 group["lr"] = self._given.lr
-        parts.scaler.step(parts.optimizer)
+        parts.scaler.step(optimizer)
         parts.scaler.update()
         if parts.ema is not None:
             parts.ema.update(parts.parameters, self.numbers[1] if on_device else self._given.ema)
