@@ -27,6 +27,7 @@ from regard.data.batch import Batch, Side, Sizes, capacity, image_text_batch, pl
 from regard.data.diagnosis import Separator
 from regard.data.image import Augmentation, Images
 from regard.data.pixels import Decoding, Fit
+from regard.data.reading import shown
 from regard.data.text import OnBad
 from regard.data.tokenizer import AnyTokenizer, Tokenizer, files, read_pair
 from regard.look.record import record
@@ -121,6 +122,8 @@ class Config:
     """Vocabulary size of BPE; fewer where the texts have no more to learn."""
     tokenizer: str | None = None
     """A tokenizer.json to use instead."""
+    longest: int = 1000
+    """Maximum sequence length in tokens; images with longer texts are left out."""
     cache: str | None = None
     """Cache folder for decoded images; by default in the user's own cache."""
     beams: int = 4
@@ -140,8 +143,9 @@ class Config:
         if not 0 < self.held_out < 1:
             raise ValueError(f"held_out ({self.held_out}) must be above 0 and below 1; try 0.1")
         check_positive(self, "pixels", "patch")
-        if self.judged < 1:
-            raise ValueError(f"judged ({self.judged}) must be 1 or more; try 500")
+        for name in ("judged", "longest"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} ({getattr(self, name)}) must be 1 or more")
         check_start(self.start, self.tokenizer)
         for folder, captions in (("images", "captions"), ("validation", "validation_captions")):
             both = getattr(self, folder), getattr(self, captions)
@@ -349,7 +353,8 @@ def evaluate(
     else:
         config = replace(config, separator=separator or config.separator)
         decoding = _decoding(replace(config, pixels=None), reader)
-        held = Captioned(_captioned(images, captions, "--captions", decoding, config, progress))
+        named = _captioned(images, captions, "--captions", decoding, config, progress)
+        held = Captioned(_fitting(named, reader.tokenizer, config))
     search_by = reader.search if beams is None else replace(reader.search, beams=beams)
     scores = measure(reader.model, reader.tokenizer, held, reader.preparation, search_by)
     problems = held.all.problems.lines() if isinstance(held, Captioned) else []
@@ -396,6 +401,7 @@ def build(config: Config, run: Path | None = None, progress: Progress | None = N
         path, texts = config.validation, config.validation_captions
         validation = _captioned(path, texts, "--validation-captions", decoding, config, progress)
     tokenizer = _tokenizer(config, _texts(train)) if begun is None else begun.tokenizer
+    train, validation = (_fitting(part, tokenizer, config) for part in (train, validation))
     ids = tokenizer.encode_batch(_texts(train))
     notes = [*train.problems.lines(), *validation.problems.lines()]
     if unknown := sum(tokenizer.unknown in row for row in ids):
@@ -440,6 +446,20 @@ def _captioned(
         progress=told(progress),
         flag=flag,
     )
+
+
+def _fitting(images: Images, tokenizer: AnyTokenizer, config: Config) -> Images:
+    """Those whose texts are not too long; others are counted."""
+    texts = _texts(images)
+    lengths = tokenizer.encode_packed(texts)[1]
+    good = lengths <= config.longest
+    for n in np.flatnonzero(~good).tolist():
+        images.problems.add("long", f"{lengths[n]:,} tokens: {shown(texts[n])}")
+    if not good.any():
+        raise ValueError(
+            f"all {len(texts):,} texts are longer than longest ({config.longest} tokens); raise it"
+        )
+    return images if good.all() else images.part(np.flatnonzero(good))
 
 
 def _texts(images: Images) -> list[str]:

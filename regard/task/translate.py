@@ -20,6 +20,7 @@ import numpy as np
 from regard import checkpoint
 from regard.data.diagnosis import Separator
 from regard.data.problems import reason
+from regard.data.reading import shown
 from regard.data.text import OnBad, Pairs, Rules, Store, Table, Text, store
 from regard.data.tokenizer import AnyTokenizer, Tokenizer, read_pair
 from regard.decode.engine.ensemble import Weights
@@ -191,7 +192,9 @@ def build(
     elif split is not None:
         for _ in _read(text, "sentences to hold out", split, progress):
             pass
-    held = held if split is None else split.pairs()
+    held = _fitting(
+        held if split is None else split.pairs(), tokenizers, config.longest, validation
+    )
 
     examples = store(
         text,
@@ -333,6 +336,24 @@ def _read(
         if split is not None:
             split.add(source, target)
         yield source, target
+
+
+def _fitting(
+    pairs: Sequence[Pair], tokenizers: Sequence[AnyTokenizer], longest: int, given: Text | None
+) -> list[Pair]:
+    """Those to validate on whose sides are not too long, as in training; where they are given,
+    others are counted."""
+    sides = [tokenizer.encode_packed(texts)[1] for tokenizer, texts in zip(tokenizers, zip(*pairs))]
+    kept = []
+    for n, pair in enumerate(pairs):
+        if max(lengths[n] for lengths in sides) <= longest:
+            kept.append(pair)
+        elif given is not None:
+            given.problems.add("long", f"{shown(pair[0])} to validate on")
+    if not kept:
+        which = "that are held out" if given is None else f"of {', '.join(given.names)}"
+        raise ValueError(f"all pairs {which} are longer than longest ({longest} tokens); raise it")
+    return kept
 
 
 class _Split:

@@ -11,6 +11,7 @@ import tarfile
 import threading
 import zipfile
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ from regard.data.text import Draft, store
 from regard.data.tokenizer import Tokenizer
 from regard.data.workers import interruptible
 from regard.decode.engine.int8 import library
+from regard.task import read, translate
 from tests.processes import HANG
 
 EN = [f"A man number {n} sees a dog." for n in range(37)]
@@ -46,9 +48,9 @@ def table(separator: str = "\t", end: str = "\n") -> str:
     return "".join(f"{source}{separator}{target}{end}" for source, target in ROWS)
 
 
-def picture() -> bytes:
+def picture(seed: int = 0) -> bytes:
     file = io.BytesIO()
-    Image.fromarray(np.random.default_rng(0).integers(0, 256, (31, 29, 3), np.uint8)).save(
+    Image.fromarray(np.random.default_rng(seed).integers(0, 256, (31, 29, 3), np.uint8)).save(
         file, "png"
     )
     return file.getvalue()
@@ -427,6 +429,31 @@ def test_captions(
     valid = ["--validation", tmp_path / "pictures", "--validation-captions", tmp_path / "y"]
     said = one_line(capsys, "train", "read", "run", *train, *valid)
     assert f"0 lines in --validation-captions {tmp_path / 'y'} but 2 images" in said
+
+
+def test_an_overlong_caption_is_left_out(tmp_path: Path) -> None:
+    words = captioned(tmp_path, b"one\n" + b"x" * 1001 + b"\n")
+    (tmp_path / "pictures" / "c.png").write_bytes(picture(1))
+    (tmp_path / "x").write_bytes(b"one\n" + b"x" * 1001 + b"\nthree\n")
+    files = {"images": words[1], "captions": words[3]}
+    valid = {"validation": words[1], "validation_captions": words[3]}
+    config = read.Config(**files, **valid, pixels=(8, 16))
+    task = read.build(config)
+    assert task.train.count == task.validation.count == 2
+    assert task.search.length == 2 * len("three")
+    assert [note for note in task.notes if "1 × too long: 1,001 tokens: 'xxx" in note]
+    with pytest.raises(ValueError, match=r"all 3 texts are longer than longest \(2 tokens\)"):
+        read.build(replace(config, longest=2))
+
+
+def test_overlong_pairs_are_not_validated_on(x: Path) -> None:
+    x.write_text(table() + "dog " * 99 + "\t" + "Hund " * 99 + "\n", encoding="utf-8")
+    config = translate.Config(pairs=(str(x),), valid_pairs=(str(x),), longest=60, vocabulary=300)
+    task = translate.build(config)
+    assert len(task.held_out) == len(task.examples) == 37
+    assert [note for note in task.notes if note.startswith("1 × too long: 'dog dog")]
+    with pytest.raises(ValueError, match=r"all pairs of --valid-pairs .*x are longer than longest"):
+        translate.build(replace(config, longest=2, pairs=(str(x), str(x))))
 
 
 # Archives of images
