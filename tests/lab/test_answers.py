@@ -12,8 +12,8 @@ from xml.etree import ElementTree
 import pytest
 
 from regard.cli import main as cli
-from regard.lab.answers import answers, errata, perform, places, prose, report
-from regard.lab.answers.answer import Answer, Demonstration
+from regard.lab.answers import answers, errata, perform, places, prose, report, show
+from regard.lab.answers.answer import Answer, Demonstration, Page
 from regard.lab.answers.architecture import architecture
 from regard.lab.answers.figure import Heat, svg, terminal
 from regard.lab.answers.homework import temperature
@@ -66,10 +66,20 @@ def test_every_section_has_one_answer(document: Document) -> None:
 
 
 @pytest.mark.parametrize("place", PLACES, ids=str)
-def test_the_command_answers(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
-    answer = answered(place)
+def test_the_command_answers(
+    place: Place, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answer, pages = answered(place), list[Page]()
+    shown_by = show.page
+    monkeypatch.setattr(
+        show, "page", lambda one, console: (pages.append(one), shown_by(one, console))
+    )
     # `exercises 2` also gives 2(a) and so on: one of them is looked at here.
     assert cli.main(["lab", "answers", place.document, place.section]) == 0
+    for page in pages:
+        assert page.answer.derivation
+        assert page.answer.points
+        assert all(run.measured or run.tables for run in (page.shown, *page.mistakes))
     said = " ".join(capsys.readouterr().out.split())
     assert str(place) in said
     for text in (answer.question, answer.answer, *(mistake.why for mistake in answer.mistakes)):
@@ -91,16 +101,6 @@ def test_the_homework_has_its_points() -> None:
     }
     assert marks == printed | {"2": 50}
     assert sum(marks.values()) == 100
-
-
-def test_every_demonstration_shows_a_number() -> None:
-    for place in PLACES:
-        answer = answered(place)
-        assert answer.derivation
-        assert answer.points
-        assert answer.mistakes
-        for run in (answer.run(), *(mistake.run() for mistake in answer.mistakes)):
-            assert run.measured or run.tables
 
 
 # What makes a page fail
@@ -192,23 +192,29 @@ def test_errata_are_drawn_from_the_experiments(
         listed = experiment.kind == "taught" and result.finding.verdict != "holds"
         assert (f"{result.finding.verdict} {experiment.name}" in said) == listed
         wrong += listed
+    for entry in STATED:
+        listed = entry.place.document == "homework" and entry.verdict != "holds"
+        assert (entry.source in said) == listed
+        wrong += listed
     assert f"{wrong} statements" in said
     assert wrong > 10
     assert "✓ stands" not in said
-    for entry in STATED:
-        assert (entry.source in said) == (entry.place.document == "homework")
 
 
 def test_errata_follow_the_document(results: Results) -> None:
     some = [results[name] for name in ("permutation", "preserving-a-value", "spreading")]
-    assert [result.experiment.name for result in errata(some)] == [
+    right = replace(results["longer-key"], finding=replace(some[0].finding, verdict="holds"))
+    ours = replace(some[1], experiment=replace(some[1].experiment, kind="added"))
+    elsewhere = results["equivariance"]
+    found = errata("homework", [*some, right, ours, elsewhere])
+    assert [erratum.result.experiment.name for erratum in found if erratum.result] == [
         "preserving-a-value",
         "spreading",
         "permutation",
     ]
-    right = replace(some[0], finding=replace(some[0].finding, verdict="holds"))
-    ours = replace(some[1], experiment=replace(some[1].experiment, kind="added"))
-    assert errata([right, ours]) == []
+    sections = list(SECTIONS["homework"])
+    order = [sections.index(erratum.place.section) for erratum in found]
+    assert order == sorted(order)
 
 
 # JSON
@@ -238,12 +244,6 @@ def test_json_has_texts_places_verdicts_and_values(capsys: pytest.CaptureFixture
 
 
 # The page
-
-
-@pytest.fixture(scope="module")
-def pages() -> dict[Document, str]:
-    chosen = ("sheet", "exercises")
-    return {d: report.page(d, [perform(a, []) for a in answers(d)], [], []) for d in chosen}
 
 
 def test_the_report_is_whole_and_fetches_nothing(tmp_path: Path) -> None:
@@ -297,6 +297,16 @@ def test_figures_are_drawn_for_page_and_terminal() -> None:
     drawn = svg(architecture())
     for kind in ("self", "masked", "cross"):
         assert drawn.count(f'class="box {kind}"') == 1
+
+
+def test_figures_are_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "drawn.svg"
+    assert cli.main(["lab", "answers", "sheet", "6-2b", "6-2c", "--plot", str(path)]) == 0
+    assert capsys.readouterr().out == f"{path}: 2 figures\n"
+    titles = ElementTree.parse(path).findall(".//{*}text[@class='title']")
+    assert [title.text for title in titles] == [architecture().title, heat_map().title]
+    assert cli.main(["lab", "answers", "sheet", "6-2d", "--plot", str(path)]) != 0
+    assert "there is no figure in what was asked for" in capsys.readouterr().err
 
 
 def test_a_heat_map_has_a_cell_for_each_number() -> None:

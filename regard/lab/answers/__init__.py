@@ -13,7 +13,8 @@ from functools import cache
 from importlib import import_module
 from typing import get_args
 
-from regard.lab.answers.answer import Answer, Page
+from regard.lab.answers.answer import Answer, Erratum, Page
+from regard.lab.claims.stated import STATED
 from regard.lab.perform import Result
 from regard.lab.place import SECTIONS, Document, Place
 
@@ -108,15 +109,24 @@ def perform(answer: Answer, results: Sequence[Result]) -> Page:
     )
 
 
-def errata(results: Sequence[Result]) -> list[Result]:
+def errata(of: Document, results: Sequence[Result]) -> list[Erratum]:
     """What the document says and what does not hold as it stands, in the document's order."""
-    found = [
-        result
+    tested = [
+        Erratum(
+            result.experiment.place,
+            result.experiment.taught,
+            result.finding.verdict,
+            result.conclusion,
+            result,
+        )
         for result in results
-        if result.experiment.kind == "taught" and result.finding.verdict != "holds"
+        if result.experiment.place.document == of and result.experiment.kind == "taught"
     ]
-    return sorted(found, key=lambda result: _place_number(result.experiment.place))
-
-
-def _place_number(place: Place) -> int:
-    return list(SECTIONS[place.document]).index(place.section)
+    stated = [
+        Erratum(entry.place, entry.words, entry.verdict, entry.source, None)
+        for entry in STATED
+        if entry.place.document == of
+    ]
+    order = list(SECTIONS[of])
+    wrong = [erratum for erratum in tested + stated if erratum.verdict != "holds"]
+    return sorted(wrong, key=lambda erratum: order.index(erratum.place.section))

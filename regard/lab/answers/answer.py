@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from regard.lab.answers.figure import Figure
-from regard.lab.experiment import Measured, Table
+from regard.lab.experiment import Measured, Table, Verdict
 from regard.lab.perform import Result
 from regard.lab.place import Place
 
@@ -85,3 +85,14 @@ class Page:
     def stands(self) -> bool:
         """Whether the model answer stands and every mistake fails."""
         return self.shown.stands and not any(mistake.stands for mistake in self.mistakes)
+
+
+class Erratum(NamedTuple):
+    """A statement of a document that does not hold as it stands."""
+
+    place: Place
+    said: str
+    verdict: Verdict
+    true: str
+    result: Result | None
+    """The experiment that found it; None where a source settles what no computation can."""

@@ -7,24 +7,20 @@ One \subsection* for each question; figures, which are made for a page, are left
 
 from collections.abc import Mapping, Sequence
 
-from regard.lab.answers.answer import Demonstration, Page
+from regard.lab.answers.answer import Demonstration, Erratum, Page
 from regard.lab.answers.prose import latex
 from regard.lab.answers.show import counted
-from regard.lab.claims.stated import Stated
 from regard.lab.experiment import Measured, Table
 from regard.lab.numbers import columns, figure
-from regard.lab.perform import Result
-from regard.lab.place import TITLES, Document, Place
+from regard.lab.place import TITLES, Document
 
 
-def sheet(
-    document: Document, pages: Sequence[Page], wrong: Sequence[Result], stated: Sequence[Stated]
-) -> str:
+def sheet(document: Document, pages: Sequence[Page], wrong: Sequence[Erratum]) -> str:
     """All answers, and the errata after them."""
     title = rf"\section*{{Answers: {TITLES[document]}}}"
     parts = ["% needs \\usepackage{amsmath, amssymb, graphicx}", title, *map(section, pages)]
-    if wrong or stated:
-        parts.append(_errata(wrong, stated))
+    if wrong:
+        parts.append(_errata(wrong))
     return "\n\n".join(parts) + "\n"
 
 
@@ -92,19 +88,10 @@ def _measured(measured: Mapping[str, Measured]) -> str:
     return f"\\begin{{itemize}}\n{rows}\n\\end{{itemize}}"
 
 
-def _errata(wrong: Sequence[Result], stated: Sequence[Stated]) -> str:
-    rows = [
-        _item(
-            result.experiment.place,
-            result.experiment.taught,
-            f"({result.finding.verdict}) {result.conclusion}",
-        )
-        for result in wrong
-    ]
-    rows += [_item(entry.place, entry.words, entry.source) for entry in stated]
-    joined = "\n".join(rows)
-    return f"\\section*{{Errata}}\n\\begin{{description}}\n{joined}\n\\end{{description}}"
-
-
-def _item(place: Place, said: str, true: str) -> str:
-    return rf"\item[{latex(place.section)}] \textit{{{latex(said)}}} {latex(true)}"
+def _errata(wrong: Sequence[Erratum]) -> str:
+    rows = "\n".join(
+        rf"\item[{latex(erratum.place.section)}] \textit{{{latex(erratum.said)}}} "
+        f"({erratum.verdict}) {latex(erratum.true)}"
+        for erratum in wrong
+    )
+    return f"\\section*{{Errata}}\n\\begin{{description}}\n{rows}\n\\end{{description}}"

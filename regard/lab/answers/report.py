@@ -6,11 +6,10 @@ from importlib.resources import files
 
 from regard.lab import report
 from regard.lab.answers import figure
-from regard.lab.answers.answer import Demonstration, Mistake, Page
+from regard.lab.answers.answer import Demonstration, Erratum, Mistake, Page
 from regard.lab.answers.figure import Figure
 from regard.lab.answers.prose import html
 from regard.lab.answers.show import counted
-from regard.lab.claims.stated import Stated
 from regard.lab.equation import mathml
 from regard.lab.experiment import MARKS
 from regard.lab.perform import Result
@@ -20,19 +19,17 @@ from regard.lab.report import CLASSES, words
 STYLE = (files("regard.lab") / "answers.css").read_text(encoding="utf-8")
 
 
-def page(
-    document: Document, pages: Sequence[Page], wrong: Sequence[Result], stated: Sequence[Stated]
-) -> str:
+def page(document: Document, pages: Sequence[Page], wrong: Sequence[Erratum]) -> str:
     """The whole page: contents, errata, and a section for each question."""
     title = f"Answers: {TITLES[document]}"
     runs = sum(1 + len(one.mistakes) for one in pages)
     marks = counted(sum(one.answer.marks for one in pages), "point")
-    body = f"""{_contents(pages, bool(wrong or stated))}
+    body = f"""{_contents(pages, bool(wrong))}
 <main>
 <h1>{escape(title)}</h1>
 <p class="lead">{counted(len(pages), "answer")}, {marks}. {counted(runs, "demonstration")} ran while
 this page was made; their numbers are what was measured.</p>
-{_errata(wrong, stated)}
+{_errata(wrong)}
 <h2 id="answers">Answers</h2>
 {"".join(map(section, pages))}
 <footer><code>regard lab answers {document} PLACE</code> runs one of them again.</footer>
@@ -104,8 +101,7 @@ def _claims(results: Sequence[Result]) -> str:
     rows = "".join(
         f'<li class="{CLASSES[result.finding.verdict]}"><span class="chip">'
         f"{MARKS[result.finding.verdict]} {result.finding.verdict}</span> "
-        f"{words(result.experiment.taught)} <code>regard lab {escape(result.experiment.name)}"
-        "</code></li>"
+        f"{words(result.experiment.taught)}{_command(result)}</li>"
         for result in results
     )
     return (
@@ -114,28 +110,26 @@ def _claims(results: Sequence[Result]) -> str:
     )
 
 
-def _errata(wrong: Sequence[Result], stated: Sequence[Stated]) -> str:
-    """What to correct in the document, drawn from the experiments."""
-    rows = "".join(
-        f'<tr class="{CLASSES[result.finding.verdict]}"><td>{_where(result.experiment.place)}</td>'
-        f"<td>{words(result.experiment.taught)}</td>"
-        f'<td><span class="chip">{MARKS[result.finding.verdict]} {result.finding.verdict}</span> '
-        f"{words(result.conclusion)} <code>regard lab {escape(result.experiment.name)}</code></td>"
-        "</tr>"
-        for result in wrong
-    ) + "".join(
-        f"<tr><td>{_where(entry.place)}</td><td>{words(entry.words)}</td>"
-        f"<td>{words(entry.source)}</td></tr>"
-        for entry in stated
-    )
-    if not rows:
+def _errata(wrong: Sequence[Erratum]) -> str:
+    """What to correct in the document."""
+    if not wrong:
         return ""
+    rows = "".join(
+        f'<tr class="{CLASSES[erratum.verdict]}"><td>{_where(erratum.place)}</td>'
+        f'<td>{words(erratum.said)}</td><td><span class="chip">{MARKS[erratum.verdict]} '
+        f"{erratum.verdict}</span> {words(erratum.true)}{_command(erratum.result)}</td></tr>"
+        for erratum in wrong
+    )
     return (
         '<h2 id="errata">Errata</h2><p>What is said in the document and does not hold as it '
-        "stands, in our own words, with what is true; last what no computation settles.</p>"
+        "stands, in our own words, and what is true.</p>"
         '<div class="errata"><table><thead><tr><th>place</th><th>what is said</th>'
         f"<th>what is true</th></tr></thead><tbody>{rows}</tbody></table></div>"
     )
+
+
+def _command(result: Result | None) -> str:
+    return f" <code>regard lab {escape(result.experiment.name)}</code>" if result else ""
 
 
 def _where(place: Place) -> str:

@@ -7,10 +7,9 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from regard.lab.answers.answer import Answer, Demonstration, Page
+from regard.lab.answers.answer import Answer, Demonstration, Erratum, Page
 from regard.lab.answers.figure import terminal
 from regard.lab.answers.prose import equation, plain
-from regard.lab.claims.stated import Stated
 from regard.lab.perform import Result
 from regard.lab.place import SECTIONS, TITLES, Document
 from regard.lab.show import heading, measurements, paragraph, row, table, verdict_mark
@@ -86,23 +85,17 @@ def _verdicts(results: Sequence[Result]) -> Table:
     return grid
 
 
-def errata(
-    document: Document, wrong: Sequence[Result], stated: Sequence[Stated], console: Console
-) -> None:
+def errata(document: Document, wrong: Sequence[Erratum], console: Console) -> None:
     """What to correct in a document, with the place, the verdict and what is true."""
-    console.print(heading(f"Errata: {TITLES[document]}", f"{len(wrong)} statements"))
-    for result in wrong:
-        experiment = result.experiment
-        where = Text.assemble((experiment.place.section, "bold"), "  ")
-        where.append(verdict_mark(result.finding.verdict)).append(f"  {experiment.name}", "dim")
+    count = counted(len(wrong), "statement")
+    console.print(heading(f"Errata: {TITLES[document]}", count))
+    for erratum in wrong:
+        where = Text.assemble((erratum.place.section, "bold"), "  ")
+        where.append(verdict_mark(erratum.verdict))
+        where.append(f"  {erratum.result.experiment.name if erratum.result else ''}", "dim")
         console.print(indented(where))
-        paragraph(console, "Says", experiment.taught)
-        paragraph(console, "True", result.conclusion)
-        console.print()
-    for entry in stated:
-        console.print(indented(Text.assemble((entry.place.section, "bold"), "  stated, not run")))
-        paragraph(console, "Says", entry.words)
-        paragraph(console, "Settled", entry.source)
+        paragraph(console, "Says", erratum.said)
+        paragraph(console, "True", erratum.true)
         console.print()
 
 

@@ -6,6 +6,7 @@ regard lab answers homework 1.1c              one; 1.1 for all of 1.1
 regard lab answers handout --errata           what to correct, and nothing else
 regard lab answers sheet 6-2 --report FILE    as an HTML page
 regard lab answers sheet 6-2 --latex FILE     to paste into a solution sheet
+regard lab answers sheet 6-2 --plot FILE      its figures as an SVG
 regard lab answers sheet 6-2 --json           for other programs
 """
 
@@ -17,9 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from regard import atomic
-from regard.lab.answers.answer import Demonstration, Page
+from regard.lab.answers.answer import Demonstration, Erratum, Page
 from regard.lab.claims import experiments
-from regard.lab.claims.stated import STATED, Stated
 from regard.lab.commands.lab import WIDTH, as_entry, finite, perform_chosen
 from regard.lab.commands.parser import Parser
 from regard.lab.perform import Result
@@ -35,6 +35,7 @@ For example:
   regard lab answers handout cost table         a section by its name, or the beginning of it
   regard lab answers slides --errata            what to correct in the document
   regard lab answers homework --report answers.html --latex answers.tex
+  regard lab answers slides sinusoids --plot positions.svg
 """
 
 
@@ -52,6 +53,7 @@ def parser() -> argparse.ArgumentParser:
     add("--json", action="store_true", help="print JSON, and nothing else")
     add("--report", metavar="FILE.html", help="write an HTML page")
     add("--latex", metavar="FILE.tex", help="write LaTeX to paste into a solution sheet")
+    add("--plot", metavar="FILE.svg", help="write the figures of the answers")
     return words
 
 
@@ -72,30 +74,30 @@ def answers(words: Sequence[str]) -> int:
         print(f"regard: {failure}", file=sys.stderr)
     pages = [] if options.errata else _pages(name, chosen, results)
     whole = options.errata or not options.places
-    wrong = errata(results) if whole else []
-    stated = [entry for entry in STATED if entry.place in chosen] if whole else []
+    wrong = errata(name, results) if whole else []
     if options.json:
-        print(as_text(name, pages, wrong, stated))
-    elif not (options.report or options.latex):
+        print(as_text(name, pages, wrong))
+    elif not (options.report or options.latex or options.plot):
         with printing(WIDTH) as console:
             for page in pages:
                 show.page(page, console)
             if whole:
-                show.errata(name, wrong, stated, console)
+                show.errata(name, wrong, console)
             if len(pages) > 1:
                 show.summary(pages, console)
-    _write(options, name, pages, wrong, stated)
+    _write(options, name, pages, wrong)
     return 1 if failures or not all(page.stands for page in pages) else 0
 
 
 def _check(options: argparse.Namespace) -> None:
-    for option in ("report", "latex"):
+    for option in ("report", "latex", "plot"):
         path = getattr(options, option)
         if path is None:
             continue
         if not Path(path).resolve().parent.is_dir():
             raise ValueError(f"--{option} {path}: no folder {Path(path).resolve().parent}; make it")
-    asked = [name for name in ("report", "latex", "json", "errata") if getattr(options, name)]
+    every = "report", "latex", "plot", "json", "errata"
+    asked = [name for name in every if getattr(options, name)]
     if asked and options.document is None:
         raise ValueError(f"--{asked[0]} needs a document; for example homework")
 
@@ -116,33 +118,47 @@ def _write(
     options: argparse.Namespace,
     name: Document,
     pages: Sequence[Page],
-    wrong: Sequence[Result],
-    stated: Sequence[Stated],
+    wrong: Sequence[Erratum],
 ) -> None:
     from regard.lab.answers import latex, report, show
+    from regard.lab.answers.figure import picture
 
     for path, make in ((options.report, report.page), (options.latex, latex.sheet)):
         if path is not None:
-            atomic.write(Path(path), make(name, pages, wrong, stated))
+            atomic.write(Path(path), make(name, pages, wrong))
             if not options.json:
                 count = show.counted(len(pages), "answer")
-                print(f"{path}: {count}, {len(wrong) + len(stated)} errata")
+                print(f"{path}: {count}, {len(wrong)} errata")
+    if options.plot is not None:
+        figures = [drawn for page in pages for drawn in page.shown.figures]
+        if not figures:
+            raise ValueError(
+                f"--plot {options.plot}: there is no figure in what was asked for; there is in "
+                "homework 1.1e, sheet 6-2b and slides sinusoids"
+            )
+        atomic.write(Path(options.plot), picture(figures))
+        if not options.json:
+            print(f"{options.plot}: {show.counted(len(figures), 'figure')}")
 
 
-def as_text(
-    name: Document, pages: Sequence[Page], wrong: Sequence[Result], stated: Sequence[Stated]
-) -> str:
+def as_text(name: Document, pages: Sequence[Page], wrong: Sequence[Erratum]) -> str:
     """Answers and errata as JSON, for other programs."""
     data = {
         "document": name,
         "answers": [_entry(page) for page in pages],
-        "errata": [as_entry(result) for result in wrong],
-        "stated": [
-            {"section": entry.place.section, "words": entry.words, "settled": entry.source}
-            for entry in stated
-        ],
+        "errata": [_erratum(erratum) for erratum in wrong],
     }
     return json.dumps(data, indent=1, ensure_ascii=False, allow_nan=False)
+
+
+def _erratum(erratum: Erratum) -> dict[str, Any]:
+    return {
+        "place": {"document": erratum.place.document, "section": erratum.place.section},
+        "said": erratum.said,
+        "verdict": erratum.verdict,
+        "true": erratum.true,
+        "experiment": as_entry(erratum.result) if erratum.result else None,
+    }
 
 
 def _entry(page: Page) -> dict[str, Any]:
