@@ -1,7 +1,9 @@
 """The loop: what a step computes, when it evaluates, saves and stops, and how it goes on."""
 
+import itertools
 import json
 import os
+import shutil
 import signal
 import time
 from collections.abc import Mapping
@@ -18,7 +20,7 @@ from torch import Tensor, nn
 from regard import checkpoint
 from regard.config import from_json
 from regard.model.block import Block
-from regard.train import precision, report, state
+from regard.train import meter, precision, report, state
 from regard.train.config import TrainingConfig
 from regard.train.display import Display, Progress
 from regard.train.fit import Result, fit
@@ -432,3 +434,56 @@ def test_a_device_that_is_not_there(tmp_path: Path) -> None:
     if not torch.cuda.is_available():
         with pytest.raises(ValueError, match=r'device \("cuda"\) needs a GPU'):
             train(tmp_path, device="cuda")
+
+
+def test_a_time_limit_ends_the_schedule(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = itertools.count()
+    monkeypatch.setattr(meter.time, "monotonic", lambda: float(next(now)))
+    train(tmp_path, steps=None, minutes=2.0, schedule="cosine", warmup=1, log_every=1)
+    rates = [line["lr"] for line in metrics(tmp_path) if "lr" in line]
+    assert len(rates) > 5
+    assert rates == sorted(rates, reverse=True)
+    assert rates[-1] < 0.1 * rates[0]
+
+
+def test_several_best_models_are_kept(tmp_path: Path) -> None:
+    class Scored(Backwards):
+        def evaluate(self, model: nn.Module) -> dict[str, float]:
+            self.evaluations += 1
+            return {"accuracy": [0.3, 0.5, 0.4, 0.1][self.evaluations - 1]}
+
+    train(tmp_path, Scored(), steps=8, evaluate_every=2, keep_best=2)
+    assert sorted(path.name for path in (tmp_path / "bests").iterdir()) == [
+        "000000004",
+        "000000006",
+    ]
+    assert same(weights(tmp_path / "bests/000000004"), weights(tmp_path / "best"))
+    state = json.loads((tmp_path / "last/training.json").read_text())
+    assert [kept["score"] for kept in state["kept"]] == [0.5, 0.4]
+
+
+@pytest.mark.parametrize("lost", ["missing", "damaged"])
+def test_a_lost_best_model_is_chosen_anew(tmp_path: Path, lost: str) -> None:
+    whole = train(tmp_path, steps=8)
+    assert whole.best is not None
+    if lost == "missing":
+        shutil.rmtree(tmp_path / "best")
+    else:
+        file = tmp_path / "best/model.safetensors"
+        file.write_bytes(bytes(reversed(file.read_bytes())))
+    told = Told()
+    result = fit(Backwards(), settings(steps=8), tmp_path, shown=told)
+    assert any("the best model is chosen anew" in words for words in told.words)
+    assert result.best_step == 8
+    assert same(weights(tmp_path / "best"), weights(tmp_path / "last"))
+
+
+def test_fine_tuning_says_the_score_it_begins_with(tmp_path: Path) -> None:
+    class Begun(Backwards):
+        def about(self) -> dict[str, Any]:
+            return {**super().about(), "config": {"start": "/a/model"}}
+
+    told = Told()
+    fit(Begun(), settings(steps=4), tmp_path / "run", shown=told)
+    assert [step for step, _, _ in told.evaluations] == [0, 4]
+    assert [line["step"] for line in metrics(tmp_path / "run") if "accuracy" in line] == [0, 4]

@@ -2,9 +2,11 @@
 
 import itertools
 import math
+from functools import partial
 
 import pytest
 
+from regard.train.config import Schedule
 from regard.train.schedule import constant, cosine, factor, inverse_sqrt, linear, noam
 
 
@@ -47,3 +49,14 @@ def test_by_name() -> None:
     assert factor("constant", 2, **given) == constant(2, warmup=3) == 2 / 3
     with pytest.raises(ValueError, match=r"schedule \(cosine\) decays until the end; set"):
         factor("cosine", 7, total=None, warmup=3, width=5)
+
+
+@pytest.mark.parametrize("name", ["cosine", "linear"])
+def test_time_ends_a_schedule_as_steps_do(name: Schedule) -> None:
+    by_time = partial(factor, name, warmup=10, width=8)
+    # Whichever is further counts.
+    assert by_time(30, total=None, elapsed=0.5) == pytest.approx(0.5)
+    assert by_time(60, total=110, elapsed=0.25) == pytest.approx(by_time(60, total=110))
+    assert by_time(60, total=1010, elapsed=0.75) == pytest.approx(by_time(760, total=1010))
+    assert by_time(30, total=10**6, elapsed=1.0) == pytest.approx(0.0)
+    assert by_time(5, total=None, elapsed=0.0) == pytest.approx(0.5)

@@ -1,0 +1,248 @@
+"""Fused kernels against torch's own operations, values and gradients.
+
+On a GPU in bfloat16; without one, where there is Triton and TRITON_INTERPRET=1, in float32.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from regard.attention import fusing
+from regard.attention.attend import attend
+from regard.attention.backends import Call
+from regard.attention.mask import Mask, Packed, causal, packed
+from regard.attention.position import Layout, Rotary
+from regard.model.transformer import Transformer, TransformerConfig
+from regard.train.loss import cross_entropy
+
+pytestmark = [pytest.mark.gpu, pytest.mark.triton]
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+HALF = torch.bfloat16 if DEVICE == "cuda" else torch.float32
+CLOSE = 6e-3 if DEVICE == "cuda" else 1e-5
+"""Relative error: bfloat16 has 8 bits."""
+
+
+@pytest.fixture(autouse=True)
+def _triton() -> None:
+    pytest.importorskip("triton")
+
+
+def near(have: Tensor, want: Tensor, tolerance: float = CLOSE) -> None:
+    error = (have.double() - want.double()).norm() / want.double().norm().clamp(min=1e-9)
+    assert error <= tolerance
+
+
+def same(
+    ours: Callable[..., Tensor], plain: Callable[..., Tensor], *inputs: Tensor, scale: float = 1.0
+) -> None:
+    """Values and gradients, with respect to all inputs."""
+    have, want = ours(*inputs), plain(*inputs)
+    grad = torch.randn_like(want, dtype=torch.float32)
+    near(have, want, CLOSE * scale)
+    grads = (
+        torch.autograd.grad((out.float() * grad).sum(), inputs, allow_unused=True)
+        for out in (have, want)
+    )
+    for mine, theirs in zip(*grads):
+        near(mine, theirs, 2 * CLOSE * scale)
+
+
+def normal(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(*shape, device=DEVICE).to(dtype).requires_grad_()
+
+
+# Attention
+
+LENGTHS = [5, 0, 30, 7, 64, 1, 90]
+
+
+@pytest.mark.parametrize("group", [1, 2])
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("sources", [None, [7, 4, 0, 17, 70, 9, 100]])
+@pytest.mark.parametrize("width", [24, 64])
+def test_tiles(group: int, is_causal: bool, sources: list[int] | None, width: int) -> None:
+    from regard.attention.backends import tiles
+
+    H, T = 4, sum(LENGTHS)
+    if is_causal and sources is not None:
+        sources = [n + 3 for n in LENGTHS]
+    S = T if sources is None else sum(sources)
+    queries = Packed(LENGTHS, DEVICE)
+    mask: Mask = packed(queries) if sources is None else packed(queries, Packed(sources, DEVICE))
+    mask = causal() & mask if is_causal else mask
+    # As the projections lay them out: heads within tokens, side by side with others.
+    query, key, value = (
+        torch.randn(1, n, heads, width + 8, device=DEVICE).to(HALF)[..., :width].requires_grad_()
+        for n, heads in ((T, H), (S, H // group), (S, H // group))
+    )
+
+    def ours(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        q, k, v = (t.transpose(1, 2) for t in (q, k, v))
+        return tiles.packed(Call(q, k, v, mask, width**-0.5, None, 0.0))
+
+    def plain(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        q, k, v = (t.transpose(1, 2).float() for t in (q, k, v))
+        return attend(q, k, v, mask=mask, backend="formula")
+
+    same(ours, plain, query, key, value)
+
+
+@pytest.mark.parametrize("layout", ["interleaved", "halves"])
+@pytest.mark.parametrize("width", [8, 12])
+def test_rotation(layout: Layout, width: int) -> None:
+    from regard.attention.rotation import rotate
+
+    turn = Rotary(8, layout=layout)
+    at = torch.randint(0, 900, (1, 9), device=DEVICE)
+    same(
+        lambda x: rotate(x.transpose(1, 2), at[0], 8, 10000, layout == "halves"),
+        lambda x: turn.rotate(x.float().transpose(1, 2), at),
+        normal(1, 9, 3, width, dtype=HALF),
+        scale=20 if DEVICE == "cpu" else 1,  # angles are float32, up to 900
+    )
+
+
+# Layers
+
+
+@pytest.mark.parametrize("rows", [3, 5000])
+@pytest.mark.parametrize("bias", [False, True])
+def test_linear(rows: int, bias: bool) -> None:
+    from regard.attention.linear import linear
+
+    inputs = [normal(1, rows, 40, dtype=HALF), normal(72, 40), normal(72)][: 2 + bias]
+
+    def plain(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        return F.linear(x.float(), weight.to(HALF).float(), bias)
+
+    def ours(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        return linear(x, weight, bias)
+
+    same(ours, plain, *inputs)
+
+
+@pytest.mark.parametrize("width", [24, 64, 1000])
+def test_norms_and_residuals(width: int) -> None:
+    from regard.model import fused
+
+    norm = nn.LayerNorm(width, device=DEVICE)
+    nn.init.normal_(norm.weight)
+    nn.init.normal_(norm.bias)
+    x, y = normal(1, 37, width), normal(1, 37, width, dtype=HALF)
+
+    def both(x: Tensor, *parameters: Tensor) -> Tensor:
+        with torch.autocast(DEVICE, HALF, enabled=DEVICE == "cuda"):
+            normed, residual = fused.norm(x, norm)
+        return normed + 2 * residual
+
+    weights = (norm.weight, norm.bias)
+    same(both, lambda x, *_: norm(x) + 2 * x, x, *weights)
+    same(
+        lambda x, y, *_: fused.add_norm(x, y, 0.0, norm),
+        lambda x, y, *_: norm(x + y),
+        x,
+        y,
+        *weights,
+    )
+    same(lambda x, y: fused.residual(x, y, 0.0), lambda x, y: x + y, x, y)
+
+
+@pytest.mark.parametrize("dropout", [0.1, 0.5])
+def test_dropout(dropout: float) -> None:
+    from regard.model import fused
+
+    x, y = torch.zeros(1, 300, 64, device=DEVICE), torch.ones(1, 300, 64, device=DEVICE)
+    y.requires_grad_()
+    torch.manual_seed(3)
+    out = fused.residual(x, y, dropout)
+    (grad,) = torch.autograd.grad(out.sum(), y)
+    assert torch.equal(grad, out.detach())
+    assert abs(float((out == 0).float().mean()) - dropout) < 0.02
+    assert set(out.unique().tolist()) == {0.0, out.max().item()}
+    assert out.max().item() == pytest.approx(1 / (1 - dropout))
+    torch.manual_seed(3)
+    assert torch.equal(fused.residual(x, y, dropout), out)
+    assert not torch.equal(fused.residual(x, y, dropout), out)
+    # The same entries are dropped forwards and backwards.
+    norm = nn.LayerNorm(64, device=DEVICE)
+    normed = fused.add_norm(x, y, dropout, norm)
+    (grad,) = torch.autograd.grad((normed * torch.randn_like(normed)).sum(), y)
+    dropped = normed.detach() < 0
+    assert torch.equal(grad == 0, dropped)
+
+
+@pytest.mark.parametrize("gelu", [False, True])
+def test_feed_forward(gelu: bool) -> None:
+    from regard.model import fused
+
+    expand, reduce = (nn.Linear(*sizes, device=DEVICE) for sizes in ((40, 72), (72, 40)))
+    activation = F.gelu if gelu else F.relu
+    parameters = [p for layer in (expand, reduce) for p in (layer.weight, layer.bias)]
+
+    def ours(x: Tensor, *_: Tensor) -> Tensor:
+        return fused.feed_forward(x, expand, reduce, gelu)
+
+    def plain(x: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, b2: Tensor) -> Tensor:
+        hidden = activation(F.linear(x.float(), w1.to(HALF).float(), b1))
+        return F.linear(hidden, w2.to(HALF).float(), b2)
+
+    same(ours, plain, normal(1, 2500, 40, dtype=HALF), *parameters, scale=2)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_cross_entropy(bias: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    states, output = normal(1, 50, 32), nn.Linear(32, 500, bias, device=DEVICE)
+    labels = torch.randint(0, 500, (1, 50), device=DEVICE)
+    labels[0, 5:9] = -100
+    if DEVICE == "cpu":
+        monkeypatch.setattr("regard.train.loss.fuses", lambda x: True)
+
+    def ours(states: Tensor, *_: Tensor) -> Tensor:
+        with torch.autocast(DEVICE, HALF, enabled=DEVICE == "cuda"):
+            return cross_entropy(states, output, labels, 0.1)
+
+    def plain(states: Tensor, *_: Tensor) -> Tensor:
+        return F.cross_entropy(output(states)[0], labels[0], label_smoothing=0.1, reduction="sum")
+
+    same(ours, plain, states, *output.parameters())
+
+
+# Models
+
+
+@pytest.mark.parametrize(
+    "changes", [{"norm": "pre", "position": "rotary"}, {"norm": "post"}, {"activation": "gelu"}]
+)
+def test_a_model_trains_as_without(
+    changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = TransformerConfig(
+        50, width=64, heads=2, feed_forward=96, encoder_layers=2, decoder_layers=2, dropout=0.0
+    )
+    model = Transformer(replace(config, **changes)).to(DEVICE).train()
+    S, T = Packed([7, 4, 30, 2], DEVICE), Packed([5, 9, 3, 20], DEVICE)
+    source, target, labels = (
+        torch.randint(0, 50, (1, n), device=DEVICE) for n in (S.total, T.total, T.total)
+    )
+
+    def gradients(autocast: bool) -> Tensor:
+        model.zero_grad()
+        with torch.autocast(DEVICE, torch.bfloat16, enabled=autocast):
+            states = model.states(target, model.encode(source, S), T, S)
+            loss = cross_entropy(states, model.output, labels, 0.1)
+        loss.backward()
+        return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+
+    assert fusing._available(torch.device(DEVICE))
+    fused = gradients(True)
+    monkeypatch.setattr(fusing, "_available", lambda device: False)
+    plain, exact = gradients(True), gradients(False)
+    error = (fused - exact).norm() / exact.norm()
+    assert error <= 2 * (plain - exact).norm() / exact.norm()
+    assert error < 0.1
