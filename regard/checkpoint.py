@@ -329,12 +329,33 @@ def _load(
     metadata, stored = _stored(place / WEIGHTS)
     _check_about(place / WEIGHTS, header, metadata)
     if model is None:
-        with torch.device("meta"), _Unfilled():
+        with unfilled(config, stored, where), _Unfilled():
             model = cls(config)
     _fill(_unwrapped(model), place / WEIGHTS, stored, device, dtype)
     return Saved(
         model.eval(), config, header.task, place, {name: place / name for name in header.files}
     )
+
+
+@contextmanager
+def unfilled(config: object, stored: Mapping[str, Tensor], where: object) -> Iterator[None]:
+    """A model of this config can be built inside, without memory, to be filled with what is stored.
+
+    A config that asks for far more than that is refused.
+    """
+    for name in ("layers", "encoder_layers", "decoder_layers"):
+        # Of each there are several tensors. To build a billion takes hours, even on meta.
+        if getattr(config, name, 0) > len(stored):
+            raise ValueError(
+                f"{where}: {name} ({getattr(config, name)}) is more than there are tensors in the "
+                f"weights ({len(stored)}); restore it"
+            )
+    try:
+        with torch.device("meta"):
+            yield
+    except (RuntimeError, OverflowError) as error:
+        reason = str(error).splitlines()[0]
+        raise ValueError(f"{where} asks for tensors that cannot be ({reason})") from error
 
 
 class _Unfilled(TorchFunctionMode):

@@ -396,7 +396,10 @@ def _check_text(text: object, place: _Place) -> None:
     if not isinstance(text, str):
         raise ValueError(f"{place} has the key {_shown(text)}; keys in JSON are strings")
     if any("\ud800" <= letter <= "\udfff" for letter in text):
-        raise ValueError(f"{place} ({_shown(text)}) has half a letter, which UTF-8 cannot hold")
+        raise ValueError(
+            f"{place} ({_shown(text)}) is not UTF-8; rename a file, or set PYTHONUTF8=1 where the "
+            "locale has no letters beyond ASCII"
+        )
 
 
 # Words

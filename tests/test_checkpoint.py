@@ -363,7 +363,7 @@ def test_folders_that_are_none(tmp_path: Path) -> None:
     refused(tmp_path / "file", "file is not a folder")
     refused(tmp_path, "has no config.json: it is not a folder that save wrote")
     (tmp_path / CONFIG).mkdir()
-    refused(tmp_path, "config.json cannot be read: Is a directory")
+    refused(tmp_path, "config.json is a folder")
 
 
 @pytest.mark.parametrize(

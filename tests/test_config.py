@@ -180,7 +180,7 @@ def test_what_is_missing() -> None:
         ({"width": 3.0}, "Config: width (3.0) must be an int"),
         ({"width": object}, "Config: width (<class 'object'>) is a type, which JSON lacks"),
         ({"layers": [1, 2]}, "Config: layers ([1, 2]) would come back from JSON as (1, 2)"),
-        ({"name": "\ud800"}, "half a letter"),
+        ({"name": "\ud800"}, "is not UTF-8; rename a file"),
         ({"task": {"a": {1: 2}}}, "Config: task.a has the key 1; keys in JSON are strings"),
     ],
 )

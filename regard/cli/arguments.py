@@ -1,6 +1,5 @@
 """From words to settings: every setting of a dataclass is a flag, its docstring the flag's help."""
 
-import argparse
 import contextlib
 import dataclasses
 import io
@@ -9,31 +8,12 @@ import re
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NoReturn, TypeVar
+from typing import TypeVar
 
 from regard.config import fits_64_bits
+from regard.words import check_once
 
 Settings = TypeVar("Settings")
-
-
-class Parser(argparse.ArgumentParser):
-    """argparse, whose errors are ValueErrors of one line."""
-
-    def error(self, message: str) -> NoReturn:
-        raise ValueError(f"{message}; see {self.prog} --help")
-
-
-def check_words(words: Sequence[str]) -> None:
-    """Refuses what is hardly ever meant: empty words, and dashes that only look like hyphens."""
-    for before, word in zip(["", *words], words):
-        if not word or re.fullmatch(r"--[\w.-]+=", word):
-            flag = word[:-1] or before
-            what = f"{flag} is empty" if flag.startswith("-") else "a name is empty ('')"
-            raise ValueError(f"{what}, perhaps from a variable that is not set; give it a value")
-        if match := re.fullmatch(r"-*[\u2010-\u2015\u2212]-*([A-Za-z].*)", word, re.DOTALL):
-            raise ValueError(f"{word} has a dash that is not a hyphen; write --{match[1]}")
-        if "\0" in word:
-            raise ValueError(f"{word!r} has a NUL in it, which no name can have")
 
 
 def with_folder(
@@ -53,7 +33,7 @@ def parse(kind: type[Settings], default: Settings, words: Sequence[str], prog: s
     """Settings from flags. What is wrong with them is one line; `--help` explains all."""
     import tyro
 
-    _check_once(words)
+    check_once(words, _setting)
     errors = io.StringIO()
     try:
         with contextlib.redirect_stderr(errors):
@@ -67,18 +47,11 @@ def parse(kind: type[Settings], default: Settings, words: Sequence[str], prog: s
     return settings
 
 
-def _check_once(words: Sequence[str]) -> None:
-    """Of two values for one flag the first would be lost without a word."""
-    seen = set()
-    for word in words:
-        if not re.match(r"--[A-Za-z]", word):
-            continue
-        flag = word.partition("=")[0].replace("_", "-")
-        # --training.no-tensorboard is the other side of --training.tensorboard.
-        name = re.sub(r"(?<=[-.])no-", "", flag)
-        if name in seen:
-            raise ValueError(f"{flag} is given twice; give it once, with all its values")
-        seen.add(name)
+def _setting(word: str) -> str | None:
+    """The setting that a word sets; --training.no-tensorboard sets what its opposite does."""
+    if not re.match(r"--[A-Za-z]", word):
+        return None
+    return re.sub(r"(?<=[-.])no-", "", word.replace("_", "-"))
 
 
 def _check_numbers(settings: object) -> None:
@@ -126,15 +99,18 @@ def _plainly(problem: str) -> str:
 def _wanted(match: re.Match[str]) -> str:
     """A value that is of none of a flag's types."""
     given = match["given"].replace("', '", " ").strip("'")
-    kinds = [_KINDS[kind] for kind in re.findall(r"INT INT|FLOAT FLOAT|INT|FLOAT", match["kinds"])]
+    kinds = [
+        _KINDS[kind] for kind in re.findall(r"(?:INT|FLOAT)(?: (?:INT|FLOAT))*", match["kinds"])
+    ]
     value = f" ({given})" if given else ""
     return f"{match['flag']}{value} must be {' or '.join(kinds) or match['kinds']}"
 
 
 _KINDS = {
     "INT": "a whole number",
-    "FLOAT": "a number",
     "INT INT": "two whole numbers",
+    "INT INT INT": "three whole numbers",
+    "FLOAT": "a number",
     "FLOAT FLOAT": "two numbers",
 }
 
@@ -168,8 +144,8 @@ _FORMS = (
         ),
     ),
     # What a dataclass refuses, it names itself.
-    (r"Error parsing Config: (.*)", lambda match: match[1]),
-    (r"Error parsing (model|training|augmentation|strip): (.*)", lambda m: f"{m[1]}.{m[2]}"),
+    (r"Error parsing [A-Z]\w*: (.*)", lambda match: match[1]),
+    (r"Error parsing ([a-z]\w*): (.*)", lambda match: f"{match[1]}.{match[2]}"),
 )
 
 

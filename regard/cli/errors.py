@@ -30,7 +30,8 @@ def prepare_streams() -> None:
         stream = getattr(sys, name)
         if stream is None:
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
-        elif getattr(stream, "errors", None) == "strict" and hasattr(stream, "reconfigure"):
+        elif hasattr(stream, "reconfigure") and stream.errors in ("strict", "surrogateescape"):
+            # The second is what Python takes where there is no locale.
             stream.reconfigure(errors="replace")
     if sys.stdin is None:
         sys.stdin = open(os.devnull, encoding="utf-8")  # noqa: SIM115

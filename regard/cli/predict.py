@@ -14,13 +14,15 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 from regard.cli.arguments import with_folder
-from regard.cli.stream import WINDOW, Bar, Line, Lines, answers
-from regard.decode.batching import windows
-from regard.processes import Processes, launched, one_line
+from regard.cli.stream import Bar, Line, Lines, Unreadable, answers, tried
+from regard.data.files import LINE
+from regard.processes import Processes, launched
+from regard.task.settings import check_positive
 
 if TYPE_CHECKING:
     from regard.task.load import Predictor
@@ -71,6 +73,8 @@ class Translate(EnsembleOptions):
     align: bool = False
     """Add ||| word alignments: 0-1 is the first word of the source and the second of the
     translation. Words are what white space separates."""
+    longest: int = 20_000
+    """Maximum length of a line in characters; longer ones are left out."""
     head: tuple[int, int, int] | None = None
     """Attention head for word alignments: layer, head, and 1 for the weights after a word is
     written, else 0. By default it is chosen on the run's validation set, or else on the first
@@ -78,17 +82,20 @@ class Translate(EnsembleOptions):
     json: bool = False
     """One JSON object for each line, for programs, with all of this in it."""
 
+    def __post_init__(self) -> None:
+        check_positive(self, "beams", "batch", "n_best", "longest")
 
-def translate(words: Sequence[str]) -> None:
-    from regard.task.translator import Translator
+
+def translate(words: Sequence[str]) -> int:
+    from regard.task.translator import NOTHING, Translator
 
     folder, options = with_folder("translate", Translate, Translate(), words)
-    for name in ("batch", "n_best"):
-        if (number := getattr(options, name)) is not None and number < 1:
-            raise ValueError(f"{name} ({number}) must be 1 or more")
     with launched() as here:
         lines, model = here.agreed(
-            lambda: (Lines(options.files), _translator(folder, options, Translator, here))
+            lambda: (
+                Lines(options.files, options.longest),
+                _translator(folder, options, Translator, here),
+            )
         )
 
         def answer(lines: list[Line]) -> Iterator[str]:
@@ -107,11 +114,21 @@ def translate(words: Sequence[str]) -> None:
             if options.align and model.head is None:
                 model.find_head(sample)
 
-        _write(lines, answers(lines, answer, here, prepare), here, lambda: _chosen(model))
+        def without(number: int, reason: str) -> str:
+            if options.json:
+                return json.dumps({"line": number, "error": reason}, ensure_ascii=False)
+            return _shown(number, "", [NOTHING], model, options)
+
+        found = answers(lines, answer, here, prepare)
+        return _write(lines, found, without, lambda: _chosen(model))
 
 
 def _translator(folder: Path, options: Translate, kind: type[Ready], here: Processes) -> Ready:
+    from regard.task.search import check_search
+
     model: Any = _ensemble(folder, options, kind, here)
+    beams = max(options.beams or model.search.beams, options.n_best or 1)
+    check_search(model.model.config, beams, model.model.target.table.weight.device)
     if options.head is not None:
         from regard.look.align import Head
 
@@ -182,16 +199,17 @@ class Classify(InferenceOptions):
     json: bool = False
     """One JSON object for each picture, for programs."""
 
+    def __post_init__(self) -> None:
+        check_positive(self, "top")
+
 
 def classify(words: Sequence[str]) -> int:
     from regard.task.classify import Classifier
 
     folder, pictures, options = _pictures("classify", Classify, Classify(), words)
     model = _loaded(folder, options, Classifier)
-    if options.top < 1:
-        raise ValueError(f"top ({options.top}) must be 1 or more")
-    answered = _Answered()
-    for picture, probabilities in answered.each(pictures, model.probabilities):
+    left_out = LeftOut()
+    for picture, probabilities in _each(pictures, model.probabilities, options.json, left_out):
         values, places = probabilities.sort(stable=True, descending=True)
         ranked = zip(places.tolist(), values.tolist())
         best = [(model.labels[n], p) for n, p in ranked][: options.top]
@@ -200,7 +218,7 @@ def classify(words: Sequence[str]) -> int:
             _say(json.dumps({"picture": picture, "labels": labels}, ensure_ascii=False))
         else:
             _say("\t".join([picture, *(f"{label} {p:.1%}" for label, p in best)]))
-    return answered.status
+    return left_out.status()
 
 
 @dataclass(frozen=True)
@@ -212,19 +230,26 @@ class Read(InferenceOptions):
     json: bool = False
     """One JSON object for each picture, for programs."""
 
+    def __post_init__(self) -> None:
+        check_positive(self, "beams")
+
 
 def read(words: Sequence[str]) -> int:
     from regard.task.read import Reader
+    from regard.task.search import check_search
 
     folder, pictures, options = _pictures("read", Read, Read(), words)
     model = _loaded(folder, options, Reader)
-    answered = _Answered()
-    for picture, text in answered.each(pictures, partial(model.read, beams=options.beams)):
+    device = model.model.target.table.weight.device
+    check_search(model.model.config, options.beams or model.search.beams, device)
+    left_out = LeftOut()
+    reader = partial(model.read, beams=options.beams)
+    for picture, text in _each(pictures, reader, options.json, left_out):
         if options.json:
             _say(json.dumps({"picture": picture, "text": text}, ensure_ascii=False))
         else:
             _say(f"{picture}\t{text}")
-    return answered.status
+    return left_out.status()
 
 
 @dataclass(frozen=True)
@@ -244,27 +269,45 @@ class Generate(EnsembleOptions):
     probability."""
     seed: int = 0
     """Random seed; prompt n is sampled from (seed, n)."""
+    longest: int = LINE
+    """Maximum length of a line in characters; longer ones are left out."""
+
+    def __post_init__(self) -> None:
+        check_positive(self, "length", "top_k", "longest")
+        if not self.temperature >= 0:
+            raise ValueError(f"temperature ({self.temperature}) must be 0 or more")
+        if self.top_p is not None and not 0 < self.top_p <= 1:
+            raise ValueError(f"top_p ({self.top_p}) must be above 0 and at most 1; try 0.9")
+        if self.seed < 0:
+            raise ValueError(f"seed ({self.seed}) must be 0 or more")
 
 
-def generate(words: Sequence[str]) -> None:
+def generate(words: Sequence[str]) -> int:
+    from regard.model.fits import check_cache
     from regard.task.language import Generator
 
     folder, options = with_folder("generate", Generate, Generate(), words)
     model = _ensemble(folder, options, Generator)
-    first = 0
-    for prompts in windows(Lines(options.files), *WINDOW):
-        texts = model.generate(
-            prompts,
-            length=options.length,
-            temperature=options.temperature,
-            top_k=options.top_k,
-            top_p=options.top_p,
-            seed=options.seed,
-            first=first,
-        )
-        first += len(prompts)
-        for text in texts:
-            _say(" ".join(text.splitlines()))
+    device = model.model.tokens.table.weight.device
+    check_cache(model.model.config, 1, 1, options.length, device)
+
+    def answer(lines: list[Line]) -> Iterator[str]:
+        # Each draws from its own number, and a line that was left out has one too.
+        for _, some in groupby(enumerate(lines), lambda item: item[1][0] - item[0]):
+            run = [line for _, line in some]
+            texts = model.generate(
+                [text for _, text in run],
+                length=options.length,
+                temperature=options.temperature,
+                top_k=options.top_k,
+                top_p=options.top_p,
+                seed=options.seed,
+                first=run[0][0],
+            )
+            yield from (" ".join(text.splitlines()) for text in texts)
+
+    lines = Lines(options.files, options.longest)
+    return _write(lines, answers(lines, answer, Processes()))
 
 
 @dataclass(frozen=True)
@@ -273,17 +316,26 @@ class Label(InferenceOptions):
 
     files: tuple[str, ...] = ()
     """Files with a text in each line, instead of standard input."""
+    longest: int = LINE
+    """Maximum length of a line in characters; longer ones are left out."""
+
+    def __post_init__(self) -> None:
+        check_positive(self, "longest")
 
 
-def label(words: Sequence[str]) -> None:
+def label(words: Sequence[str]) -> int:
     from regard.task.label import Labeler
 
     folder, options = with_folder("label", Label, Label(), words)
     model = _loaded(folder, options, Labeler)
-    for texts in windows(Lines(options.files), *WINDOW):
-        for row in model.probabilities(texts):
+
+    def answer(lines: list[Line]) -> Iterator[str]:
+        for row in model.probabilities([text for _, text in lines]):
             best = int(row.argmax())
-            _say(f"{model.labels[best]}\t{float(row[best]):.1%}")
+            yield f"{model.labels[best]}\t{float(row[best]):.1%}"
+
+    lines = Lines(options.files, options.longest)
+    return _write(lines, answers(lines, answer, Processes()))
 
 
 # Words
@@ -363,55 +415,70 @@ def _engine(model: Any) -> str:
     return f"engine: the model's own modules, {weight.dtype} on {weight.device}"
 
 
-# Lines
+# What goes in and out
 
 
-class _Answered:
-    """Pictures, a batch at a time; one that cannot be read is reported, and the others go on."""
+class LeftOut:
+    """What could not be read or answered: reported as it comes, and counted."""
 
-    BATCH = 64
+    SHOWN = 10
 
     def __init__(self) -> None:
-        self.status = 0
-        """The exit code: 1 where a picture could not be read."""
+        self.count = 0
 
-    def each(
-        self, pictures: list[str], answer: Callable[[list[str]], Iterable[Any]]
-    ) -> Iterator[tuple[str, Any]]:
-        for begin in range(0, len(pictures), self.BATCH):
-            some = pictures[begin : begin + self.BATCH]
-            try:
-                yield from zip(some, answer(some))
-            except (ValueError, OSError):
-                for picture in some:
-                    yield from self._alone(picture, answer)
+    def add(self, reason: str) -> None:
+        self.count += 1
+        if self.count <= self.SHOWN:
+            print("regard: left out:", reason, file=sys.stderr, flush=True)
 
-    def _alone(
-        self, picture: str, answer: Callable[[list[str]], Iterable[Any]]
-    ) -> Iterator[tuple[str, Any]]:
-        try:
-            if not Path(picture).is_file():
-                raise ValueError(f"{picture} cannot be found")
-            results = list(answer([picture]))
-        except (ValueError, OSError) as error:
-            self.status = 1
-            print("regard: left out:", one_line(error), file=sys.stderr, flush=True)
-        else:
-            yield from zip([picture], results)
+    def status(self) -> int:
+        """The exit code, at the end."""
+        if self.count > self.SHOWN:
+            print(f"regard: left out: {self.count - self.SHOWN:,} more", file=sys.stderr)
+        return 1 if self.count else 0
+
+
+def _each(
+    pictures: list[str],
+    answer: Callable[[list[str]], Iterable[Ready]],
+    as_json: bool,
+    left_out: LeftOut,
+    batch: int = 64,
+) -> Iterator[tuple[str, Ready]]:
+    """Pictures with their answers; one without is left out, and as JSON an object says why."""
+    for begin in range(0, len(pictures), batch):
+        some = pictures[begin : begin + batch]
+        for picture, found in zip(some, tried(some, answer)):
+            if not isinstance(found, Unreadable):
+                yield picture, found
+                continue
+            left_out.add(found.reason)
+            if as_json:
+                _say(json.dumps({"picture": picture, "error": found.reason}, ensure_ascii=False))
 
 
 def _write(
-    lines: Lines, texts: Iterable[str], here: Processes, note: Callable[[], str | None]
-) -> None:
-    """Each answer as it comes, and the note on standard error once there is one."""
-    bar, told = Bar(lines), False
-    for text in texts:
-        if here.first and not told and (words := note()) is not None:
+    lines: Lines,
+    answers: Iterable[str | Unreadable],
+    without: Callable[[int, str], str] = lambda number, reason: "",
+    note: Callable[[], str | None] = lambda: None,
+) -> int:
+    """Each answer as it comes, and the note on standard error once there is one.
+
+    `without` is what stands in the place of line `number` if it has no answer.
+    """
+    bar, told, left_out = Bar(lines), False, LeftOut()
+    for number, answer in enumerate(answers):
+        if not told and (words := note()) is not None:
             print("regard:", words, file=sys.stderr, flush=True)
             told = True
-        _say(text)
+        if isinstance(answer, Unreadable):
+            left_out.add(answer.reason)
+            answer = without(number, answer.reason)
+        _say(answer)
         bar.answered()
     bar.close()
+    return left_out.status()
 
 
 def _say(text: str) -> None:

@@ -5,30 +5,41 @@
     Bar(lines)              how far it is, on a terminal
 
 A pipe is read as it fills: what is there is worked on together, and a line that comes alone is
-answered alone. Memory is that of a window of lines.
+answered alone. Memory is that of a window of lines. A line that cannot be read, or answered, is an
+`Unreadable` in its place, and the others go on.
 
 Under torchrun the first process reads and writes, and hands a share of each window to the others:
-line n goes to process n modulo their number. Whatever goes wrong in any of them ends all of them,
-and is said once.
+line n goes to process n modulo their number. Whatever else goes wrong in any of them ends all of
+them, and is said once.
 """
 
-import lzma
 import os
 import select
 import stat
 import sys
 import time
-import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
-from regard.data.files import LineFile, Reading
+from regard.data.files import LINE, LineFile, Reading
 from regard.decode.batching import windows
 from regard.processes import Processes, one_line
 from regard.train.display import duration
+
+Item = TypeVar("Item")
+Found = TypeVar("Found")
+
+
+@dataclass(frozen=True)
+class Unreadable:
+    """In place of a line, or of its answer, where there is none."""
+
+    reason: str
+
 
 Line: TypeAlias = tuple[int, str]
 """A line and its number, counted from 0."""
@@ -39,23 +50,27 @@ SOON = 0.01
 WINDOW = 64, 2048
 """Lines that a process is handed at first, and at most."""
 
+PIECE = 2**16
+"""Bytes that are read at once."""
+
 
 # Reading
 
 
 class Lines:
-    """The lines of standard input, or of files, without their ends.
+    """The lines of standard input, or of files, without their ends, which are line feeds alone.
 
-    Lines end with a line feed alone. Bytes that are no UTF-8 become the sign for what is unknown.
+    Lines of more than `longest` characters, and bytes that are no UTF-8, are unreadable.
     """
 
-    def __init__(self, files: Sequence[str] = ()):
+    def __init__(self, files: Sequence[str] = (), longest: int = LINE):
         self.files = [Path(name) for name in files]
         if absent := [str(path) for path in self.files if not path.is_file()]:
             raise ValueError(
                 f"{', '.join(absent)} cannot be found; name text files, plain or compressed, or "
                 "none to read standard input"
             )
+        self.longest = longest
         self.size = self._size()
         """Bytes in all; None where nobody knows."""
         self.marks: deque[int] = deque()
@@ -70,62 +85,82 @@ class Lines:
             return None
         return about.st_size if stat.S_ISREG(about.st_mode) else None
 
-    def __iter__(self) -> Iterator[str | None]:
-        if self.files:
-            return self._from_files()
+    def __iter__(self) -> Iterator[str | Unreadable | None]:
+        return self._from_files() if self.files else self._from_input()
+
+    def _from_input(self) -> Iterator[str | Unreadable | None]:
+        number = 0
+        for line in _cut(self._pieces(), 4 * self.longest):
+            if line is None:
+                yield None
+                continue
+            number += 1
+            content, end = line
+            if self.size is not None:
+                self.marks.append(end)
+            yield self._text(content, f"line {number:,}")
+
+    def _pieces(self) -> Iterator[bytes | None]:
+        """Standard input as it comes, and None where nothing more is there for now."""
         try:
             fd = sys.stdin.fileno()
         except (OSError, ValueError):
             fd = -1
         if fd < 0 or self.size is not None or os.name != "posix":
-            return self._from(sys.stdin.buffer)
-        return _live(fd)
+            yield from iter(lambda: sys.stdin.buffer.read(PIECE), b"")
+            return
+        while True:
+            if not select.select([fd], [], [], SOON)[0]:
+                yield None
+            data = os.read(fd, PIECE)
+            if not data:
+                return
+            yield data
 
-    def _from(self, stream: Iterable[bytes]) -> Iterator[str]:
-        at = 0
-        for line in stream:
-            at += len(line)
-            if self.size is not None:
-                self.marks.append(at)
-            yield _text(line)
-
-    def _from_files(self) -> Iterator[str]:
+    def _from_files(self) -> Iterator[str | Unreadable]:
         reading = Reading()
         for path in self.files:
             with ExitStack() as stack:
-                before, offset = reading.bytes, 0
+                before = reading.bytes
                 file = LineFile(path, reading, stack)
                 plain = file.stream.raw is file.raw
-                try:
-                    for line in file.stream:
-                        offset += len(line)
-                        # A compressed file is measured as it is read, which is somewhat ahead.
-                        self.marks.append(before + offset if plain else reading.bytes)
-                        yield _text(line)
-                except (EOFError, zlib.error, lzma.LZMAError, OSError) as error:
-                    raise ValueError(f"{path} is damaged ({error}); fetch it again") from error
+                while (line := file.line()) is not None:
+                    # A compressed file is measured as it is read, which is somewhat ahead.
+                    self.marks.append(before + file.offset if plain else reading.bytes)
+                    content = None if file.overlong else line
+                    yield self._text(content, f"{path}, line {file.lines:,}")
+
+    def _text(self, line: bytes | None, where: str) -> str | Unreadable:
+        if line is not None:
+            try:
+                text = line.decode("utf-8").rstrip("\r\n")
+            except UnicodeDecodeError as error:
+                byte = f"byte {error.start + 1:,} (0x{line[error.start]:02x})"
+                return Unreadable(f"{where}: {byte} is not UTF-8; convert it, as iconv does")
+            if len(text) <= self.longest:
+                return text
+        return Unreadable(
+            f"{where} has more than {self.longest:,} characters (--longest); split it at sentences"
+        )
 
 
-def _live(fd: int) -> Iterator[str | None]:
+def _cut(pieces: Iterable[bytes | None], most: int) -> Iterator[tuple[bytes | None, int] | None]:
+    """Lines, each with the byte at which it ends; of one with more than `most` bytes, None."""
     begun: list[bytes] = []  # of a line whose end has not come yet
-    while True:
-        if not select.select([fd], [], [], SOON)[0]:
+    size = end = 0
+    for piece in pieces:
+        if piece is None:
             yield None
-        data = os.read(fd, 2**16)
-        if not data:
-            break
-        first, *others = data.split(b"\n")
-        begun.append(first)
-        if others:
-            yield _text(b"".join(begun))
-            yield from map(_text, others[:-1])
-            begun = others[-1:]
-    if last := b"".join(begun):
-        yield _text(last)
-
-
-def _text(line: bytes) -> str:
-    return line.decode("utf-8", "replace").rstrip("\r\n")
+            continue
+        *closed, rest = piece.split(b"\n")
+        for part in closed:
+            size, end = size + len(part) + 1, end + len(part) + 1
+            yield (b"".join([*begun, part]) if size <= most else None), end
+            begun, size = [], 0
+        size, end = size + len(rest), end + len(rest)
+        begun = [*begun, rest] if size <= most else []
+    if size:
+        yield (b"".join(begun) if size <= most else None), end
 
 
 class Bar:
@@ -162,12 +197,29 @@ class Bar:
 # Answering
 
 
+def tried(
+    items: Sequence[Item], answer: Callable[[list[Item]], Iterable[Found]]
+) -> Iterator[Found | Unreadable]:
+    """An answer for each item. Where one fails, those after it are tried one by one."""
+    done = 0
+    try:
+        for found in answer(list(items)):
+            yield found
+            done += 1
+    except (ValueError, OSError) as error:
+        if len(items) == 1:
+            yield Unreadable(one_line(error))
+            return
+        for item in items[done:]:
+            yield from tried([item], answer)
+
+
 def answers(
-    lines: Iterable[str | None],
+    lines: Iterable[str | Unreadable | None],
     answer: Callable[[list[Line]], Iterable[str]],
     here: Processes,
     prepare: Callable[[list[str]], None] = lambda sample: None,
-) -> Iterator[str]:
+) -> Iterator[str | Unreadable]:
     """An answer for each line, in order. Processes other than the first yield none.
 
     `prepare` is shown some lines of every window before it is answered, the same in every process,
@@ -176,28 +228,42 @@ def answers(
     if not here.first:
         _help(answer, here, prepare)
         return
-    others = range(1, here.size)
     try:
         for window in windows(_numbered(lines), *(count * here.size for count in WINDOW)):
-            sample = [text for _, text in window[: WINDOW[0]]]
-            for rank in others:
-                here.send(rank, {"lines": window[rank :: here.size], "sample": sample})
-            prepare(sample)
-            if here.size == 1:
-                yield from answer(window)
-                continue
-            shares = [list(answer(window[:: here.size]))]
-            for rank in others:
-                reply = here.receive(rank)
-                if "error" in reply:
-                    raise ValueError(reply["error"])
-                shares.append(reply["answers"])
-            for n in range(len(window)):
-                yield shares[n % here.size][n // here.size]
+            texts = [(number, text) for number, text in window if isinstance(text, str)]
+            found = _shared(texts, answer, here, prepare)
+            for _, text in window:
+                yield text if isinstance(text, Unreadable) else next(found)
     finally:
-        for rank in others:
+        for rank in range(1, here.size):
             with suppress(ValueError):  # one that has ended needs no telling
                 here.send(rank, None)
+
+
+def _shared(
+    lines: list[Line],
+    answer: Callable[[list[Line]], Iterable[str]],
+    here: Processes,
+    prepare: Callable[[list[str]], None],
+) -> Iterator[str | Unreadable]:
+    """The answers to a window, of which every process gives its share."""
+    sample = [text for _, text in lines[: WINDOW[0]]]
+    for rank in range(1, here.size):
+        here.send(rank, {"lines": lines[rank :: here.size], "sample": sample})
+    prepare(sample)
+    if here.size == 1:
+        yield from tried(lines, answer)
+        return
+    shares = [list(tried(lines[:: here.size], answer))]
+    for rank in range(1, here.size):
+        reply = here.receive(rank)
+        if "error" in reply:
+            raise ValueError(reply["error"])
+        shares.append(
+            [Unreadable(*one) if isinstance(one, list) else one for one in reply["answers"]]
+        )
+    for n in range(len(lines)):
+        yield shares[n % here.size][n // here.size]
 
 
 def _help(
@@ -210,13 +276,19 @@ def _help(
         try:
             prepare(message["sample"])
             lines = [(number, text) for number, text in message["lines"]]
-            reply: dict[str, Any] = {"answers": list(answer(lines))}
+            found = tried(lines, answer)
+            # A reason travels as a list, which no answer is.
+            reply: dict[str, Any] = {
+                "answers": [[one.reason] if isinstance(one, Unreadable) else one for one in found]
+            }
         except Exception as error:  # whatever it is, the first process has to know
             reply = {"error": one_line(error) or type(error).__name__}
         here.send(0, reply)
 
 
-def _numbered(lines: Iterable[str | None]) -> Iterator[Line | None]:
+def _numbered(
+    lines: Iterable[str | Unreadable | None],
+) -> Iterator[tuple[int, str | Unreadable] | None]:
     number = 0
     for line in lines:
         if line is None:

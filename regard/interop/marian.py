@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.attention.position import Sinusoidal
+from regard.checkpoint import unfilled
 from regard.config import from_json
 from regard.interop.format import Imported, Task
 from regard.interop.tensors import Pair, Tensors, fill, give, load, save, settings
@@ -100,7 +101,7 @@ def read(source: Path) -> Imported:
         shared = tensors.pop("model.shared.weight")
         for side in ("encoder", "decoder"):
             tensors.setdefault(f"model.{side}.embed_tokens.weight", shared)
-    with torch.device("meta"):
+    with unfilled(config, tensors, f"{source}: config.json"):
         model = Transformer(config)
     fill(model, tensors, _pairs(config), source)
 

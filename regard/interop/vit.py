@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from regard.checkpoint import unfilled
 from regard.config import from_json
 from regard.interop.format import Imported, Task
 from regard.interop.tensors import Pair, Tensors, fill, give, load, save, settings
@@ -32,7 +33,8 @@ def read(source: Path) -> Imported:
     tanh = not headed and any(name.startswith(f"{prefix}pooler.") for name in tensors)
     config = _config(said, tensors, headed, tanh)
 
-    model, pairs = empty(config), _pairs(config, prefix, tanh)
+    with unfilled(config, tensors, f"{source}: config.json"):
+        model, pairs = empty(config), _pairs(config, prefix, tanh)
     if not said.get("qkv_bias", True):
         add_zeros(tensors, model, pairs, ("query.bias", "key.bias", "value.bias"))
     if not headed:

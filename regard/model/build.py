@@ -100,6 +100,8 @@ def stack(
     """A stack of blocks; a position that acts inside attention goes into each."""
 
     check_integer("layers", blocks, least=0)
+    if not config.epsilon > 0:
+        raise ValueError(f"epsilon ({config.epsilon}) must be above 0; try 1e-5")
 
     def inside() -> AttentionPosition | None:
         part = None if position is None else made(position)

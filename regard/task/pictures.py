@@ -15,20 +15,24 @@ import hashlib
 import io
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import islice
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, cast, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, cast
 
 import numpy as np
 import torch
 from jaxtyping import Float, UInt8
 from torch import Tensor
 
+from regard import memory
+from regard.attention.checks import check_integer
+from regard.config import from_json
 from regard.data import cache
 from regard.data.image import Images, normalize
 from regard.data.pixels import Decoding, Fit, channels_first, decode, fitted
+from regard.memory import Size
 from regard.task.text import Progress
 
 if TYPE_CHECKING:
@@ -55,6 +59,19 @@ class Preparation:
     interpolation: str = "bicubic"
     background: int = 255
 
+    def __post_init__(self) -> None:
+        (rows, columns), channels = self.size, self.channels
+        check_integer("size", min(rows, columns))
+        size = Size("size", rows, 224, lambda other: 4 * channels * other * columns)
+        memory.check(f"an image of {rows} × {columns}", [size], memory.limit())
+        if not len(self.mean) == len(self.std) == channels:
+            raise ValueError(
+                f"mean ({len(self.mean)}) and std ({len(self.std)}) must have a number for each "
+                f"channel ({channels})"
+            )
+        if not 0 < self.crop <= 1:
+            raise ValueError(f"crop ({self.crop}) must be above 0 and at most 1")
+
     @classmethod
     def of(cls, task: Mapping[str, Any], channels: int, where: object) -> "Preparation":
         """As the task's section of a model's folder says."""
@@ -64,22 +81,10 @@ class Preparation:
                 f"{where} does not say how its pixels are scaled; add mean and std, one number "
                 f"for each of {channels} channels, to the task in its config.json"
             )
-        way = task.get("resize", "shortest")
-        if way not in get_args(Resize):
-            raise ValueError(
-                f"{where}: resize ({way!r}) is unknown; choose from {', '.join(get_args(Resize))}"
-            )
-        rows, columns = task["size"]
-        return cls(
-            (rows, columns),
-            channels,
-            tuple(map(float, mean)),
-            tuple(map(float, std)),
-            way,
-            float(task.get("crop", 1.0)),
-            str(task.get("interpolation", "bicubic")),
-            int(task.get("background", 255)),
-        )
+        names = {field.name for field in fields(cls)}
+        said = {name: value for name, value in task.items() if name in names and value is not None}
+        said = {**said, "size": list(task["size"]), "channels": channels}
+        return from_json(cls, said, str(where), "task")
 
     @classmethod
     def trained(

@@ -10,6 +10,7 @@ from dataclasses import dataclass, fields
 from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
+import torch
 from torch import Tensor
 
 from regard.attention.packed import Packed
@@ -20,7 +21,14 @@ from regard.decode.engine.session import Session
 from regard.decode.search.beam import beam, power
 from regard.decode.search.greedy import greedy
 from regard.decode.search.hypothesis import Hypothesis
+from regard.model.fits import check_cache
+from regard.model.formula import Config
 from regard.model.transformer import Transformer
+
+
+def check_penalty(length_penalty: float) -> None:
+    if not abs(length_penalty) <= 10:
+        raise ValueError(f"length_penalty ({length_penalty}) must be from -10 to 10; try 1")
 
 
 @dataclass(frozen=True)
@@ -48,6 +56,7 @@ class SearchSettings:
         for name in ("beams", "length"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} ({getattr(self, name)}) must be 1 or more")
+        check_penalty(self.length_penalty)
 
     @classmethod
     def of(cls, tokenizer: AnyTokenizer, **settings: Any) -> "SearchSettings":
@@ -92,6 +101,16 @@ def open_reading(
     device = model.target.table.weight.device
     counts = None if lengths is None else lengths.to(device)
     return open_session(model, source.to(device), counts, beams=beams, length=length)
+
+
+def check_search(config: Config, beams: int, device: torch.device | str, number: int = 4) -> None:
+    """Refuses beams that no sentence could be searched with, be it ever so short."""
+    check_beams(beams, getattr(config, "vocabulary", beams))
+    check_cache(config, 1, beams, SHORTEST, device, number)
+
+
+SHORTEST = 32
+"""Tokens that every search has room for."""
 
 
 def check_beams(beams: int, vocabulary: int) -> None:

@@ -8,21 +8,36 @@ import os
 from dataclasses import asdict
 from typing import Any
 
+from regard import memory
 from regard.device import device
+from regard.memory import Size
 from regard.model.classifier import ClassifierConfig, EncoderShape
 from regard.model.fits import TRAINING, check_training
 from regard.model.formula import Config
 from regard.model.language import LanguageConfig, LanguageShape
 from regard.model.transformer import ImageSource, TextSource, TransformerConfig, TransformerShape
 from regard.model.vit import VisionConfig, VisionShape
+from regard.task.search import check_penalty, check_search
 from regard.train.config import TrainingConfig
 from regard.train.task import Task
 
+EXAMPLE = 500
+"""Bytes of a short text in memory, with its tokens and all that Python adds."""
+
 
 def check_settings(config: Any) -> None:
-    """Refuses a model that this machine cannot train. One to go on from has its own shape."""
+    """Refuses what this machine cannot train or search with; a model to go on from has a shape."""
+    for name in ("examples", "judged"):
+        if isinstance(count := getattr(config, name, None), int):
+            size = Size(name, count, 50_000, lambda other: EXAMPLE * other)
+            memory.check(f"holding so many {name}", [size], memory.limit())
+    if hasattr(config, "length_penalty"):
+        check_penalty(config.length_penalty)
     if getattr(config, "start", None) is None:
-        _check(_model(config), 1, config.training)
+        model = _model(config)
+        _check(model, 1, config.training)
+        if hasattr(config, "beams"):
+            check_search(model, config.beams, device(config.training.device))
 
 
 def check_batches(config: Any, task: Task) -> None:
@@ -89,6 +104,9 @@ def _image(config: Any) -> dict[str, Any]:
     """Images of the size that is set, or the smallest."""
     patch = config.patch or _PATCH
     size = config.pixels
+    strip = getattr(config, "strip", None)
+    if size is None and strip is not None and config.images is None:
+        size = strip.rows, strip.columns
     if size is None:
         size = patch
     elif config.patch is None:

@@ -1,12 +1,13 @@
 """The real command in a real pipe: a line for each line, soon, in order, by one process or two."""
 
 import gzip
+import io
 import json
 import os
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +18,7 @@ import torch
 
 from regard import checkpoint
 from regard.cli.main import main
-from regard.cli.stream import Lines, answers
+from regard.cli.stream import PIECE, Lines, Unreadable, answers
 from regard.data.tokenizer import Tokenizer
 from regard.decode.engine.int8 import library as native
 from regard.processes import Processes
@@ -38,7 +39,6 @@ BAD = [
     b"carriage\rreturn\r",
     b"nul \x00 bell \x07 escape \x1b[31m",
     "line\u2028separator \u2029 next\x85line \x0b\x0c\x1c".encode(),
-    b"no \xff\xfe UTF-8 \xc3",
     "漢字 Ελληνικά עברית 😀👩‍👩‍👧 \U000e0041".encode(),
     b"long " * 400,
     b"x" * 3000,
@@ -132,6 +132,25 @@ def test_a_line_in_a_pipe_is_answered_at_once_and_a_reader_may_leave(folder: Pat
         guard.cancel()
 
 
+def test_a_line_that_cannot_be_read_keeps_its_place(folder: Path) -> None:
+    given = b"ab cd\nno \xff\n" + b"x" * 300 + b"\nefg"
+    limit = ["--longest", 200, "--beams", 1]
+    out, said = piped(["translate", folder, *limit], given, status=1)
+    lines = out.decode().split("\n")
+    assert lines[1:3] == ["", ""]
+    assert lines[0]
+    assert lines[3]
+    assert said.splitlines() == [
+        "regard: left out: line 2: byte 4 (0xff) is not UTF-8; convert it, as iconv does",
+        "regard: left out: line 3 has more than 200 characters (--longest); split it at sentences",
+    ]
+    out, _ = piped(["translate", folder, *limit, "--json"], given, status=1)
+    rows = [json.loads(line) for line in out.decode().splitlines()]
+    assert [row["line"] for row in rows] == [0, 1, 2, 3]
+    assert "not UTF-8" in rows[1]["error"]
+    assert "translations" in rows[3]
+
+
 # Two processes
 
 
@@ -184,7 +203,9 @@ class Mailbox(Processes):
         return json.loads(self.__dict__["post"][rank, self.rank].get(timeout=HANG))
 
 
-def shared(count: int, lines: list[str | None], answer: Any) -> list[str]:
+def shared(
+    count: int, lines: Sequence[str | Unreadable | None], answer: Any
+) -> list[str | Unreadable]:
     from queue import Queue
 
     post = {(a, b): Queue() for a in range(count) for b in range(count)}  # type: ignore[var-annotated]
@@ -221,12 +242,24 @@ def test_order_whatever_the_number_of_lines_and_processes(processes: int, count:
     assert shared(processes, lines, echo) == want
 
 
-@pytest.mark.parametrize("place", [0, 1, 2])
-def test_one_that_fails_ends_all(place: int) -> None:
-    lines: list[str | None] = ["good"] * 5
+@pytest.mark.parametrize("processes", [1, 3])
+@pytest.mark.parametrize("place", [0, 1, 4])
+def test_a_line_without_an_answer_leaves_the_others_theirs(processes: int, place: int) -> None:
+    lines: list[str | Unreadable | None] = ["good"] * 5
     lines[place] = "bad"
-    with pytest.raises(ValueError, match=rf"line {place}\s+is bad"):
-        shared(3, lines, echo)
+    lines[2] = Unreadable("as it was read")
+    want: list[str | Unreadable] = [f"{n} good" for n in range(5)]
+    want[place] = Unreadable(f"line {place} is bad")
+    want[2] = Unreadable("as it was read")
+    assert shared(processes, lines, echo) == want
+
+
+def test_a_fault_in_one_process_ends_all() -> None:
+    def fail(items: Any) -> Iterator[str]:
+        raise KeyError("pears")
+
+    with pytest.raises((ValueError, KeyError), match="pears"):
+        shared(2, ["one", "two"], fail)
 
 
 # Options, in this process
@@ -348,6 +381,22 @@ def test_precisions(
 ) -> None:
     words = ["--files", table, "--precision", precision]
     assert said(capsys, "translate", folder, *words).count("\n") == 3
+
+
+@pytest.mark.parametrize("longest", [5, PIECE])
+def test_lines_of_standard_input_of_any_length(
+    longest: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Cut out of pieces; what is too long is not held, and what follows is found again."""
+    texts = ["ab", "", "x" * longest, "x" * (longest + 1), "é" * 5, "y" * (9 * PIECE), "end\r"]
+    given = "\n".join(texts).encode()
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(given)))
+    found = list(Lines(longest=longest))
+    assert [isinstance(line, Unreadable) for line in found] == [
+        len(text.rstrip("\r")) > longest for text in texts
+    ]
+    kept = [text.rstrip("\r") for text in texts if len(text.rstrip("\r")) <= longest]
+    assert [line for line in found if isinstance(line, str)] == kept
 
 
 def test_a_file_is_measured_by_the_lines_that_were_answered(tmp_path: Path, table: Path) -> None:

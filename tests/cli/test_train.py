@@ -174,7 +174,7 @@ def test_an_interrupted_demonstration_goes_on(
 def test_a_line_for_each_line(
     run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    given = b"1 May 2001\n\nno \xff UTF-8\n\x00\x07\nlast without an end"
+    given = b"1 May 2001\n\nno UTF-8: \xc3\xbf\n\x00\x07\nlast without an end"
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(given)))
     lines = said(capsys, "translate", run, "--beams", "2").split("\n")
     assert len(lines) == 6

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from regard.lab.commands.parser import Parser
+from regard.lab.commands.parser import Parser, check_output
 
 if TYPE_CHECKING:
     from regard.lab.cost.show import Page
@@ -35,6 +35,24 @@ TEXT = ("tiny", "base", "big")
 VISION = {"ti": "tiny", "s": "small", "b": "base", "l": "large", "h": "huge"}
 PRINTED = {"base": 65e6, "big": 213e6, "vit-b": 86e6, "vit-l": 307e6, "vit-h": 632e6}
 """Parameters as printed in the papers: Vaswani et al. (2017), Dosovitskiy et al. (2021)."""
+
+
+MOST = {
+    "length": 10**8,
+    "batch": 10**6,
+    "vocabulary": 10**9,
+    "image": 10**6,
+    "classes": 10**9,
+    "width": 2**16,
+    "kernel": 10**5,
+    "heads": 2**16,
+    "window": 10**6,
+}
+"""Sizes that are counted; beyond them a count takes hours, or does not fit into 64 bits."""
+
+LAYERS = 10_000
+NUMBERS = 2**57
+"""Of one tensor, and of all parameters together."""
 
 
 def parser() -> argparse.ArgumentParser:
@@ -76,10 +94,11 @@ def parser() -> argparse.ArgumentParser:
 def cost(words: Sequence[str]) -> None:
     """Runs `regard cost`."""
     options = parser().parse_args(words)
-    for name in ("length", "batch", "vocabulary", "image", "classes", "width", "kernel", "heads"):
+    check_output(options, "plot")
+    for name, most in MOST.items():
         value = getattr(options, name)
-        if value is not None and value < 1:
-            raise ValueError(f"--{name} ({value}) must be 1 or more")
+        if value is not None and not 1 <= value <= most:
+            raise ValueError(f"--{name} ({value}) must be from 1 to {most:,}")
     page = _page(options)
     if options.plot is not None:
         from regard.lab.report import write_plots
@@ -111,9 +130,14 @@ def _page(options: argparse.Namespace) -> "Page":
         names = ("length", "width", "kernel", "heads", "window", "batch")
         chosen = {name: getattr(options, name) for name in names}
         sizes = Sizes(**{name: value for name, value in chosen.items() if value is not None})
+        _check_count(
+            "--length, --width and --batch", (sizes.length * sizes.width) ** 2 * sizes.batch
+        )
         return layers_page(sizes, options.precision, PRECISIONS[options.precision].itemsize)
     from regard.lab.cost.models import model_cost
     from regard.lab.cost.show import model_page
+    from regard.model.embedding import grid
+    from regard.model.formula import parameters
     from regard.model.vit import VisionConfig
 
     name, config = named(options)
@@ -121,8 +145,20 @@ def _page(options: argparse.Namespace) -> "Page":
         raise ValueError(
             f"--plot {options.plot}: the length of {name} follows from its image; no plot"
         )
+    length = options.length or 512
+    if isinstance(config, VisionConfig):
+        rows, columns = grid(config.image, config.patch)
+        length = rows * columns
+    wide = max(4 * config.width, config.feed_forward, getattr(config, "vocabulary", 1))
+    _check_count("parameters", parameters(config))
+    _check_count("the length, the batch and the vocabulary", options.batch * length * wide)
     total = model_cost(config, options.length or 512, options.batch, options.precision)
     return model_page(name, total, PRINTED.get(name.partition("/")[0]))
+
+
+def _check_count(what: str, count: int) -> None:
+    if count > NUMBERS:
+        raise ValueError(f"{what} come to {count:.1e} numbers, too many to be counted; lower them")
 
 
 def named(options: argparse.Namespace) -> tuple[str, "Config"]:
@@ -181,6 +217,9 @@ def _config(options: argparse.Namespace, folder: Path) -> "Config":
             f"{', '.join(kinds)}; convert models of other libraries with `regard import`"
         )
     config = from_json(kinds[str(kind)], saved["model"], str(path), "model")
+    for name in ("layers", "encoder_layers", "decoder_layers"):
+        if getattr(config, name, 0) > LAYERS:
+            raise ValueError(f"{path}: {name} must be at most {LAYERS:,} to be counted")
     _allow(options, str(folder), *(() if isinstance(config, VisionConfig) else ("length",)))
     return config
 

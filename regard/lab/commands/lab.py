@@ -23,7 +23,7 @@ from regard import atomic
 from regard.lab import claims, show
 from regard.lab.claims import lines
 from regard.lab.claims.stated import STATED, Stated
-from regard.lab.commands.parser import Parser
+from regard.lab.commands.parser import Parser, check_output
 from regard.lab.experiment import Experiment, Measured
 from regard.lab.perform import Failure, Result, by_family, perform, perform_all, reason
 from regard.lab.terminal import printing
@@ -73,10 +73,7 @@ def lab(words: Sequence[str]) -> int:
         return _exercise(names[1:])
     if options.all and names:
         raise ValueError(f"--all and {names[0]!r}: name some experiments, or ask for all of them")
-    for option in ("report", "plot"):
-        path = getattr(options, option)
-        if path is not None and not Path(path).resolve().parent.is_dir():
-            raise ValueError(f"--{option} {path}: no folder {Path(path).resolve().parent}; make it")
+    check_output(options, "report", "plot")
     if options.plot is not None and not names:
         raise ValueError(
             "--plot draws named experiments; for example regard lab position-kernel --plot plot.svg"

@@ -1,11 +1,13 @@
-"""The argument parser of the lab's commands, which reports an error in one line."""
+"""What the lab's commands have in common: how they describe themselves, and where they write."""
 
 import argparse
-from typing import NoReturn
+from pathlib import Path
+
+from regard.words import Parser as OneLineParser
 
 
-class Parser(argparse.ArgumentParser):
-    """Raises a ValueError for wrong options; the command line prints it as one line."""
+class Parser(OneLineParser):
+    """With a description and examples that are printed as they are."""
 
     def __init__(self, command: str, description: str, epilog: str):
         super().__init__(
@@ -16,5 +18,15 @@ class Parser(argparse.ArgumentParser):
             allow_abbrev=False,
         )
 
-    def error(self, message: str) -> NoReturn:
-        raise ValueError(f"{message}; see {self.prog} --help")
+
+def check_output(options: argparse.Namespace, *names: str) -> None:
+    """Files to be written must be possible ones, which is said before anything is computed."""
+    for name in names:
+        path = getattr(options, name)
+        if path is None:
+            continue
+        folder = Path(path).resolve().parent
+        if Path(path).is_dir():
+            raise ValueError(f"--{name} {path} is a folder; name a file")
+        if not folder.is_dir():
+            raise ValueError(f"--{name} {path}: no folder {folder}; make it")
