@@ -10,11 +10,13 @@ import torch
 from torch import Tensor
 
 from regard.data.batch import Sizes
+from regard.data.image import Augmentation
 from regard.model.transformer import TransformerShape
 from regard.task import classify, dates, label, language, read
 from regard.task.read import Strip
 from regard.train import capture, optimizer
 from regard.train.config import TrainingConfig
+from regard.train.display import Display
 from regard.train.distributed import World
 from regard.train.fit import fit
 from regard.train.loader import batches
@@ -71,7 +73,9 @@ def _read(tmp_path: Path) -> Any:
 
 def _classify(tmp_path: Path) -> Any:
     config = classify.preset("tiny")
-    return classify.build(replace(config, training=replace(SHORT, batch=7)))
+    # Augmentation itself needs kornia.
+    plain = replace(config, augmentation=Augmentation(), training=replace(SHORT, batch=7))
+    return classify.build(plain)
 
 
 TASKS: dict[str, Callable[[Path], Any]] = {
@@ -190,7 +194,7 @@ def _parts(task: Any, dtype: torch.dtype = torch.bfloat16) -> Parts:
     model = task.model.to("cuda").train()
     parameters = dict(model.named_parameters())
     ema = optimizer.MovingAverage(parameters, 0.9)
-    scaler = torch.amp.GradScaler("cuda", enabled=dtype is torch.float16)
+    scaler = torch.amp.GradScaler("cuda", 1.0, enabled=dtype is torch.float16)
     adam = optimizer.make(model, SHORT)
     return Parts(task, Objective(task), parameters, adam, scaler, ema, SHORT, _world("cuda"), dtype)
 
@@ -272,21 +276,9 @@ def test_runs_are_captured_and_resume(name: str, tmp_path: Path) -> None:
         torch.testing.assert_close(plain[key], value, rtol=0.2, atol=2e-2)
 
 
-class _Said:
+class _Said(Display):
     def __init__(self) -> None:
         self.words: list[str] = []
-
-    def __enter__(self) -> "_Said":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-    def progress(self, now: Any) -> None:
-        pass
-
-    def scores(self, step: int, scores: Any, best: bool) -> None:
-        pass
 
     def say(self, words: str) -> None:
         self.words.append(words)
