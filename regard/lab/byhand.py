@@ -5,7 +5,7 @@
 draws the masks.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
 
 import torch
@@ -19,9 +19,11 @@ from torch import Tensor
 from regard.attention.attend import attend, explain
 from regard.attention.mask import Mask, causal, documents, packed, padding, prefix, window
 from regard.lab.export import Shown
+from regard.lab.layer import Layer, Part, outputs, projections
 from regard.lab.matrix import Matrix, decimal
+from regard.lab.scoring import Operations, size
 from regard.lab.stages import Arithmetic, Convention, stages, worked
-from regard.lab.steps import Operations, Steps, steps
+from regard.lab.steps import Steps, steps
 from regard.lab.terminal import INDENT, indented, printing
 
 
@@ -39,15 +41,9 @@ def by_hand(
 def show(steps: Steps, console: Console, convention: Convention = "rows", digits: int = 3) -> None:
     """Prints queries, keys and values, and then every stage as a small table."""
     room = console.width - INDENT
-    inputs = []
-    for name, matrix in zip("QKV", steps.written):
-        letters = (name.lower(), "")
-        if convention == "columns":
-            matrix, letters = matrix.transposed, ("", name.lower())
-        size = f"  {len(matrix.rows)} × {len(matrix.rows[0]) if matrix.rows else 0}"
-        title = Text.assemble((name, "bold"), (size, "dim"))
-        inputs.append(Group(title, _table(matrix.figures(digits), *letters, room)))
-    console.print(indented(Columns(inputs, padding=(0, 4))), "")
+    vectors = {name: (matrix, name.lower()) for name, matrix in zip("QKV", steps.written)}
+    own = {name: (matrix, "") for name, matrix in steps.scoring.matrices.items()}
+    _show_inputs({**vectors, **own}, console, convention, digits)
     examples = worked(steps, convention, digits)
     for number, stage in enumerate(stages(steps, convention, digits), 1):
         _heading(console, f"{number}  {stage.name}", stage.equation)
@@ -58,9 +54,48 @@ def show(steps: Steps, console: Console, convention: Convention = "rows", digits
         console.print(indented(table), "")
 
 
-def show_operations(counted: dict[str, Operations], console: Console) -> None:
+def _show_inputs(
+    inputs: Mapping[str, tuple[Matrix, str]], console: Console, convention: Convention, digits: int
+) -> None:
+    """Prints matrices side by side, with the letter of their vectors where they have one."""
+    shown = []
+    for name, (matrix, letter) in inputs.items():
+        letters = (letter, "")
+        if convention == "columns":
+            matrix, letters = matrix.transposed, ("", letter)
+        title = Text.assemble((name, "bold"), (f"  {size(matrix.shape)}", "dim"))
+        table = _table(matrix.figures(digits), *letters, console.width - INDENT)
+        shown.append(Group(title, table))
+    console.print(indented(Columns(shown, padding=(0, 4))), "")
+
+
+def show_layer(whole: Layer, console: Console, convention: Convention, digits: int) -> None:
+    """Prints a layer: its inputs, the projections, each head, and the output."""
+    letters = {letter: whole.inputs[name] for name, letter in whole.sources.items()}
+    inputs = {letter: (matrix, letter.lower()) for letter, matrix in letters.items()}
+    weights = {name: (matrix, "") for name, matrix in whole.weights.items()}
+    _show_inputs({**inputs, **weights}, console, convention, digits)
+    for part in projections(whole, convention):
+        _show_part(part, console, digits)
+    for number, head in enumerate(whole.heads, 1):
+        _heading(console, f"Head {number} of {len(whole.heads)}", "")
+        show(head, console, convention, digits)
+    for part in outputs(whole, convention):
+        _show_part(part, console, digits)
+
+
+def _show_part(part: Part, console: Console, digits: int) -> None:
+    _heading(console, part.name, part.equation)
+    room = console.width - INDENT
+    table = _stage_table(part.figures, part.rows, part.columns, room, False, digits)
+    console.print(indented(table), "")
+
+
+def show_operations(
+    counted: dict[str, Operations], console: Console, order: str = "O(n_q n_k (d_k + d_v))"
+) -> None:
     """Prints the number of multiplications, divisions, additions and exponentials."""
-    _heading(console, "Operations", "O(n_q n_k (d_k + d_v))")
+    _heading(console, "Operations", order)
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     table.add_column(style="dim")
     for name in counted["total"].figures:
@@ -71,9 +106,9 @@ def show_operations(counted: dict[str, Operations], console: Console) -> None:
     console.print(indented(table), "")
 
 
-def show_arithmetic(entries: Sequence[Arithmetic], console: Console) -> None:
+def show_arithmetic(entries: Sequence[Arithmetic], console: Console, of: str = "") -> None:
     """Prints how each of these entries is computed."""
-    _heading(console, "Entry by entry", "")
+    _heading(console, "Entry by entry", of)
     for one in entries:
         console.print(indented(Text(str(one))))
     console.print()

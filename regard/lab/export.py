@@ -5,27 +5,36 @@ Each is complete: no row or column is left out, whatever the size.
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
+from regard.lab.layer import Layer, layer_operations, outputs, projections
 from regard.lab.matrix import Cell, Matrix, exact, latex, plain
+from regard.lab.scoring import Dot, Operations, Scoring, size
 from regard.lab.stages import Arithmetic, Convention, Stage, stages
 from regard.lab.steps import Steps, operations
 
 
 def _inputs(steps: Steps, convention: Convention) -> dict[str, Matrix]:
-    matrices = dict(zip("QKV", steps.written))
+    matrices = {**dict(zip("QKV", steps.written)), **steps.scoring.matrices}
     if convention == "rows":
         return matrices
     return {name: matrix.transposed for name, matrix in matrices.items()}
 
 
-def equation(convention: Convention) -> str:
+def equation(convention: Convention, scoring: Scoring = Dot()) -> str:  # noqa: B008, no state
     """Attention in one line of LaTeX."""
+    score = scoring.latex[convention == "columns"].partition(" = ")[2]
     if convention == "rows":
-        return r"C = \operatorname{softmax}\left(\beta\, Q K^\top\right) V"
-    return r"H = V \operatorname{softargmax}_\beta\left(K^\top Q\right)"
+        return rf"C = \operatorname{{softmax}}\left(\beta\, {score}\right) V"
+    return rf"H = V \operatorname{{softargmax}}_\beta\left({score}\right)"
+
+
+def _letters(name: str, convention: Convention) -> tuple[str, str]:
+    """The letters that name rows and columns: those of vectors, and none of other matrices."""
+    letter = name.lower() if name in "QKVXYZ" else ""
+    return (letter, "") if convention == "rows" else ("", letter)
 
 
 # LaTeX
@@ -39,30 +48,66 @@ def to_latex(
 ) -> str:
     """A fragment to paste into a document that uses amsmath."""
     every, inputs = stages(steps, convention, digits), _inputs(steps, convention)
-    widest = max(len(m.rows[0]) for m in (*inputs.values(), *(s.figures for s in every)))
-    head = ["% needs \\usepackage{amsmath}"]
-    if widest > 10:  # amsmath's default
-        head.append(rf"\setcounter{{MaxMatrixCols}}{{{widest}}}")
+    head = _preamble([*inputs.values(), *(stage.figures for stage in every)])
     lines = [rf"{name} &= {_bmatrix(matrix, digits)}" for name, matrix in inputs.items()]
     for stage in every:
         left, _, right = stage.latex.partition(" = ")
         lines.append(rf"{left} &= {right} {_result(stage.figures, digits)}")
-    counted = operations(steps)
-    counts = " & ".join(("", *counted["total"].figures))
-    rows = [
-        " & ".join((name, *map(str, count.figures.values()))) for name, count in counted.items()
-    ]
     text = [
         *head,
-        rf"\[ {equation(convention)}, \qquad \beta = {_beta(steps, digits)} \]",
+        rf"\[ {equation(convention, steps.scoring)}, \qquad \beta = {_beta(steps, digits)} \]",
         _aligned(lines),
         *([_aligned([_arithmetic_latex(one) for one in explained])] if explained else []),
-        r"\begin{tabular}{lrrrrr}",
-        f"{counts} \\\\",
-        *(f"{row} \\\\" for row in rows),
-        r"\end{tabular}",
+        _tabular(operations(steps)),
     ]
     return "\n".join(text)
+
+
+def _preamble(matrices: Sequence[Matrix]) -> list[str]:
+    widest = max(matrix.shape[1] for matrix in matrices)
+    more = (
+        [rf"\setcounter{{MaxMatrixCols}}{{{widest}}}"] if widest > 10 else []
+    )  # amsmath's default
+    return ["% needs \\usepackage{amsmath}", *more]
+
+
+def _tabular(counted: Mapping[str, Operations]) -> str:
+    rows = [("", *counted["total"].figures)]
+    rows += [(name, *map(str, count.figures.values())) for name, count in counted.items()]
+    lines = [f"{' & '.join(row)} \\\\" for row in rows]
+    return "\n".join((r"\begin{tabular}{lrrrrr}", *lines, r"\end{tabular}"))
+
+
+def layer_to_latex(
+    whole: Layer,
+    convention: Convention = "rows",
+    digits: int = 3,
+    explained: Sequence[Sequence[Arithmetic]] = (),
+) -> str:
+    """A layer: its inputs and projections, each head, and the output."""
+    given = [f"{_symbol(n)} &= {_bmatrix(m, digits)}" for n, m in _given(whole, convention).items()]
+    before, after = (
+        [f"{part.latex.replace(' = ', ' &= ')} {_result(part.figures, digits)}" for part in parts]
+        for parts in (projections(whole, convention), outputs(whole, convention))
+    )
+    matrices = [*whole.inputs.values(), *whole.weights.values(), whole.joined]
+    text = [*_preamble([*matrices, *whole.projected.values()]), _aligned([*given, *before])]
+    for n, head in enumerate(whole.heads):
+        entries = explained[n] if explained else ()
+        text += [f"% head {n + 1}", to_latex(head, convention, digits, entries)]
+    text += [_aligned(after)] if after else []
+    return "\n".join((*text, _tabular(layer_operations(whole))))
+
+
+def _given(whole: Layer, convention: Convention) -> dict[str, Matrix]:
+    """The inputs and weights of a layer, by their letters."""
+    inputs = {letter: whole.inputs[name] for name, letter in whole.sources.items()}
+    matrices = {**inputs, **whole.weights}
+    return {n: m if convention == "rows" else m.transposed for n, m in matrices.items()}
+
+
+def _symbol(name: str) -> str:
+    return re.sub(r"_(\w)$", r"_{\1}", name)
 
 
 def _aligned(lines: Sequence[str]) -> str:
@@ -131,25 +176,58 @@ def to_markdown(
     explained: Sequence[Arithmetic] = (),
 ) -> str:
     """Tables under headings, with equations between dollar signs."""
-    parts = [f"## Attention by hand\n\n${equation(convention)}$, $\\beta = {_beta(steps, digits)}$"]
+    formula = f"${equation(convention, steps.scoring)}$, $\\beta = {_beta(steps, digits)}$"
+    parts = [f"## Attention by hand\n\n{formula}"]
     for name, matrix in _inputs(steps, convention).items():
-        letters = (name.lower(), "") if convention == "rows" else ("", name.lower())
+        letters = _letters(name, convention)
         parts.append(f"**{name}**\n\n{_pipes(matrix.figures(digits), *letters)}")
     for number, stage in enumerate(stages(steps, convention, digits), 1):
         parts.append(f"### {number}. {stage.name}: ${stage.latex}$\n\n{stage.sentence}")
         parts += [
             _pipes(cells, stage.rows, stage.columns) for cells in _versions(stage.figures, digits)
         ]
-    counted = operations(steps)
+    parts.append(_counts(operations(steps)))
+    if explained:
+        parts.append("### Entry by entry\n\n" + "\n".join(f"- `{one}`" for one in explained))
+    return "\n\n".join(parts)
+
+
+def _counts(counted: Mapping[str, Operations]) -> str:
     head = "| | " + " | ".join(counted["total"].figures) + " |\n|---|" + "--:|" * 5
     rows = [
         f"| {name} | " + " | ".join(f"{n:,}" for n in count.figures.values()) + " |"
         for name, count in counted.items()
     ]
-    parts.append("### Operations\n\n" + "\n".join([head, *rows]))
-    if explained:
-        parts.append("### Entry by entry\n\n" + "\n".join(f"- `{one}`" for one in explained))
-    return "\n\n".join(parts)
+    return "### Operations\n\n" + "\n".join([head, *rows])
+
+
+def layer_to_markdown(
+    whole: Layer,
+    convention: Convention = "rows",
+    digits: int = 3,
+    explained: Sequence[Sequence[Arithmetic]] = (),
+) -> str:
+    """A layer: its inputs and projections, each head, and the output."""
+    parts = [
+        f"**{name}**\n\n{_pipes(matrix.figures(digits), *_letters(name, convention))}"
+        for name, matrix in _given(whole, convention).items()
+    ]
+    before, after = (
+        [
+            f"## {part.name}: ${part.latex}$\n\n"
+            + "\n\n".join(
+                _pipes(cells, part.rows, part.columns) for cells in _versions(part.figures, digits)
+            )
+            for part in made
+        ]
+        for made in (projections(whole, convention), outputs(whole, convention))
+    )
+    for n, head in enumerate(whole.heads):
+        entries = explained[n] if explained else ()
+        written = to_markdown(head, convention, digits, entries)
+        before.append(written.replace("## Attention by hand", f"## Head {n + 1}", 1))
+    counted = _counts(layer_operations(whole)).replace("###", "##", 1)
+    return "\n\n".join((*parts, *before, *after, counted))
 
 
 def _versions(matrix: Matrix, digits: int) -> list[list[list[str]]]:
@@ -183,9 +261,8 @@ def html(steps: Steps, convention: Convention = "rows", digits: int = 3) -> str:
     """Small tables side by side, in the colours of the page around them."""
     boxes = []
     for name, matrix in _inputs(steps, convention).items():
-        letters = (name.lower(), "") if convention == "rows" else ("", name.lower())
-        size = f"{len(matrix.rows)} × {len(matrix.rows[0])}"
-        boxes.append(_box(name, size, [_html_table(matrix.figures(digits), *letters)]))
+        table = _html_table(matrix.figures(digits), *_letters(name, convention))
+        boxes.append(_box(name, size(matrix.shape), [table]))
     for stage in stages(steps, convention, digits):
         boxes.append(_box(stage.name, stage.equation, _stage_tables(stage, digits)))
     style = "display:flex;flex-wrap:wrap;gap:1em 2em;align-items:flex-start"
@@ -244,16 +321,17 @@ def to_json(
     """All numbers, and in `exact` those known exactly; infinities are strings."""
     named = {
         **dict(zip(("query", "key", "value"), _inputs(steps, convention).values())),
-        **{stage.name.lower(): stage.figures for stage in stages(steps, convention)},
+        **{f"score_{name}": matrix for name, matrix in steps.scoring.matrices.items()},
+        **{
+            stage.name.lower().replace(" ", "_"): stage.figures
+            for stage in stages(steps, convention)
+        },
     }
     data: dict[str, Any] = {
         "convention": convention,
         "beta": _number(steps.beta),
         "mask": None if steps.mask is None else str(steps.mask),
-        **{
-            name: [[_number(float(cell)) for cell in row] for row in matrix.rows]
-            for name, matrix in named.items()
-        },
+        **{name: _numbers(matrix) for name, matrix in named.items()},
         "exact": {
             "beta": _exact(steps.factor),
             **{name: [[_exact(c) for c in row] for row in m.rows] for name, m in named.items()},
@@ -263,6 +341,35 @@ def to_json(
     if explained:
         data["explained"] = {one.cell: str(one) for one in explained}
     return data
+
+
+def layer_to_json(
+    whole: Layer,
+    convention: Convention = "rows",
+    explained: Sequence[Sequence[Arithmetic]] = (),
+) -> dict[str, Any]:
+    """A layer: what is given, what is made of it, and every head."""
+    parts = (*projections(whole, convention), *outputs(whole, convention))
+    matrices = {
+        **_given(whole, convention),
+        **{part.equation.partition(" = ")[0]: part.figures for part in parts},
+    }
+    final = whole.output if convention == "rows" else whole.output.transposed
+    return {
+        "convention": convention,
+        **{name: _numbers(matrix) for name, matrix in matrices.items()},
+        "heads": [
+            to_json(head, convention, explained[n] if explained else ())
+            for n, head in enumerate(whole.heads)
+        ],
+        "output": _numbers(final),
+        "exact": {n: [[_exact(c) for c in row] for row in m.rows] for n, m in matrices.items()},
+        "operations": {name: count.figures for name, count in layer_operations(whole).items()},
+    }
+
+
+def _numbers(matrix: Matrix) -> list[list[float | str]]:
+    return [[_number(float(cell)) for cell in row] for row in matrix.rows]
 
 
 def _number(x: float) -> float | str:

@@ -94,6 +94,22 @@ def decimal(x: float, digits: int = 3, whole: bool | None = None) -> str:
     return rounded.lstrip("-") if float(rounded) == 0 else rounded
 
 
+def dot(a: Sequence[Cell], b: Sequence[Cell]) -> Cell:
+    """A dot product: exact where all of its entries are fractions."""
+    exact = total([times(x, y) for x, y in zip(a, b)])
+    return math.fsum(float(x) * float(y) for x, y in zip(a, b)) if exact is None else exact
+
+
+def shown(cell: Cell, digits: int) -> str:
+    """A cell as it stands in a line of arithmetic."""
+    return plain(cell) if exact(cell) and len(plain(cell)) <= LONG else decimal(float(cell), digits)
+
+
+def signed(number: str) -> str:
+    """A number after another: a negative one stands in parentheses."""
+    return f"({number})" if number.startswith("-") else number
+
+
 class Matrix(NamedTuple):
     """Rows of entries, all of one length."""
 
@@ -111,6 +127,19 @@ class Matrix(NamedTuple):
     @property
     def transposed(self) -> "Matrix":
         return Matrix(tuple(zip(*self.rows)))
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return len(self.rows), len(self.rows[0]) if self.rows else 0
+
+    def times(self, other: "Matrix") -> "Matrix":
+        """The product of two matrices, exact where possible."""
+        columns = other.transposed.rows
+        return Matrix(tuple(tuple(dot(row, column) for column in columns) for row in self.rows))
+
+    def columns(self, start: int, end: int) -> "Matrix":
+        """Some of its columns."""
+        return Matrix(tuple(row[start:end] for row in self.rows))
 
     @property
     def exact(self) -> bool:
@@ -140,20 +169,25 @@ def _cell(x: float | int) -> Cell:
 
 # Reading
 
+MOST_DIGITS = 300
+"""Of a whole number; float64 ends at 308."""
+
 FORMS = 'write rows as "1 2; 3 1", or name a .csv or .npy file'
 
 
-def read(text: str, name: str) -> Matrix:
-    """The matrix in a text or a file; error messages call it `name`."""
+def read(text: str, name: str, infinite: bool = False) -> Matrix:
+    """The matrix in a text or a file; error messages call it `name`. With `infinite` it may have
+    entries of -inf."""
     path = Path(text)
     if path.suffix in (".csv", ".tsv", ".txt", ".npy") and not path.is_file():
         raise ValueError(f"{name}: there is no file {path}; {FORMS}")
     if path.suffix == ".npy":
-        return _read_array(path, name)
+        return _read_array(path, name, infinite)
     if path.suffix in (".csv", ".tsv", ".txt") or (not like_numbers(text) and path.is_file()):
         lines = path.read_text(encoding="utf-8-sig", errors="replace").splitlines()
-        return _parse([line for line in lines if line.strip() and line[0] != "#"], name, str(path))
-    return _parse(_rows(text), name, None)
+        written = [line for line in lines if line.strip() and line[0] != "#"]
+        return _parse(written, name, str(path), infinite)
+    return _parse(_rows(text), name, None, infinite)
 
 
 def number(text: str, name: str) -> Cell:
@@ -168,7 +202,7 @@ def number(text: str, name: str) -> Cell:
 
 def like_numbers(text: str) -> bool:
     """Whether a text is a matrix rather than a file name."""
-    return re.fullmatch(r"[\s\d.,;/eE+\-−\[\]()]*", text) is not None
+    return re.fullmatch(r"([\s\d.,;/eE+\-−\[\]()∞]|\binf(inity)?\b)*", text) is not None
 
 
 def _rows(text: str) -> list[str]:
@@ -177,7 +211,7 @@ def _rows(text: str) -> list[str]:
     return [row.strip(" \t[]()") for row in rows]
 
 
-def _parse(rows: Sequence[str], name: str, file: str | None) -> Matrix:
+def _parse(rows: Sequence[str], name: str, file: str | None, infinite: bool) -> Matrix:
     where = name if file is None else f"{name} ({file})"
     parsed: list[tuple[Cell, ...]] = []
     for n, row in enumerate(rows, 1):
@@ -186,7 +220,8 @@ def _parse(rows: Sequence[str], name: str, file: str | None) -> Matrix:
         cells = []
         for word in words:
             try:
-                cells.append(_parse_number(word))
+                hidden = infinite and re.fullmatch(r"[-−](inf|infinity|∞)", word.lower())
+                cells.append(-math.inf if hidden else _parse_number(word))
             except ZeroDivisionError:
                 raise ValueError(f"{where}: {word} in row {n} divides by 0") from None
             except ValueError:
@@ -212,11 +247,18 @@ def _count(numbers: int) -> str:
 
 
 def _parse_number(word: str) -> Cell:
-    exact = Fraction(word.replace("−", "-"))  # a typographic minus
-    return exact if re.fullmatch(r"[+\-−]?\d+(/\d+)?", word) else float(exact)
+    word = word.replace("−", "-")  # a typographic minus
+    if len(word) > MOST_DIGITS:
+        raise ValueError("more digits than any number here has")
+    exact = re.fullmatch(r"[+-]?\d+(/\d+)?", word)
+    # Not as a fraction: that of 1e1000000000 would have a billion digits.
+    value = Fraction(word) if exact else float(word)
+    if not math.isfinite(float(value)):
+        raise ValueError("beyond the numbers of float64")
+    return value
 
 
-def _read_array(path: Path, name: str) -> Matrix:
+def _read_array(path: Path, name: str, infinite: bool) -> Matrix:
     import numpy as np
 
     try:
@@ -232,7 +274,7 @@ def _read_array(path: Path, name: str) -> Matrix:
             f"{name} ({path}) holds {array.dtype} of shape {array.shape}; save one matrix of "
             "numbers, for example array[0]"
         )
-    if not np.isfinite(array).all():
+    if not (np.isfinite(array) | (infinite & np.isneginf(array))).all():
         raise ValueError(f"{name} ({path}) has entries that are infinite or NaN; replace them")
     return Matrix.of(torch.from_numpy(array.astype(np.float64)))
 

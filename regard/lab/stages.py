@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple, TypeAlias
 
 from torch import Tensor
 
-from regard.lab.matrix import LONG, Cell, Matrix, decimal, exact, plain
+from regard.lab.matrix import Cell, Matrix, decimal, shown, signed
 from regard.lab.steps import Steps
 
 Convention: TypeAlias = Literal["rows", "columns"]
@@ -43,10 +43,8 @@ def stages(steps: Steps, convention: Convention = "rows", digits: int = 3) -> li
     by_rows = _stages(steps, digits)
     if convention == "rows":
         return by_rows
-    along = {
-        "Scores": ("S = Kᵀ Q", r"S = K^\top Q"),
-        "Output": ("H = V A", "H = V A"),
-    }
+    rule = steps.scoring
+    along = {"Scores": (rule.equation[1], rule.latex[1]), "Output": ("H = V A", "H = V A")}
     turned = []
     for stage in by_rows:
         equation, latex = along.get(stage.name, (stage.equation, stage.latex))
@@ -68,7 +66,7 @@ def stages(steps: Steps, convention: Convention = "rows", digits: int = 3) -> li
 
 
 def _stages(steps: Steps, digits: int) -> list[Stage]:
-    K, beta, exactly = steps.key.shape[1], _shown(steps.factor, digits), steps.exactly
+    K, beta, exactly = steps.key.shape[1], shown(steps.factor, digits), steps.exactly
     if steps.beta == math.inf:
         scaling = (
             "β = ∞",
@@ -90,28 +88,41 @@ def _stages(steps: Steps, digits: int) -> list[Stage]:
             rf"Z = {beta} \, S",
             f"β = {beta} sets how sharp the weights are: at 0 uniform, at ∞ hard.",
         )
-    masked = Stage(
-        "Masked",
-        "M",
-        f"M: {steps.mask}",
-        r"M = Z \text{ with } {-\infty} \text{ where the mask forbids}",
-        "What the mask forbids becomes -∞, so that its weight is exactly 0.",
-        steps.masked,
-        exactly.masked,
-    )
-    letter = "Z" if steps.mask is None else "M"
+    masking = [
+        Stage(
+            "Mask matrix",
+            "M",
+            f"M: {steps.mask}",
+            r"M = \text{mask}",
+            "0 where a query may attend to a key, -∞ where it may not.",
+            steps.mask_matrix,
+            Matrix.of(steps.mask_matrix),
+        ),
+        Stage(
+            "Masked",
+            "Y",
+            "Y = Z + M",
+            "Y = Z + M",
+            "The mask is added to the scores: -∞ makes a weight exactly 0.",
+            steps.masked,
+            exactly.masked,
+        ),
+    ]
+    letter = "Z" if steps.mask is None else "Y"
+    empty = [f"q{n + 1}" for n, row in enumerate(steps.weights) if not row.any()]
+    nothing = f"; {', '.join(empty)} may attend to nothing, and gets zeros" if empty else ""
     return [
         Stage(
             "Scores",
             "S",
-            "S = Q Kᵀ",
-            r"S = Q K^\top",
-            "The dot product of every query and every key: how well does the key match?",
+            steps.scoring.equation[0],
+            steps.scoring.latex[0],
+            steps.scoring.sentence,
             steps.scores,
             exactly.scores,
         ),
         Stage("Scaled", "Z", *scaling, steps.scaled, exactly.scaled),
-        *([masked] if steps.mask is not None else []),
+        *(masking if steps.mask is not None else []),
         Stage(
             "Exponentials",
             "E",
@@ -126,7 +137,7 @@ def _stages(steps: Steps, digits: int) -> list[Stage]:
             "A",
             "A = E / Σ E",
             r"A = E \,/\, \textstyle\sum_{\text{row}} E",
-            "Along each row, divided by its sum: a query's weights add up to 1.",
+            f"Along each row, divided by its sum: a query's weights add up to 1{nothing}.",
             steps.weights,
             exactly.weights,
             shares=True,
@@ -181,13 +192,15 @@ def arithmetic(
     known, weights = steps.exactly, steps.weights[q]
 
     def figure(matrix: Matrix, one: int, other: int) -> str:
-        return _shown(matrix.rows[one][other], digits)
+        return shown(matrix.rows[one][other], digits)
 
     match stage.name:
         case "Scores":
-            dot = _products(known.query.rows[q], known.key.rows[k], digits, most)
-            pair = (f"q{q + 1}·k{k + 1}", f"k{k + 1}·q{q + 1}")[convention == "columns"]
-            return Arithmetic(cell, (pair, dot, figure(known.scores, q, k)))
+            formula = steps.scoring.formula[convention == "columns"]
+            for letter, place in (("q", q), ("k", k)):
+                formula = re.sub(rf"\b{letter}\b", f"{letter}{place + 1}", formula)
+            terms = steps.scoring.terms(known.query.rows[q], known.key.rows[k], digits)
+            return Arithmetic(cell, (formula, _sum(terms, most), figure(known.scores, q, k)))
         case "Scaled":
             score, number = figure(known.scores, q, k), known.scaled.rows[q][k]
             results = _both(number, digits)
@@ -197,18 +210,21 @@ def arithmetic(
                 return Arithmetic(cell, results, reason)
             if steps.natural:
                 return Arithmetic(cell, (f"{score} / √{steps.key.shape[1]}", *results))
-            beta = _shown(steps.factor, digits)
-            return Arithmetic(cell, (f"{beta} · {_signed(score)}", *results))
+            beta = shown(steps.factor, digits)
+            return Arithmetic(cell, (f"{beta} · {signed(score)}", *results))
+        case "Mask matrix":
+            allowed = bool(steps.mask_matrix[q, k] == 0)
+            reason = f"q{q + 1} {'may' if allowed else 'may not'} attend to k{k + 1}"
+            return Arithmetic(cell, ("0" if allowed else "-∞",), reason)
         case "Masked":
-            allowed = steps.mask is None or bool(steps.mask.tensor(*steps.scores.shape)[0, 0, q, k])
-            word = "may" if allowed else "may not"
-            reason = f"q{q + 1} {word} attend to k{k + 1}"
-            return Arithmetic(cell, (figure(known.masked, q, k),), reason)
+            added = "0" if steps.mask_matrix[q, k] == 0 else "(-∞)"
+            result = figure(known.masked, q, k)
+            return Arithmetic(cell, (f"{figure(known.scaled, q, k)} + {added}", result))
         case "Exponentials":
             own, largest = float(steps.masked[q, k]), float(steps.masked[q].max())
             if largest == -math.inf:
                 return Arithmetic(cell, ("0",), f"q{q + 1} may attend to nothing")
-            shifted = f"exp({decimal(own, digits)} - {_signed(decimal(largest, digits))})"
+            shifted = f"exp({decimal(own, digits)} - {signed(decimal(largest, digits))})"
             return Arithmetic(cell, (shifted, figure(known.exponentials, q, k)))
         case "Weights":
             some = [n for n, weight in enumerate(weights.tolist()) if weight > 0]
@@ -240,11 +256,13 @@ def worked(steps: Steps, convention: Convention = "rows", digits: int = 3) -> di
     order = steps.weights[row].argsort(descending=True, stable=True)
     column = int(order[min(1, len(order) - 1)])
     examples = {}
-    for stage in stages(steps, digits=digits):
-        if stage.name == "Masked" or (stage.name == "Scaled" and steps.beta == math.inf):
+    for stage in stages(steps, convention, digits):
+        masking = stage.name in ("Mask matrix", "Masked")
+        if masking or (stage.name == "Scaled" and steps.beta == math.inf):
             continue
-        at = 0 if stage.name == "Output" else column
-        line = " = ".join(arithmetic(steps, stage, row, at, digits=digits, most=4).equals)
+        place = row, 0 if stage.name == "Output" else column
+        place = place if convention == "rows" else place[::-1]
+        line = " = ".join(arithmetic(steps, stage, *place, convention, digits, most=4).equals)
         letter = "c" if convention == "rows" else "h"
         entry = f"{letter}{row + 1}, first entry: " if stage.name == "Output" else ""
         examples[stage.name] = entry + line
@@ -292,29 +310,20 @@ def _names(every: Sequence[Stage]) -> str:
     return f'write "A[1,2]" or A, with one of {names}'
 
 
-def _shown(cell: Cell, digits: int) -> str:
-    """A cell as it stands in a line of arithmetic."""
-    return plain(cell) if exact(cell) and len(plain(cell)) <= LONG else decimal(float(cell), digits)
-
-
 def _both(cell: Cell, digits: int) -> tuple[str, ...]:
     """The exact value, and its decimals where they differ."""
-    shown, rounded = _shown(cell, digits), decimal(float(cell), digits)
-    return (shown,) if shown == rounded else (shown, rounded)
+    written, rounded = shown(cell, digits), decimal(float(cell), digits)
+    return (written,) if written == rounded else (written, rounded)
 
 
 def _products(a: Sequence[Cell], b: Sequence[Cell], digits: int, most: int | None) -> str:
     """A dot product, written as a sum of products."""
-    pairs = [(_signed(_shown(x, digits)), _signed(_shown(y, digits))) for x, y in zip(a, b)]
+    pairs = [(signed(shown(x, digits)), signed(shown(y, digits))) for x, y in zip(a, b)]
     return _sum((f"{x}·{y}" for x, y in pairs), most)
-
-
-def _signed(number: str) -> str:
-    return f"({number})" if number.startswith("-") else number
 
 
 def _sum(terms: Iterable[str], most: int | None) -> str:
     """Terms with plus signs between them; where there are too many, the first ones."""
     every = list(terms)
-    shown = every if most is None or len(every) <= most else [*every[: most - 1], "…"]
-    return " + ".join(shown) or "0"
+    kept = every if most is None or len(every) <= most else [*every[: most - 1], "…"]
+    return " + ".join(kept) or "0"

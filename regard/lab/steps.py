@@ -2,7 +2,8 @@
 
     S = Q Kᵀ    scores, then β S    E = exp(S - max)    A = E / Σ E    C = A V
 
-`steps` computes them from tensors, or from matrices as one writes them (matrix.py).
+`steps` computes them from tensors, or from matrices as one writes them (matrix.py). Other scores
+than the dot product are in scoring.py, and several heads with their projections in layer.py.
 """
 
 import math
@@ -19,6 +20,7 @@ from torch import Tensor
 from regard.attention.arguments import arguments
 from regard.attention.mask import Mask
 from regard.lab.matrix import Cell, Matrix, inverse_root, times, total
+from regard.lab.scoring import Dot, Operations, Scoring, products, together
 
 LARGE = 30_000
 """Multiplications beyond which no exact fractions are computed: nobody reads so many."""
@@ -29,12 +31,14 @@ class Steps:
     """Every matrix from queries, keys and values to the output, in float64."""
 
     query: Float[Tensor, "L K"]
-    key: Float[Tensor, "S K"]
+    key: Float[Tensor, "S J"]
     value: Float[Tensor, "S V"]
     mask: Mask | None
     beta: float
+    scoring: Scoring
+    """How keys are rated"""
     scores: Float[Tensor, "L S"]
-    """Q Kᵀ"""
+    """Q Kᵀ, or what another score gives"""
     scaled: Float[Tensor, "L S"]
     """β Q Kᵀ; at β = ∞, 0 at the best allowed keys and -∞ elsewhere"""
     masked: Float[Tensor, "L S"]
@@ -59,7 +63,15 @@ class Steps:
     def natural(self) -> bool:
         """Whether β is 1/√d."""
         K = self.key.shape[1]
-        return K > 0 and math.isclose(self.beta, 1 / math.sqrt(K))
+        return self.scoring.scaled and K > 0 and math.isclose(self.beta, 1 / math.sqrt(K))
+
+    @property
+    def mask_matrix(self) -> Float[Tensor, "L S"]:
+        """What the mask adds to the scores: 0, or -∞ where a query may not attend."""
+        added = torch.zeros_like(self.scores)
+        if self.mask is None:
+            return added
+        return added.masked_fill(~self.mask.tensor(*added.shape)[0, 0], -math.inf)
 
 
 class Exactly(NamedTuple):
@@ -78,10 +90,11 @@ class Exactly(NamedTuple):
 
 def steps(
     query: Num[Tensor, "L K"] | Matrix,
-    key: Num[Tensor, "S K"] | Matrix | None = None,
+    key: Num[Tensor, "S J"] | Matrix | None = None,
     value: Num[Tensor, "S V"] | Matrix | None = None,
     mask: Mask | None = None,
     beta: Fraction | float | None = None,
+    scoring: Scoring = Dot(),  # noqa: B008, it has no state
 ) -> Steps:
     """softmax(β Q Kᵀ) V with every intermediate matrix; arguments as for `attend`.
 
@@ -100,8 +113,13 @@ def steps(
         one.tensor() if isinstance(one, Matrix) else one.double().detach()
         for one in inputs.values()
     )
+    if beta is None and not scoring.scaled:
+        beta = Fraction(1)
     as_float = float(beta) if isinstance(beta, Fraction) else beta
-    sharpness = arguments(q, k, v, mask, as_float, None).beta
+    # What a score other than the dot product takes may be of unequal width.
+    pair = (q, k) if isinstance(scoring, Dot) else (q[:, :1], k[:, :1])
+    sharpness = arguments(*pair, v, mask, as_float, None).beta
+    scores = scoring.scores(q, k)
     if isinstance(sharpness, Tensor):
         raise ValueError(f"beta ({sharpness.tolist()}) must be a number; by hand there is one head")
     factor: Cell = sharpness
@@ -109,7 +127,6 @@ def steps(
         factor = inverse_root(max(1, k.shape[1]))
     elif isinstance(beta, Fraction | int):
         factor = Fraction(beta)
-    scores = q @ k.T
     allowed = torch.ones_like(scores, dtype=torch.bool)
     if mask is not None:
         L, S = scores.shape
@@ -132,6 +149,7 @@ def steps(
         value=v,
         mask=mask,
         beta=sharpness,
+        scoring=scoring,
         scores=scores,
         scaled=scaled,
         masked=masked,
@@ -152,8 +170,8 @@ def _exactly(steps: Steps) -> Exactly:
     (L, S), (K, V) = steps.scores.shape, (steps.key.shape[1], steps.value.shape[1])
     small = L * S * (K + V) <= LARGE
     scores = [
-        [_dot(q, k, rounded) if small else rounded for k, rounded in zip(key.rows, row)]
-        for q, row in zip(query.rows, _cells(steps.scores))
+        [steps.scoring.exactly(q, k, x) if small else x for k, x in zip(key.rows, row)]
+        for q, row in zip(query.rows, steps.scores.tolist())
     ]
     scaled = [
         [x if math.isinf(x) else _scaled(steps, s, x) for s, x in pairs]
@@ -217,28 +235,13 @@ def _shares(exponentials: list[Cell], rounded: list[Cell]) -> list[Cell]:
 # Costs
 
 
-class Operations(NamedTuple):
-    """The number of multiplications, divisions, additions and exponentials."""
-
-    multiplications: int = 0
-    divisions: int = 0
-    additions: int = 0
-    exponentials: int = 0
-
-    @property
-    def figures(self) -> dict[str, int]:
-        """By short names, with the total of all but the exponentials."""
-        mul, div, add, exp = self
-        return {"mul": mul, "div": div, "add": add, "total": mul + div + add, "exp": exp}
-
-
 def operations(steps: Steps) -> dict[str, Operations]:
     """The operations of each step, by its name; "total" is their sum.
 
-    A dot product of length d takes d multiplications and d - 1 additions. Subtracting the maximum,
-    which only prevents overflow, is not counted, nor is masking.
+    A dot product of length d takes d multiplications and d - 1 additions; a mask is added to every
+    score. Subtracting the maximum, which only prevents overflow, is not counted.
     """
-    (L, S), (K, V) = steps.scores.shape, (steps.key.shape[1], steps.value.shape[1])
+    (L, S), V = steps.scores.shape, steps.value.shape[1]
     match steps.beta:
         case 1.0 | math.inf:
             scaling = Operations()
@@ -247,10 +250,10 @@ def operations(steps: Steps) -> dict[str, Operations]:
         case _:
             scaling = Operations(multiplications=L * S)
     counted = {
-        "scores": Operations(L * S * K, 0, L * S * max(0, K - 1)),
+        "scores": steps.scoring.operations(L, S, steps.query.shape[1], steps.key.shape[1]),
         "scaled": scaling,
+        **({} if steps.mask is None else {"masked": Operations(additions=L * S)}),
         "weights": Operations(0, L * S, L * max(0, S - 1), L * S),
-        "output": Operations(L * V * S, 0, L * V * max(0, S - 1)),
+        "output": products(L, S, V),
     }
-    sums = Operations(*map(sum, zip(*counted.values())))
-    return {**counted, "total": sums}
+    return {**counted, "total": together(*counted.values())}

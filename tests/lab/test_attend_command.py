@@ -211,8 +211,9 @@ def test_explain_one_some_or_all(capsys: pytest.CaptureFixture[str]) -> None:
     assert whole.count("   A[") == 6
     assert "S[2,1] = q2·k1 = 3·2 + 1·1 = 7" in whole
     everything = said(capsys, *GIVEN, "--mask", "causal", "--explain")
-    assert len(re.findall(r"^   [SZMEAC]\[", everything, re.MULTILINE)) == 6 * 6
+    assert len(re.findall(r"^   [SZMYEAC]\[", everything, re.MULTILINE)) == 7 * 6
     assert "M[1,3] = -∞   (q1 may not attend to k3)" in everything
+    assert "Y[1,3] = √2 + (-∞) = -∞" in everything
     hard = said(capsys, *GIVEN, "--beta", "inf", "--explain", "Z[1,1]", "Z[1,2]")
     assert "Z[1,1] = 0   (4 is the largest that q1 may attend to)" in hard
     assert "Z[1,2] = -∞   (3 is not the largest" in hard
@@ -261,7 +262,7 @@ def test_markdown_tables_are_tables(capsys: pytest.CaptureFixture[str]) -> None:
     page = said(capsys, *GIVEN, "--mask", "causal", "--markdown", "--explain", "A")
     blocks = re.findall(r"(?:^\|.*\|\n?)+", page, re.MULTILINE)
     # Given, stages, two of them exact and rounded, and the counts.
-    assert len(blocks) == 3 + 6 + 2 + 1
+    assert len(blocks) == 3 + 7 + 2 + 1
     for block in blocks:
         assert len({line.count("|") for line in block.splitlines()}) == 1
         assert re.fullmatch(r"\|---\|(--:\|)+", block.splitlines()[1])
@@ -271,7 +272,7 @@ def test_markdown_tables_are_tables(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_in_a_notebook_it_is_a_page_without_colours_of_its_own() -> None:
     page = by_hand(*(read(text, "") for text in (Q, K, V)), causal())._repr_html_()
-    assert page.count("<table") == page.count("</table>") == 3 + 6 + 2
+    assert page.count("<table") == page.count("</table>") == 3 + 7 + 2
     assert ">3√2/2<" in page
     assert "causal()" in page
     assert not re.search(r"(?<!background:)\bcolor:", page)
@@ -312,7 +313,7 @@ def test_a_matrix_may_begin_with_a_minus(text: str, capsys: pytest.CaptureFixtur
         ("--query|1 2; 3", "query: row 2 has 1 number but row 1 has 2; give every row as many"),
         ("--query|1 a; 3 4", "query: 'a' in row 1 is not a finite number; write rows as"),
         ("--query|1 nan", "'nan' in row 1 is not a finite number"),
-        ("--query|", "query: row 1 is empty; write rows as"),
+        ("--query|", "--query is empty, perhaps from a variable"),
         ("--query|1,,2", r"query: row 1 \(1,,2\) lacks a number"),
         ("--query|1/0", "query: 1/0 in row 1 divides by 0"),
         ("--query|nothere.npy", "query: there is no file nothere.npy; write rows as"),
@@ -324,7 +325,7 @@ def test_a_matrix_may_begin_with_a_minus(text: str, capsys: pytest.CaptureFixtur
         ("--query|1|--mask|window:1,2,3", r"mask \('window:1,2,3'\) has 3 numbers"),
         ("--query|1|--mask|padding:2", r"mask \('padding:2'\) leaves 2 keys, but there are 1"),
         ("--query|1|--mask|1 0", "mask is 1 × 2 but must be 1 × 1, queries × keys"),
-        ("--query|1|--mask|2", "mask has 2; write 1 for may attend and 0 for may not"),
+        ("--query|1|--mask|2", "mask has 2; write 0 and -inf, as they are added"),
         ("--query|1|--mask|causal & casual", r"mask \('casual'\) is unknown"),
         ("--query|1|--beta|warm", r"beta \('warm'\) is not a number; write 0.5, 1/2 or inf"),
         ("--query|1|--beta|-1", r"beta \(-1.0\) must not be negative"),
@@ -382,6 +383,6 @@ def test_help_shows_examples_that_work(capsys: pytest.CaptureFixture[str]) -> No
     assert EXAMPLE in capsys.readouterr().out
     lines = [line.strip() for line in EXAMPLE.splitlines() if "x.csv" not in line]
     shown = [shlex.split(line)[2:] for line in lines if line.startswith("regard attend")]
-    assert len(shown) == 2
+    assert len(shown) == 5
     for words in shown:
         assert "Output" in said(capsys, *words)
