@@ -150,7 +150,7 @@ def main() -> None:
         print(f"{peak() - before:.2f}")
         return
 
-    filled = sum(p.target.numel() for _, p in pairs) / sum(b.tokens for b in batches) - 1
+    filled = sum(p.target.numel() for _, p in pairs) / sum(int(b.tokens) for b in batches) - 1
     print(f"{len(pairs)} batches of {options.batch} tokens; padding adds {filled:.0%} to targets")
     steps = {name: trainer(name, task) for name in NAMES}
     for name, step in steps.items():
@@ -162,7 +162,7 @@ def main() -> None:
             for name, step in steps.items():
                 begin = time.perf_counter()
                 step(*pair)
-                took[name].append((time.perf_counter() - begin) / pair[0].tokens)
+                took[name].append((time.perf_counter() - begin) / int(pair[0].tokens))
     speeds = {name: 1 / statistics.median(times) for name, times in took.items()}
     for name, speed in speeds.items():
         command = [sys.executable, "-m", "bench.training", *sys.argv[1:], "--memory", name]
