@@ -67,7 +67,7 @@ def encoding(start: bytes) -> str | None:
 
 def endings(start: bytes) -> str | None:
     """What to do about lines that end otherwise than others."""
-    if re.search(rb"\r(?!\n)", start):
+    if re.search(rb"\r[^\n]", start):
         return "has lines that end with CR, others with LF; end all of them with LF"
     return None
 
