@@ -45,9 +45,6 @@ LONGEST = 64
 LOWER = 0.1
 """The share of dates that are written in small letters, as people in a hurry do."""
 
-MOST = 10_000_000
-"""Dates that are written at once, at most."""
-
 
 @dataclass(frozen=True)
 class Config:
@@ -161,8 +158,6 @@ def write(
     days: Sequence[datetime.date], languages: Sequence[str], count: int, seed: int
 ) -> list[Date]:
     """So many of the days, in languages and forms by chance: the same for the same seed."""
-    if count > MOST:
-        raise ValueError(f"dates ({count:,}) must be at most {MOST:,}, which memory can hold")
     chance = np.random.Generator(np.random.PCG64(seed))
     among: tuple[Sequence[Any], ...] = (days, languages, FORMS)
     draws = [[some[i] for i in chance.integers(0, len(some), count)] for some in among]
