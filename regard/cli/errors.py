@@ -9,6 +9,7 @@
 """
 
 import os
+import signal
 import sys
 import tempfile
 import threading
@@ -35,6 +36,22 @@ def prepare_streams() -> None:
             stream.reconfigure(errors="replace")
     if sys.stdin is None:
         sys.stdin = open(os.devnull, encoding="utf-8")  # noqa: SIM115
+
+
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Ctrl-C counts only afterwards: in the midst of torch's import it would abort the process."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, frame: came.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if came:
+        raise KeyboardInterrupt
 
 
 def guarded(run: Callable[[], int | None], debug: bool) -> int:

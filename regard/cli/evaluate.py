@@ -15,6 +15,8 @@ from regard import checkpoint
 from regard.cli.arguments import Progress, with_folder
 from regard.data.diagnosis import Separator
 from regard.task.folder import model_folder
+from regard.task.settings import check_positive
+from regard.task.size import check_held
 from regard.task.spec import Evaluation
 from regard.task.specs import NAMES, spec
 
@@ -56,6 +58,11 @@ class Evaluate:
     """Device: auto is a GPU where there is one; or cpu, cuda, cuda:1."""
     json: bool = False
     """Print one JSON object, for programs."""
+
+    def __post_init__(self) -> None:
+        check_positive(self, "beams", "count")
+        if self.count is not None:
+            check_held(count=self.count)
 
 
 def evaluate(words: Sequence[str]) -> None:

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from regard import __version__
-from regard.cli.errors import guarded, prepare_streams
+from regard.cli.errors import guarded, prepare_streams, uninterrupted
 from regard.words import Parser, check_words
 
 
@@ -163,6 +163,9 @@ def main(words: Sequence[str] | None = None) -> int:
     def run() -> int | None:
         check_words(given)
         options = _parser().parse_args(given)
+        if given[0] != "lab" and not {"-h", "--help"} & set(given):
+            with uninterrupted():
+                import torch  # noqa: F401
         status: int | None = options.run(options)
         return status
 

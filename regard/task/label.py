@@ -33,10 +33,12 @@ from regard.task.settings import (
     Preset,
     absolute,
     check_obeyed,
+    check_positive,
     check_preset,
     check_start,
     check_texts,
     recorded,
+    section,
 )
 from regard.task.spec import Evaluation, TaskSpec
 from regard.task.text import About, Progress
@@ -384,6 +386,17 @@ def evaluate(
 # Use
 
 
+@dataclass(frozen=True)
+class _About:
+    """What a model's folder says of its task."""
+
+    labels: tuple[str, ...] = ()
+    length: int = 500
+
+    def __post_init__(self) -> None:
+        check_positive(self, "length")
+
+
 class Labeler:
     """A trained classifier with its tokenizer and labels: `Labeler(saved).label(["Fine."])`."""
 
@@ -395,14 +408,14 @@ class Labeler:
             )
         self.model = saved.model
         self.tokenizer, _ = read_pair(saved.folder)
-        task = saved.task or {}
-        self.labels: list[str] = list(task.get("labels", ()))
+        about = section(_About, saved.task or {}, saved.folder / checkpoint.CONFIG)
+        self.labels = list(about.labels)
         if len(self.labels) != self.model.config.classes:
             raise ValueError(
                 f"{saved.folder}: labels ({len(self.labels)}) must be as many as the model's "
                 f"classes ({self.model.config.classes})"
             )
-        self.longest = int(task.get("length", 500))
+        self.longest = about.length
 
     def label(self, texts: Sequence[str]) -> list[str]:
         """The likeliest label of each text."""

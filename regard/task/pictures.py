@@ -15,7 +15,7 @@ import hashlib
 import io
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from itertools import islice
 from os import PathLike
 from pathlib import Path
@@ -28,11 +28,11 @@ from torch import Tensor
 
 from regard import memory
 from regard.attention.checks import check_integer
-from regard.config import from_json
 from regard.data import cache
 from regard.data.image import Images, normalize
 from regard.data.pixels import Decoding, Fit, channels_first, decode, fitted
 from regard.memory import Size
+from regard.task.settings import section
 from regard.task.text import Progress
 
 if TYPE_CHECKING:
@@ -81,10 +81,8 @@ class Preparation:
                 f"{where} does not say how its pixels are scaled; add mean and std, one number "
                 f"for each of {channels} channels, to the task in its config.json"
             )
-        names = {field.name for field in fields(cls)}
-        said = {name: value for name, value in task.items() if name in names and value is not None}
-        said = {**said, "size": list(task["size"]), "channels": channels}
-        return from_json(cls, said, str(where), "task")
+        said = {name: value for name, value in task.items() if value is not None}
+        return section(cls, {**said, "size": list(task["size"]), "channels": channels}, where)
 
     @classmethod
     def trained(

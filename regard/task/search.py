@@ -6,7 +6,7 @@ A task's section of config.json keeps the settings; `translator` and `read` writ
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from regard.attention.packed import Packed
-from regard.config import from_json
 from regard.data.tokenizer import AnyTokenizer
 from regard.decode.engine.pick import open_session
 from regard.decode.engine.session import Session
@@ -24,6 +23,7 @@ from regard.decode.search.hypothesis import Hypothesis
 from regard.model.fits import check_cache
 from regard.model.formula import Config
 from regard.model.transformer import Transformer
+from regard.task.settings import section
 
 
 def check_penalty(length_penalty: float) -> None:
@@ -73,9 +73,7 @@ class SearchSettings:
     @classmethod
     def read(cls, about: Mapping[str, Any], where: str) -> "SearchSettings":
         """What a folder's task says; it may say other things as well."""
-        known = {field.name for field in fields(cls)}
-        settings = {name: value for name, value in about.items() if name in known}
-        return from_json(cls, settings, where, "task")
+        return section(cls, about, where)
 
 
 def search(

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
-from typing import Any, Literal, TypeAlias, TypeVar, get_args
+from typing import Any, Literal, TypeAlias, TypeVar, cast, get_args
 
 from regard.config import from_json
 
@@ -70,6 +70,13 @@ def recorded(kind: type[Kind], task: Mapping[str, Any] | None, where: object) ->
     """The config that a model's folder keeps; None of one that was imported."""
     config = (task or {}).get("config")
     return None if config is None else from_json(kind, config, str(where), "task.config")
+
+
+def section(kind: type[Kind], task: Mapping[str, Any], where: object) -> Kind:
+    """What a model's folder says of its task, as far as this kind knows the words."""
+    known = {field.name for field in fields(cast(Any, kind))}
+    named = {name: value for name, value in task.items() if name in known}
+    return from_json(kind, named, str(where), "task")
 
 
 def check_texts(texts: object, name: str = "texts") -> None:

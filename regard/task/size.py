@@ -21,16 +21,21 @@ from regard.task.search import check_penalty, check_search
 from regard.train.config import TrainingConfig
 from regard.train.task import Task
 
-EXAMPLE = 500
+EXAMPLE = 1000
 """Bytes of a short text in memory, with its tokens and all that Python adds."""
+
+
+def check_held(**counts: int) -> None:
+    """Refuses more examples than memory can hold."""
+    for name, count in counts.items():
+        size = Size(name, count, 50_000, lambda other: EXAMPLE * other)
+        memory.check("holding so many", [size], memory.limit())
 
 
 def check_settings(config: Any) -> None:
     """Refuses what this machine cannot train or search with; a model to go on from has a shape."""
-    for name in ("examples", "judged"):
-        if isinstance(count := getattr(config, name, None), int):
-            size = Size(name, count, 50_000, lambda other: EXAMPLE * other)
-            memory.check(f"holding so many {name}", [size], memory.limit())
+    counts = {name: getattr(config, name, None) for name in ("examples", "judged")}
+    check_held(**{name: count for name, count in counts.items() if isinstance(count, int)})
     if hasattr(config, "length_penalty"):
         check_penalty(config.length_penalty)
     if getattr(config, "start", None) is None:

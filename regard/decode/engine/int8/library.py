@@ -178,7 +178,7 @@ def _cpu() -> set[str]:
     if (sys.platform, platform.machine()) == ("darwin", "arm64"):
         return {"asimddp"}
     try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        lines = Path("/proc/cpuinfo").read_text("utf-8", "replace").splitlines()
     except OSError as error:
         raise ValueError("the kernels for 8-bit layers are for Linux, or macOS on ARM") from error
     named = (line.split(":")[1].split() for line in lines if line[:5] in ("flags", "Featu"))
