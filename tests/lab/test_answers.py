@@ -17,8 +17,7 @@ from regard.lab.answers.answer import Answer, Demonstration, Page
 from regard.lab.answers.architecture import architecture
 from regard.lab.answers.figure import Heat, svg, terminal
 from regard.lab.answers.homework import temperature
-from regard.lab.answers.homework.perturbation import moving_key
-from regard.lab.answers.slides import heat_map
+from regard.lab.answers.plots import heat_map, moving_key
 from regard.lab.claims import experiments
 from regard.lab.claims.stated import STATED
 from regard.lab.commands import answers as command

@@ -1,11 +1,12 @@
 """Answers to every question of the course documents, and to what their sections explain.
 
-    answer.py          what an answer consists of
-    homework/ sheet.py exercises.py slides.py handout/     the answers, a tuple in each file
-    show.py report.py latex.py                             a terminal, a page, a solution sheet
+    answer.py                                          what an answer consists of
+    exercises.py slides/ sheet.py homework/ handout/   the answers, a tuple in each file
+    figure.py plots.py architecture.py                 what they draw
+    show.py report.py latex.py prose.py                a terminal, a page, a solution sheet
 
 A document's sections are those of `regard.lab.place`. The lab's experiments on a section belong to
-its page by their place; errata are the experiments whose statement does not hold as it stands.
+its page by their place; errata are what these, and sources, find not to hold as it stands.
 """
 
 from collections.abc import Sequence
@@ -20,7 +21,7 @@ from regard.lab.place import SECTIONS, Document, Place
 
 FILES: dict[Document, tuple[str, ...]] = {
     "exercises": ("exercises",),
-    "slides": ("slides",),
+    "slides": ("slides.cost", "slides.order", "slides.stacks"),
     "sheet": ("sheet",),
     "homework": (
         "homework.temperature",

@@ -1,7 +1,6 @@
 """The worked exercises: attention by hand, its formula, its cost and its mask."""
 
 import math
-from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -316,11 +315,9 @@ def _down_the_columns() -> Demonstration:
     return _first_row(_along(0) @ exercise()[2])
 
 
-exercises = partial(Place, "exercises")
-
 ANSWERS: tuple[Answer, ...] = (
     Answer(
-        exercises("1"),
+        Place("exercises", "1"),
         question="The vector $s = (1, 2, 1)$ attends to $h_1 = (1, 2, 3)$, $h_2 = (1, 2, 1)$ and "
         "$h_3 = (0, 1, -1)$ by plain dot products. What are the weights and the context vector?",
         answer="The scores are 8, 6 and 1, the weights about .880, .119 and .001, and the context "
@@ -351,7 +348,7 @@ ANSWERS: tuple[Answer, ...] = (
         points=(Point(1, "the scores 8, 6, 1"), Point(1, "the weights"), Point(1, "the context")),
     ),
     Answer(
-        exercises("2"),
+        Place("exercises", "2"),
         question=r"What is scaled dot-product attention, for $Q$ ($n_q \times d_k$), $K$ ($n_k "
         r"\times d_k$) and $V$ ($n_k \times d_v$)?",
         answer=r"$C = \operatorname{softmax}(Q K^\top / \sqrt{d_k})\, V$, of $n_q \times d_v$: "
@@ -379,7 +376,7 @@ ANSWERS: tuple[Answer, ...] = (
         points=(Point(1, "the formula and the shape of $C$"),),
     ),
     Answer(
-        exercises("2(a)"),
+        Place("exercises", "2(a)"),
         question="Along which direction does the softmax run, and what is the shape of its result?",
         answer="Along the rows: a row has the scores of one query, and its weights have to add up "
         r"to 1. The softmax keeps the shape, $n_q \times n_k$. (The output $C$ is $n_q \times "
@@ -410,7 +407,7 @@ ANSWERS: tuple[Answer, ...] = (
         points=(Point(1, "row by row, with the reason"), Point(1, r"$n_q \times n_k$")),
     ),
     Answer(
-        exercises("2(b)"),
+        Place("exercises", "2(b)"),
         question="What is $d$, and why is it there?",
         answer="$d = d_k$, the width of queries and keys. For entries of variance 1 a dot product "
         "has variance $d_k$: for a large $d_k$ the scores are far apart, the softmax is nearly "
@@ -443,7 +440,7 @@ ANSWERS: tuple[Answer, ...] = (
         points=(Point(1, "$d = d_k$"), Point(1, "the variance, and the softmax's gradient")),
     ),
     Answer(
-        exercises("2(c)"),
+        Place("exercises", "2(c)"),
         question="How many additions and multiplications does attention take, not counting "
         "exponentials, and what is its complexity?",
         answer="$n_q n_k (d_k + d_v)$ multiplications, $2 n_q n_k$ divisions and $n_q n_k (d_k - "
@@ -479,7 +476,7 @@ ANSWERS: tuple[Answer, ...] = (
         ),
     ),
     Answer(
-        exercises("2(d)"),
+        Place("exercises", "2(d)"),
         question="What are the values and the shape of the matrix that is added before the softmax "
         "in the masked variant, for $n_q = n_k = n$?",
         answer=r"It is $n \times n$, with $-\infty$ strictly above the diagonal and 0 on it and "
@@ -512,7 +509,7 @@ ANSWERS: tuple[Answer, ...] = (
         ),
     ),
     Answer(
-        exercises("3"),
+        Place("exercises", "3"),
         question=r"Compute $C$ by scaled dot-product attention for $Q = \begin{bmatrix} 1 & 2 \\ 3 "
         r"& 1 \end{bmatrix}$, $K = \begin{bmatrix} 2 & 1 \\ 1 & 1 \\ 0 & 1 \end{bmatrix}$ and $V "
         r"= \begin{bmatrix} 1 & 2 & -2 \\ 1 & 1 & 2 \\ 0 & 1 & -1 \end{bmatrix}$.",

@@ -258,11 +258,9 @@ def _cheaper_for_long() -> Demonstration:
     )
 
 
-sheet = partial(Place, "sheet")
-
 ANSWERS: tuple[Answer, ...] = (
     Answer(
-        sheet("6-1"),
+        Place("sheet", "6-1"),
         question="Fill in the notebook: multi-head attention in PyTorch.",
         answer="`regard lab exercise multihead` writes such a notebook, with hints and checks; its "
         "solution has four parts: scaled dot-product attention with a mask, splitting into heads, "
@@ -296,7 +294,7 @@ ANSWERS: tuple[Answer, ...] = (
         ),
     ),
     Answer(
-        sheet("6-2(a)"),
+        Place("sheet", "6-2(a)"),
         question="How are self-attention and cross-attention alike, how do they differ, and where "
         "does the Transformer use them?",
         answer="They are one operation: queries attend to pairs of keys and values. In "
@@ -332,7 +330,7 @@ ANSWERS: tuple[Answer, ...] = (
         ),
     ),
     Answer(
-        sheet("6-2(b)"),
+        Place("sheet", "6-2(b)"),
         question="In the figure of the original architecture, which attention layers are "
         "self-attention and which are cross-attention?",
         answer="The encoder's is self-attention. The decoder's lower one is self-attention too, "
@@ -364,7 +362,7 @@ ANSWERS: tuple[Answer, ...] = (
         ),
     ),
     Answer(
-        sheet("6-2(c)"),
+        Place("sheet", "6-2(c)"),
         question="What are positional encodings, why are they needed, and which two kinds are "
         "there?",
         answer="Vectors that tell the model where a token stands, added to the token's own. "
@@ -401,7 +399,7 @@ ANSWERS: tuple[Answer, ...] = (
         ),
     ),
     Answer(
-        sheet("6-2(d)"),
+        Place("sheet", "6-2(d)"),
         question="What do layers of convolution, of recurrence and of self-attention cost, for "
         "length $n$, width $d$ and kernel $k$?",
         answer="A convolution over all channels $O(k n d^2)$, and $O(k n d)$ only if it is "
@@ -436,7 +434,7 @@ ANSWERS: tuple[Answer, ...] = (
         ),
     ),
     Answer(
-        sheet("6-2(e)"),
+        Place("sheet", "6-2(e)"),
         question="How do Transformers and RNNs cope with long sequences?",
         answer="Attention reads any token directly, however far away, so that long-range "
         "dependencies are easy to represent. A recurrent state is overwritten at every step, and "

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable
-from functools import partial
 
 from torch import Tensor, nn
 
@@ -163,11 +162,9 @@ def _always_fewer() -> Demonstration:
     )
 
 
-handout = partial(Place, "handout")
-
 ANSWERS: tuple[Answer, ...] = (
     Answer(
-        handout("cost table"),
+        Place("handout", "cost table"),
         question="What do self-attention, recurrence, convolution and a dense layer cost, for "
         "length $L$, inputs of width $d$ and outputs of width $d_v$?",
         answer="Self-attention with three projections costs $L^2(d_k + d_v) + L d (2 d_k + d_v)$: "
@@ -209,7 +206,7 @@ ANSWERS: tuple[Answer, ...] = (
         ),
     ),
     Answer(
-        handout("parameter table"),
+        Place("handout", "parameter table"),
         question="How many parameters do these layers have?",
         answer="Self-attention $2 d d_k + d d_v$, a convolution $k d d_v$, an RNN $d d_v + d_v^2$, "
         "a dense layer over all positions $L^2 d d_v$. Only the last depends on the length. "

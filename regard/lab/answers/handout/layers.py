@@ -1,6 +1,5 @@
 """The handout up to the idea of attention: other layers, and what they cannot do."""
 
-from functools import partial
 from itertools import pairwise
 
 import torch
@@ -287,11 +286,9 @@ def _learned_weights() -> Demonstration:
     )
 
 
-handout = partial(Place, "handout")
-
 ANSWERS: tuple[Answer, ...] = (
     Answer(
-        handout("RNNs"),
+        Place("handout", "RNNs"),
         question="Which limits do recurrent networks have as models of text?",
         answer="They compute one step after the other, so that training does not run in parallel. "
         "A state has seen the past alone, unless a second network reads backwards. Near and far "
@@ -320,7 +317,7 @@ ANSWERS: tuple[Answer, ...] = (
         ),
     ),
     Answer(
-        handout("CNNs"),
+        Place("handout", "CNNs"),
         question="What can convolutions do that recurrence cannot, and what are their limits?",
         answer="They run in parallel and see their neighbourhood at once; through several layers "
         "they see farther, by $k - 1$ positions for each. Inputs may have any length: it is a "
@@ -338,7 +335,7 @@ ANSWERS: tuple[Answer, ...] = (
         points=(Point(1, "parallel; far by depth"), Point(1, "fixed distances")),
     ),
     Answer(
-        handout("fixed positions"),
+        Place("handout", "fixed positions"),
         question="To what do convolutional and dense layers tie their weights, and why does that "
         "not suit sentences?",
         answer="A convolution has a weight for each distance, the same everywhere; a dense layer "
@@ -368,7 +365,7 @@ ANSWERS: tuple[Answer, ...] = (
         ),
     ),
     Answer(
-        handout("larger networks"),
+        Place("handout", "larger networks"),
         question="Could one not simply make the network larger?",
         answer="In principle: a large enough network can approximate any continuous function, so "
         "also one for every dependency graph. But the number of graphs explodes with the length, "
@@ -399,7 +396,7 @@ ANSWERS: tuple[Answer, ...] = (
         ),
     ),
     Answer(
-        handout("history"),
+        Place("handout", "history"),
         question="Where does attention come from, and which scores are there?",
         answer="From translation: Bahdanau et al. scored words by a small network in September "
         "2014 (additive attention). Captions of images followed in February 2015, Luong's "
@@ -425,7 +422,7 @@ ANSWERS: tuple[Answer, ...] = (
         ),
     ),
     Answer(
-        handout("motivation"),
+        Place("handout", "motivation"),
         question="What is the idea of attention, beside a dense layer?",
         answer="Not to learn every weight $w_{ij}$, but a recipe that makes it: $w_{ij} = f(x_i, "
         "x_j)$. The weights then follow from what the words mean, in every sentence anew and "

@@ -252,11 +252,9 @@ def _one_sum() -> Demonstration:
     )
 
 
-handout = partial(Place, "handout")
-
 ANSWERS: tuple[Answer, ...] = (
     Answer(
-        handout("scores"),
+        Place("handout", "scores"),
         question="How does one query attend to four keys and their values?",
         answer=r"It has a score with each key, $s_{ij} = q_i \cdot k_j / \sqrt{d_k}$; a softmax "
         "makes weights of them that add up to 1; and the output is the mean of the values by "
@@ -292,7 +290,7 @@ ANSWERS: tuple[Answer, ...] = (
         ),
     ),
     Answer(
-        handout("three tensors"),
+        Place("handout", "three tensors"),
         question="Which shapes do queries, keys, values and the output have?",
         answer=r"$Q$ is $L_q \times d_q$, $K$ is $L_k \times d_q$ and $V$ is $L_k \times d_v$: "
         r"keys are as wide as queries, values as many as keys. The output is $L_q \times d_v$. "
@@ -320,7 +318,7 @@ ANSWERS: tuple[Answer, ...] = (
         points=(Point(1, "the three shapes"), Point(1, "the output's")),
     ),
     Answer(
-        handout("three steps"),
+        Place("handout", "three steps"),
         question="What are the three steps of attention?",
         answer=r"For each query $i$: score it against every key, $s_{ij} = q_i^\top k_j / "
         r"\sqrt{d_k}$; normalise the scores over the keys by a softmax; return the mean of the "
@@ -343,7 +341,7 @@ ANSWERS: tuple[Answer, ...] = (
         points=(Point(1, "score"), Point(1, "softmax over the keys"), Point(1, "weighted mean")),
     ),
     Answer(
-        handout("complexity"),
+        Place("handout", "complexity"),
         question="What does attention cost, and how many parameters has it?",
         answer="$L_q L_k$ scores of $d_k$ multiplications each, and as many for the values: $O(L_q "
         "L_k (d_k + d_v))$. That is quadratic, as in a dense layer over the positions; without "
@@ -367,7 +365,7 @@ ANSWERS: tuple[Answer, ...] = (
         points=(Point(1, "both products"), Point(1, "no parameters")),
     ),
     Answer(
-        handout("self-attention"),
+        Place("handout", "self-attention"),
         question="How does self-attention get queries, keys and values from one input?",
         answer="By three matrices: $Q = X W_Q$, $K = X W_K$, $V = X W_V$, and the result is "
         r"$\operatorname{Attention}(X W_Q, X W_K, X W_V)$, in this order. The matrices are all "
@@ -390,7 +388,7 @@ ANSWERS: tuple[Answer, ...] = (
         points=(Point(1, "three projections"), Point(1, "in the order queries, keys, values")),
     ),
     Answer(
-        handout("Numpy example"),
+        Place("handout", "Numpy example"),
         question="What does the example of four words compute, and what can be checked without its "
         "random numbers?",
         answer="The first word's output: its query against four keys, a softmax of the scores "

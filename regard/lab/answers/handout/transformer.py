@@ -1,7 +1,6 @@
 """The handout on Transformers: encoder and decoder, positions, what to remember."""
 
 from dataclasses import replace
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -237,11 +236,9 @@ def _fewer() -> Demonstration:
     )
 
 
-handout = partial(Place, "handout")
-
 ANSWERS: tuple[Answer, ...] = (
     Answer(
-        handout("Transformers"),
+        Place("handout", "Transformers"),
         question="How is the Transformer built, and what can its encoder be reused for?",
         answer="An encoder and a decoder, each a stack of blocks around multi-head attention; "
         "between the attention layers stand feed-forward networks, which in the base model hold "
@@ -272,7 +269,7 @@ ANSWERS: tuple[Answer, ...] = (
         ),
     ),
     Answer(
-        handout("positional encoding"),
+        Place("handout", "positional encoding"),
         question="How are positions encoded, and why not by their number?",
         answer="The paper adds a vector of sines and cosines to each token; putting it beside the "
         "token is possible too, and adding is the special case in which both share a matrix. The "
@@ -328,7 +325,7 @@ ANSWERS: tuple[Answer, ...] = (
         ),
     ),
     Answer(
-        handout("take-away: Transformers"),
+        Place("handout", "take-away: Transformers"),
         question="What should one remember of Transformers?",
         answer="They are stacks of attention and feed-forward blocks that run in parallel; "
         "translators have encoder and decoder, chat models a decoder only, ViT an encoder only. "

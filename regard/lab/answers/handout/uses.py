@@ -1,7 +1,5 @@
 """The handout on what attention is used for: two modalities, several heads, what to remember."""
 
-from functools import partial
-
 import torch
 from torch import Tensor
 
@@ -161,11 +159,9 @@ def _nothing_to_train() -> Demonstration:
     )
 
 
-handout = partial(Place, "handout")
-
 ANSWERS: tuple[Answer, ...] = (
     Answer(
-        handout("multi-modal"),
+        Place("handout", "multi-modal"),
         question="How does attention combine audio and text?",
         answer="By cross-attention: queries from the audio, keys and values from the text, "
         r"$\operatorname{Attention}(Q_{\text{audio}}, K_{\text{text}}, V_{\text{text}})$. Each "
@@ -191,7 +187,7 @@ ANSWERS: tuple[Answer, ...] = (
         ),
     ),
     Answer(
-        handout("exercise"),
+        Place("handout", "exercise"),
         question="Show that attention gives the same output when keys and values are shifted or "
         "shuffled together.",
         answer="Each output is a sum over pairs $(k_j, v_j)$, and so is the softmax's denominator. "
@@ -227,7 +223,7 @@ ANSWERS: tuple[Answer, ...] = (
         ),
     ),
     Answer(
-        handout("multi-head"),
+        Place("handout", "multi-head"),
         question="What does multi-head attention consist of, and what does the Keras example make?",
         answer="Several attentions with matrices of their own, put side by side and multiplied by "
         "$W_O$. The example has two sets $(W_Q, W_K, W_V)$ with $d_k = 2$ and $d_v = 3$: six "
@@ -253,7 +249,7 @@ ANSWERS: tuple[Answer, ...] = (
         points=(Point(1, "a set of matrices for each head"), Point(1, "concatenation and $W_O$")),
     ),
     Answer(
-        handout("take-away: attention"),
+        Place("handout", "take-away: attention"),
         question="What should one remember of attention?",
         answer="Its weights are computed from the words, not learned for positions, so that it "
         "relates words wherever they stand; meaning comes before position, unless positions are "

@@ -1,7 +1,5 @@
 """Homework 1.4: the Transformer and its parts."""
 
-from functools import partial
-
 import torch
 from torch import Tensor, nn
 
@@ -282,11 +280,9 @@ def _norm_first() -> Demonstration:
     )
 
 
-homework = partial(Place, "homework")
-
 ANSWERS: tuple[Answer, ...] = (
     Answer(
-        homework("1.4(a)"),
+        Place("homework", "1.4(a)"),
         question="What are the main differences between the Transformer and what came before it, "
         "recurrent networks and LSTMs?",
         answer="Attention instead of recurrence: every position reads every other one directly. "
@@ -321,7 +317,7 @@ ANSWERS: tuple[Answer, ...] = (
         ),
     ),
     Answer(
-        homework("1.4(b)"),
+        Place("homework", "1.4(b)"),
         question="What is self-attention, and why does it matter in the Transformer?",
         answer="Every position asks with a query, all positions answer with keys and values, and "
         r"the output is the mean of the values, weighted by a softmax of the scores $q \cdot k / "
@@ -355,7 +351,7 @@ ANSWERS: tuple[Answer, ...] = (
         ),
     ),
     Answer(
-        homework("1.4(c)"),
+        Place("homework", "1.4(c)"),
         question="How does multi-head attention work, and what is it good for?",
         answer="Several attentions run in parallel, each with projections of its own into a "
         "narrower space; their outputs are put side by side and projected by $W_O$. So one "
@@ -398,7 +394,7 @@ ANSWERS: tuple[Answer, ...] = (
         ),
     ),
     Answer(
-        homework("1.4(d)"),
+        Place("homework", "1.4(d)"),
         question="What are the feed-forward networks in the model, and what is their purpose?",
         answer=r"Two linear maps with a ReLU between them, $\max(0, xW_1 + b_1)W_2 + b_2$, applied "
         "to every position by itself and with the same weights; the first widens, the second goes "
@@ -430,7 +426,7 @@ ANSWERS: tuple[Answer, ...] = (
         ),
     ),
     Answer(
-        homework("1.4(e)"),
+        Place("homework", "1.4(e)"),
         question="What is layer normalisation, and where does the Transformer use it?",
         answer="It shifts and scales the entries of one position to mean 0 and variance 1, then "
         "applies a learned gain and shift; no other position and no other sentence takes part. In "

@@ -230,11 +230,9 @@ def _before_the_norm() -> Demonstration:
     )
 
 
-homework = partial(Place, "homework")
-
 ANSWERS: tuple[Answer, ...] = (
     Answer(
-        homework("1.5(a)"),
+        Place("homework", "1.5(a)"),
         question="How does ViT take in an image, compared with a CNN, and is there a convolution "
         "in it?",
         answer="A CNN slides small filters over the pixels, layer by layer, so that every layer is "
@@ -274,7 +272,7 @@ ANSWERS: tuple[Answer, ...] = (
         ),
     ),
     Answer(
-        homework("1.5(b)"),
+        Place("homework", "1.5(b)"),
         question="How does ViT differ from the original Transformer?",
         answer="Its tokens are patches of an image, with learned positions and a class token in "
         "front; it is an encoder alone, with a classification head; it normalises before each "
@@ -311,7 +309,7 @@ ANSWERS: tuple[Answer, ...] = (
         ),
     ),
     Answer(
-        homework("1.5(c)"),
+        Place("homework", "1.5(c)"),
         question="What are ViT's position embeddings for, and what sets them apart from the "
         "Transformer's encodings?",
         answer="They tell each patch where in the image it is, since attention would not see it. "
@@ -340,7 +338,7 @@ ANSWERS: tuple[Answer, ...] = (
         ),
     ),
     Answer(
-        homework("1.5(d)"),
+        Place("homework", "1.5(d)"),
         question="How does ViT arrive at its classification?",
         answer="A learned class token is put in front of the patches and goes through the encoder "
         "with them. Its last state, after the final LayerNorm, represents the image. The head "
@@ -374,7 +372,7 @@ ANSWERS: tuple[Answer, ...] = (
         ),
     ),
     Answer(
-        homework("2"),
+        Place("homework", "2"),
         question="Fill in the notebook: a Vision Transformer.",
         answer="`regard lab exercise vit` writes such a notebook, with hints and checks; its "
         "solution has four parts: patches, tokens with class token and positions, a pre-norm "

@@ -1,0 +1,1 @@
+"""The slides on self-attention and Transformers, part II, section by section."""
