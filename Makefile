@@ -6,7 +6,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-all test-numerics lint bench clean
+.PHONY: demo test test-all test-numerics lint bench notebooks clean
 .NOTPARALLEL:
 
 demo: $(VENV)/ready-demo
@@ -37,6 +37,10 @@ lint: $(VENV)/ready-lint
 
 bench: $(VENV)/ready-test
 	@$(BIN)/python -m bench
+
+# Runs the notebooks again, and writes them with their outputs.
+notebooks: $(VENV)/ready-demo
+	@$(BIN)/python -m regard.lab.kernel examples/*.ipynb
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis \

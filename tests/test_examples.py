@@ -11,7 +11,7 @@ import matplotlib
 import matplotlib.pyplot as plt
 import pytest
 
-from regard.lab import notebook
+from regard.lab import kernel, notebook
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 NOTEBOOKS = sorted(EXAMPLES.glob("*.ipynb"))
@@ -52,14 +52,17 @@ def test_there_are_three() -> None:
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_it_is_clean(path: Path) -> None:
+def test_it_ships_with_its_outputs(path: Path) -> None:
     said = json.loads(path.read_text())
     assert (said["nbformat"], said["nbformat_minor"]) == (4, 5)
     assert said["metadata"]["kernelspec"]["name"] == "python3"
     assert said["cells"][0]["source"][0].startswith("# ")
-    for cell in said["cells"]:
-        assert not cell.get("outputs")
-        assert cell.get("execution_count") is None
+    code = [cell for cell in said["cells"] if cell["cell_type"] == "code"]
+    assert [cell["execution_count"] for cell in code] == list(range(1, len(code) + 1))
+    for cell in code:
+        assert cell["outputs"] or "print(" not in "".join(cell["source"])
+        printed = "".join("".join(output.get("text", "")) for output in cell["outputs"])
+        assert not re.search(r"/(?:tmp|home|root|Users)/", printed)
     # Written by our own writer: opened and saved elsewhere, it should come out the same.
     text = json.dumps(notebook.to_json(notebook.read(path)), ensure_ascii=False, indent=1)
     assert path.read_text() == text + "\n"
@@ -73,6 +76,19 @@ def test_attention_by_hand() -> None:
     assert "total     mul  30  div  12  add  22  total  64  exp   6" in said
     assert "β = inf   1.000 0.000 0.000" in said
     assert "3√2/2" in names["found"]._repr_html_()
+
+
+def test_the_outputs_are_what_the_notebook_gives() -> None:
+    path = EXAMPLES / "attention-by-hand.ipynb"
+    for shipped, ran in zip(notebook.read(path), kernel.run(notebook.read(path))):
+        kinds, now = ([_forms(output) for output in cell.outputs or ()] for cell in (shipped, ran))
+        assert kinds == now
+
+
+def _forms(output: dict[str, Any]) -> object:
+    """The text that is printed, without the last digits of small numbers; otherwise the forms."""
+    printed = "".join(output.get("text", ""))
+    return re.sub(r"\d\.\d+e-\d+|\b0\.0$", "0", printed, flags=re.M) or sorted(output["data"])
 
 
 def test_train_a_translator(capfd: pytest.CaptureFixture[str]) -> None:
