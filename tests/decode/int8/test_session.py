@@ -2,7 +2,11 @@
 
 import copy
 import multiprocessing
+import os
+import subprocess
+import sys
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -433,6 +437,28 @@ def test_sessions_in_threads_are_as_good_as_one_after_the_other() -> None:
         thread.join()
     for n, found in enumerate(one_by_one):
         assert all(map(torch.equal, found, at_once[n]))
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="nobody moves threads but Linux")
+def test_other_processes_change_neither_bits_nor_where_threads_may_run() -> None:
+    """Where threads are preempted they give each other their cores, and keep none."""
+    torch.set_num_threads(2)  # conftest.py puts it back
+    layer, x = Int8Linear(nn.Linear(509, 2053)), torch.randn(31, 509)
+    quiet, cores = layer(x), os.sched_getaffinity(0)
+    words = [sys.executable, "-c", "while True: pass"]
+    # In a session of its own each has as much of a core as all threads of this one.
+    others = [subprocess.Popen(words, start_new_session=True) for _ in cores]
+    try:
+        until = time.monotonic() + 0.7
+        while time.monotonic() < until:
+            assert torch.equal(layer(x), quiet)
+    finally:
+        for other in others:
+            other.kill()
+            other.wait()
+    threads = [int(name) for name in os.listdir("/proc/self/task")]
+    assert len(threads) > 1
+    assert all(os.sched_getaffinity(thread) == cores for thread in threads)
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
