@@ -109,7 +109,7 @@ class Place:
         if self.section not in SECTIONS[self.document]:
             known = ", ".join(SECTIONS[self.document])
             raise ValueError(
-                f"the {TITLES[self.document]} have no {self.section!r}; choose from {known}"
+                f"there is no {self.section!r} in the {TITLES[self.document]}; choose from {known}"
             )
 
     def __str__(self) -> str:

@@ -43,18 +43,20 @@ def page(results: Sequence[Result], seconds: float) -> str:
     """The whole page: counts, contents, sections by family, and what is only stated."""
     grouped = by_family(results)
     trained = sum(result.experiment.trained for result in results)
+    added = sum(result.experiment.kind == "added" for result in results)
     return html(
         "Regard: what is taught about attention, put to the test",
         f"""{_contents(grouped)}
 <main>
 <h1>What is taught about attention, put to the test</h1>
 <p class="lead">{len(results)} experiments about what course documents say of attention,
-Transformers and ViT. Each verdict is computed from what was measured.</p>
+Transformers and ViT, {added} of them added beside it. Each verdict is computed from what was
+measured.</p>
 {_counts(results)}
 {_glance(grouped)}
 {"".join(_family(family, some) for family, some in grouped)}
 {_stated()}
-<footer>Computed in {seconds:.0f} s, {trained} of the experiments by training models, with three
+<footer>Computed in {seconds:.0f} s, {trained} of the experiments by training models, with five
 seeds or more each. <code>regard lab NAME</code> runs one of them again.</footer>
 </main>""",
     )

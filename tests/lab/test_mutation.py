@@ -184,21 +184,44 @@ def means_without_norm(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 BREAKS: dict[Break, tuple[str, ...]] = {
-    no_scale: ("exercise-3", "scale-and-gradient", "score-variance", "convenient-beta"),
-    inverted_beta: ("sharpness", "cold-limit", "hot-limit", "preserving-a-value", "spreading"),
-    shifted_mask: ("causal-mask", "no-future", "which-box", "three-kinds"),
-    swapped_pairs: ("attention-formula", "argument-order", "multi-head", "shuffled-source"),
-    softmax_down: ("exercise-1", "softmax-along-rows", "weights-are-shares", "column-convention"),
-    plain_softmax: ("overflow", "masked-row"),
-    means_without_norm: ("exercise-1", "weighted-sum", "moved-key-line", "identity"),
-    no_positions: ("two-sentences", "sinusoid-formula", "position-kernel", "relative-positions"),
-    frequencies_from_one: ("sinusoid-formula", "frequency-index"),
-    no_output_projection: ("multi-head", "output-projection", "subspaces"),
-    mixed_up_heads: ("multi-head", "subspaces", "keras-example"),
+    no_scale: (
+        *("exercise-3", "scale-and-gradient", "score-variance", "convenient-beta"),
+        *("softmax-of-a-matrix", "moved-key-linear", "longer-key"),
+    ),
+    inverted_beta: (
+        *("sharpness", "cold-limit", "hot-limit", "preserving-a-value", "spreading"),
+        *("dictionary", "one-hot-suffices", "dependency-graphs"),
+    ),
+    shifted_mask: (*("causal-mask", "no-future", "which-box", "three-kinds", "counting-by-mask"),),
+    swapped_pairs: (
+        *("attention-formula", "argument-order", "multi-head", "shuffled-source"),
+        *("audio-and-text", "operation-total"),
+    ),
+    softmax_down: (
+        *("exercise-1", "softmax-along-rows", "weights-are-shares", "column-convention"),
+        *("four-kinds", "order-under-a-mask", "split-softmax"),
+    ),
+    plain_softmax: ("overflow", "masked-row", "hard-attention"),
+    means_without_norm: (
+        *("exercise-1", "weighted-sum", "moved-key-line", "identity", "stretched-entry"),
+        *("permutation", "skip-connections"),
+    ),
+    no_positions: (
+        *("two-sentences", "sinusoid-formula", "position-kernel", "relative-positions"),
+        *("close-positions", "position-as-feature", "same-words-elsewhere", "number-as-position"),
+    ),
+    frequencies_from_one: ("sinusoid-formula", "frequency-index", "whole-phrase"),
+    no_output_projection: ("multi-head", "output-projection", "subspaces", "bias-of-one"),
+    mixed_up_heads: (
+        *("multi-head", "subspaces", "keras-example", "concatenated-heads", "three-inputs"),
+    ),
     no_skip: ("residual-path", "post-norm", "vit-by-hand"),
     no_layer_norm: ("residual-path", "post-norm", "vit-by-hand"),
-    neighbourly_feed_forward: ("feed-forward-neighbours", "equivariance", "vit-locality"),
-    gelu_for_relu: ("feed-forward",),
+    neighbourly_feed_forward: (
+        *("feed-forward-neighbours", "equivariance", "vit-locality", "blind-to-order"),
+        *("solely-attention", "class-token"),
+    ),
+    gelu_for_relu: ("feed-forward", "non-linearity"),
 }
 """What is broken, and which experiments notice."""
 

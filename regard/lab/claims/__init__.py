@@ -86,7 +86,7 @@ FAMILIES = (
     Family(
         "training",
         "What training shows",
-        "Small models, with three seeds or more, and a margin.",
+        "Small models, each trained with five seeds or more: means and standard errors.",
     ),
     Family("ablation", "Ablations", "The same small model with a part and without it."),
 )

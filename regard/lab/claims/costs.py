@@ -239,6 +239,8 @@ def _cost_table() -> Finding:
     some = entries(Place("handout", "cost table"))
     attention, recurrence, convolution, dense = some
     counts, exact = compared(some, Widths(N, 16, 2, 6, K), Widths(5, 8, 3, 7, 5))
+    whole = [entry.layer for entry in some if entry.whole]
+    in_length = sum(entry.complete.power("n") == entry.taught.power("n") for entry in some)
     return Finding(
         corrected(
             taught=all(entry.whole for entry in some),
@@ -247,12 +249,11 @@ def _cost_table() -> Finding:
         {f"left out of {entry.order}, {entry.layer}": entry.left_out for entry in some}
         | {"complete formulas equal what is counted": exact},
         (counts,),
-        conclusion=f"{sum(entry.whole for entry in some)} of {len(some)} orders are complete, "
-        "those of convolution and dense layer. Attention leaves out its three projections and the "
-        f"product with the values, {attention.left_out}, and recurrence {recurrence.left_out}, for "
-        "its state. In the length all four are right: attention and dense layer are quadratic, "
-        f"the others linear. The complete formulas {'are' if exact else 'are not'} what is "
-        "counted.",
+        conclusion=f"{len(whole)} of {len(some)} orders are complete: {' and '.join(whole)}. "
+        "Attention leaves out its three projections and the product with the values, "
+        f"{attention.left_out}; recurrence leaves out {recurrence.left_out}, for its state. As the "
+        f"length alone grows, {in_length} of {len(some)} are right. The complete formulas "
+        f"{'are' if exact else 'are not'} what is counted.",
     )
 
 

@@ -136,7 +136,8 @@ def _close_positions() -> Finding:
     for width in (16, 64, 512):
         r = Sinusoidal(width).encoding(torch.arange(n), torch.float64)
         similar = (r @ r.T)[0] / (width / 2)
-        rises = int((similar.diff() > 0).nonzero()[0])
+        rising = (similar.diff() > 0).nonzero()
+        rises = int(rising[0]) if len(rising) else n - 1
         beyond = float(similar[10:].max())
         rows.append((width, float(similar[1]), float(similar[2]), rises, beyond))
     return Finding(
@@ -154,10 +155,10 @@ def _close_positions() -> Finding:
                 tuple(rows),
             ),
         ),
-        conclusion="For sinusoids it is so: at width 64 neighbours have a similarity of "
-        f"{figure(rows[1][1], 2)} (1 is the same position), and positions ten or more apart "
-        f"{figure(rows[1][4], 2)} at most. It falls up to a distance of {rows[1][3]} and is not "
-        "monotone beyond.",
+        conclusion="At width 64 neighbouring sinusoids have a similarity of "
+        f"{figure(rows[1][1], 2)} (1 is the same position), and those of positions ten or more "
+        f"apart {figure(rows[1][4], 2)} at most. The similarity falls up to a distance of "
+        f"{rows[1][3]} and rises again after it.",
     )
 
 

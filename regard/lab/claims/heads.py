@@ -102,10 +102,10 @@ def _three_inputs() -> Finding:
             "shapes given, as rows": [list(z.shape) for z in (query, key, value)],
             "shape of the heads stacked": list(given.shape),
         },
-        conclusion=f"For self-attention, where all three are one x, it is right ({within(one_x)}). "
-        f"With Q, K and V as the question gives them, n = {n} queries, m = {m} keys and values of "
-        "another width, each has projections of its own; from Q alone the result would differ by "
-        f"{figure(from_x, 2)}.",
+        conclusion="For self-attention, where all three are one x, it gives the layer's output "
+        f"{within(one_x)}. With Q, K and V as the question gives them, n = {n} queries, m = {m} "
+        "keys and values of another width, each has projections of its own; from Q alone the "
+        f"result would differ by {figure(from_x, 2)}.",
     )
 
 
@@ -130,9 +130,9 @@ def _stacked_heads() -> Finding:
             "tokens and numbers after W_O": list(out.shape),
         },
         conclusion=f"The heads give {stacked[-3]} matrices of {stacked[-1]} numbers for each of "
-        f"{stacked[-2]} tokens, as it says. The layer's output is then missing: they are "
-        f"concatenated, {joined[-1]} numbers for each token, and W_O maps these to the width "
-        f"{out.shape[-1]}; no axis for heads is left.",
+        f"{stacked[-2]} tokens. What then follows is left out: they are concatenated, {joined[-1]} "
+        f"numbers for each token, and W_O maps these to the width {out.shape[-1]}; no axis for "
+        "heads is left.",
     )
 
 

@@ -110,8 +110,8 @@ def masked_row() -> Finding:
             "gradient of its query by attend": gradients[0][1].tolist(),
             "all gradients of attend are finite": sound,
         },
-        conclusion="It is so in every row that keeps a key: there a plain softmax and attend() "
-        f"differ by {figure(inside)}. A row of -∞ alone gives 0/0, which is NaN "
+        conclusion="In every row that keeps a key a plain softmax gives those zeros: it differs "
+        f"from attend() by {figure(inside)}. A row of -∞ alone gives 0/0, which is NaN "
         f"{'and reaches' if bool(lost.isnan().all()) else 'but does not reach'} the gradients of "
         f"all values; attend() gives {figure(output[1].tolist())} there. The exercise's triangle "
         "has no such row if its diagonal is 0.",

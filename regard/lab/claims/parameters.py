@@ -62,6 +62,7 @@ def _shared() -> Finding:
 def _parameter_table() -> Finding:
     some = entries(Place("handout", "parameter table"))
     *others, dense = some
+    whole = [entry.layer for entry in some if entry.whole]
     counts, exact = compared(some, Widths(5, D, 2, 3, K), Widths(7, 8, 3, 5, 5))
     return Finding(
         corrected(
@@ -71,10 +72,9 @@ def _parameter_table() -> Finding:
         {f"left out of {entry.order}, {entry.layer}": entry.left_out for entry in some}
         | {"complete formulas equal what is counted": exact},
         (counts,),
-        conclusion=f"{sum(entry.whole for entry in some)} of {len(some)} entries are right: "
-        "attention, convolution and recurrence. A dense layer from L·d to L·d_v numbers has "
-        f"{dense.exact}, a factor L more than {dense.order}. The complete formulas "
-        f"{'are' if exact else 'are not'} what is counted.",
+        conclusion=f"{len(whole)} of {len(some)} entries are right: {', '.join(whole)}. A dense "
+        f"layer from L·d to L·d_v numbers has {dense.exact} parameters, not {dense.order}. The "
+        f"complete formulas {'are' if exact else 'are not'} what is counted.",
     )
 
 
@@ -286,9 +286,9 @@ def _widths() -> Finding:
         corrected(taught=all(wider), correct=text[1] == image[1]),
         {"widths, base and big": text, "widths, ViT-B, L and H": image},
         conclusion=f"Of base and big the widths are {figure(text)}, of ViT-B, L and H "
-        f"{figure(image)}: ViT-B is wider than base, and ViT-L is as wide as big. The ranges are "
-        "right as printed; that images contain more information is no reason that widths could "
-        "show.",
+        f"{figure(image)}: beside each other, {sum(wider)} of {len(text)} ViTs are wider. That "
+        "images contain more information than text is a reason that no width can show, and no "
+        "paper gives.",
     )
 
 

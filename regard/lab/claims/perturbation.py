@@ -103,10 +103,9 @@ def moved_key_linear() -> Finding:
                 log_y=True,
             ),
         ),
-        conclusion="For a small change it does, to first order: by β aⱼ δ (vⱼ - h), with a median "
-        f"relative error of {figure(half[0], 2)} at σ = 0.001 and {half[1]:.1%} at 0.1. For larger "
-        f"changes, which the question leaves out, it is {half[2]:.0%} at σ = 1 and {half[3]:.0%} "
-        "at 5.",
+        conclusion="To first order the output moves by β aⱼ δ (vⱼ - h): the median relative error "
+        f"is {figure(half[0], 2)} at σ = 0.001 and {half[1]:.1%} at 0.1. For larger changes, which "
+        f"the question leaves out, it is {half[2]:.0%} at σ = 1 and {half[3]:.0%} at 5.",
     )
 
 

@@ -64,6 +64,10 @@ class Formula:
     def at(self, sizes: Widths) -> int:
         return sum(term.at(sizes) for term in self.terms)
 
+    def power(self, size: str) -> int:
+        """The highest power of one size."""
+        return max((term.powers.get(size, 0) for term in self.terms), default=0)
+
     def beyond(self, order: "Formula") -> "Formula":
         """The terms that the order does not cover."""
         return Formula(
