@@ -6,11 +6,12 @@ Like plots, they take their colours from the page's CSS.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
+from importlib.resources import files
 from typing import TypeAlias
 
 from rich.text import Text
 
-from regard.lab import chart
+from regard.lab import chart, report
 from regard.lab.experiment import Plot
 
 
@@ -34,6 +35,9 @@ class Drawing:
 
 
 Figure: TypeAlias = Plot | Heat | Drawing
+
+STYLE = (files("regard.lab") / "answers.css").read_text(encoding="utf-8")
+"""The CSS of answers and their figures, beside that of the lab's report."""
 
 LEVELS = 8
 """Shades of each sign."""
@@ -67,10 +71,8 @@ class Drawn:
 
 def picture(figures: Sequence[Figure]) -> str:
     """Figures below one another as one SVG file."""
-    from regard.lab.answers.report import STYLE
-    from regard.lab.report import STYLE as REPORT
-
-    return chart.stacked([(figure.title, svg(figure)) for figure in figures], REPORT + STYLE)
+    titled = [(figure.title, svg(figure)) for figure in figures]
+    return chart.stacked(titled, report.STYLE + STYLE)
 
 
 def terminal(figure: Figure, width: int) -> Text:

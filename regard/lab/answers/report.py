@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from html import escape
-from importlib.resources import files
 
 from regard.lab import report
 from regard.lab.answers import figure
@@ -15,8 +14,6 @@ from regard.lab.experiment import MARKS
 from regard.lab.perform import Result
 from regard.lab.place import TITLES, Document, Place
 from regard.lab.report import CLASSES, words
-
-STYLE = (files("regard.lab") / "answers.css").read_text(encoding="utf-8")
 
 
 def page(document: Document, pages: Sequence[Page], wrong: Sequence[Erratum]) -> str:
@@ -34,7 +31,7 @@ this page was made; their numbers are what was measured.</p>
 {"".join(map(section, pages))}
 <footer><code>regard lab answers {document} PLACE</code> runs one of them again.</footer>
 </main>"""
-    return report.html(f"Regard: {title}", body, STYLE)
+    return report.html(f"Regard: {title}", body, figure.STYLE)
 
 
 def section(one: Page) -> str:

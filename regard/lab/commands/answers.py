@@ -20,8 +20,8 @@ from typing import Any
 from regard import atomic
 from regard.lab.answers.answer import Demonstration, Erratum, Page
 from regard.lab.claims import experiments
-from regard.lab.commands.lab import WIDTH, as_entry, finite, perform_chosen
-from regard.lab.commands.parser import Parser
+from regard.lab.commands.parser import Parser, check_output
+from regard.lab.commands.results import WIDTH, as_entry, finite, perform_chosen
 from regard.lab.perform import Result
 from regard.lab.place import Document, Place
 from regard.lab.terminal import printing
@@ -90,12 +90,7 @@ def answers(words: Sequence[str]) -> int:
 
 
 def _check(options: argparse.Namespace) -> None:
-    for option in ("report", "latex", "plot"):
-        path = getattr(options, option)
-        if path is None:
-            continue
-        if not Path(path).resolve().parent.is_dir():
-            raise ValueError(f"--{option} {path}: no folder {Path(path).resolve().parent}; make it")
+    check_output(options, "report", "latex", "plot")
     every = "report", "latex", "plot", "json", "errata"
     asked = [name for name in every if getattr(options, name)]
     if asked and options.document is None:

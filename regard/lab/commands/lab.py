@@ -12,26 +12,20 @@ regard lab answers DOCUMENT …       answers to a document's questions (command
 
 import argparse
 import json
-import math
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from regard import atomic
 from regard.lab import claims, show
 from regard.lab.claims import lines
 from regard.lab.claims.stated import STATED, Stated
 from regard.lab.commands.parser import Parser, check_output
-from regard.lab.experiment import Experiment, Measured
-from regard.lab.perform import Failure, Result, by_family, perform, perform_all, reason
+from regard.lab.commands.results import WIDTH, as_entry, perform_chosen
+from regard.lab.experiment import Experiment
+from regard.lab.perform import Result, by_family
 from regard.lab.terminal import printing
-
-PROCESSES = 2
-"""For many experiments; each has one thread."""
-WIDTH = 120
-"""Columns of a listing that goes to a file."""
 
 EXAMPLE = """\
 For example:
@@ -121,35 +115,6 @@ def as_text(results: Sequence[Result]) -> str:
     return json.dumps({"experiments": entries}, indent=1, ensure_ascii=False, allow_nan=False)
 
 
-def as_entry(result: Result) -> dict[str, Any]:
-    """One result for JSON: its texts, its place, its verdict and its measurements."""
-    return {
-        "item": result.experiment.item,
-        "name": result.experiment.name,
-        "place": {
-            "document": result.experiment.place.document,
-            "section": result.experiment.place.section,
-        },
-        "kind": result.experiment.kind,
-        "taught": result.experiment.taught,
-        "computed": result.experiment.method,
-        "verdict": result.finding.verdict,
-        "true": result.conclusion,
-        "measurements": {
-            name: finite(value) for name, value in result.finding.measurements.items()
-        },
-    }
-
-
-def finite(value: Measured) -> Measured:
-    """JSON has no infinities and no NaN: they become strings."""
-    if isinstance(value, bool | int | str):
-        return value
-    if isinstance(value, float):
-        return value if math.isfinite(value) else str(value)
-    return [finite(part) for part in value]
-
-
 def _chosen(words: Sequence[str]) -> tuple[list[Experiment], list[Stated]]:
     """The experiments that words name, once each, and the items that are only stated."""
     if not words:
@@ -164,36 +129,6 @@ def _chosen(words: Sequence[str]) -> tuple[list[Experiment], list[Stated]]:
     return [by_name[name] for name in wanted], [
         stated[word] for word in dict.fromkeys(words) if word in stated
     ]
-
-
-def perform_chosen(chosen: Sequence[Experiment]) -> tuple[list[Result], list[Failure]]:
-    """Runs experiments, many of them in processes, and gives results in the order asked for."""
-    outcomes: list[Result | Failure] = []
-    if len(chosen) < 2 * PROCESSES:
-        for experiment in chosen:
-            try:
-                outcomes.append(perform(experiment))
-            except Exception as error:
-                outcomes.append(Failure(experiment, reason(error)))
-    else:
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-
-        columns = TextColumn("   {task.description:<24}"), BarColumn(), MofNCompleteColumn()
-        console = Console(stderr=True)
-        with Progress(
-            *columns, console=console, transient=True, disable=not console.is_terminal
-        ) as bar:
-            task = bar.add_task("the first ones", total=len(chosen))
-            for outcome in perform_all(chosen, PROCESSES):
-                bar.update(task, advance=1, description=outcome.experiment.name)
-                outcomes.append(outcome)
-    order = {experiment.name: place for place, experiment in enumerate(chosen)}
-    outcomes.sort(key=lambda outcome: order[outcome.experiment.name])
-    return (
-        [outcome for outcome in outcomes if isinstance(outcome, Result)],
-        [outcome for outcome in outcomes if isinstance(outcome, Failure)],
-    )
 
 
 def _exercise(words: Sequence[str]) -> int:
