@@ -209,7 +209,9 @@ def saved(config: Config) -> tuple[int, int]:
             config.encoder_layers * block + of_memory,
             config.decoder_layers * (block + 4 * d),
         )
-    return config.layers * block, 0
+    # The last block of a ViT computes the class token's row alone, where only that is read.
+    whole = config.layers - (isinstance(config, VisionConfig) and config.pool == "class")
+    return max(0, whole) * block, 0
 
 
 def _keys(config: BlockConfig) -> int:
