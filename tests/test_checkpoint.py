@@ -366,6 +366,42 @@ def test_folders_that_are_none(tmp_path: Path) -> None:
     refused(tmp_path, "config.json is a folder")
 
 
+def test_a_config_that_never_ends_is_not_read(tmp_path: Path) -> None:
+    path = tmp_path / CONFIG
+    path.symlink_to("/dev/zero")
+    refused(tmp_path, "config.json is no ordinary file")
+    path.unlink()
+    os.mkfifo(path)
+    refused(tmp_path, "config.json is no ordinary file")
+    path.unlink()
+    with path.open("wb") as file:
+        file.truncate(10**10)
+    refused(tmp_path, "config.json has 10,000,000,000 bytes")
+    path.write_text("[" * 10**6)
+    refused(tmp_path, "config.json is not JSON that can be read: it is nested too deeply")
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"layers": 10**9}, "layers (1000000000) is more than there are tensors in the weights"),
+        ({"vocabulary": 10**12}, "does not fit this LanguageModel"),
+        ({"width": 2**62}, "asks for tensors that cannot be"),
+        ({"feed_forward": 2**62}, "asks for tensors that cannot be"),
+        ({"heads": 10**15}, "heads (1000000000000000) must divide width"),
+        ({"heads": 0}, "heads (0) must be a whole number"),
+    ],
+)
+def test_a_config_that_asks_for_the_moon(change: dict[str, int], said: str, folder: Path) -> None:
+    """Even where the weights' header, and all checksums, ask for the same."""
+    save(folder, LanguageModel(LanguageConfig(13, width=8, heads=2, layers=1, feed_forward=6)))
+    rewrite(folder, lambda data: data["model"].update(change))
+    about = json.loads((folder / CONFIG).read_text())
+    about = {name: about[name] for name in ("kind", "model", "task")}
+    rewrite_weights(folder, load_file(folder / WEIGHTS), regard=json.dumps(about))
+    refused(folder, said)
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
@@ -440,3 +441,29 @@ def test_transformers_opens_the_tokenizer_that_came_along(
     )
     assert second(WORDS)["input_ids"] == first(WORDS)["input_ids"]
     assert second.decode(second(WORDS[0])["input_ids"], skip_special_tokens=True) == WORDS[0]
+
+
+def test_a_config_that_asks_for_the_moon(marian: Path, capsys: Capture) -> None:
+    path = marian / "config.json"
+    data = json.loads(path.read_text())
+    path.write_text(json.dumps(data | {"decoder_layers": 10**9}))
+    said = refused(capsys, "import", marian, marian / "run")
+    assert "more than there are tensors in the weights" in said
+    path.unlink()
+    path.symlink_to("/dev/zero")
+    assert "is no ordinary file" in refused(capsys, "import", marian, marian / "run")
+
+
+def test_an_export_to_a_full_disk(
+    marian: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert regard(capsys, "import", marian, tmp_path / "run")[0] == 0
+
+    def full(*words: object, **options: object) -> None:
+        raise SafetensorError("I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr("regard.interop.tensors.save_file", full)
+    said = refused(capsys, "export", tmp_path / "run", tmp_path / "out", "--to", "marian")
+    assert re.search(r"out was not saved.*No space left", said)
+    assert not (tmp_path / "out").exists()
+    assert not [path for path in tmp_path.iterdir() if "saving" in path.name]
