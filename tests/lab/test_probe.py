@@ -165,3 +165,11 @@ def test_one_line_says_what_is_wrong() -> None:
         winner(0, 1, teams=1)
     with pytest.raises(ValueError, match=r"places \(2, 11\) must lie from 0 to 10"):
         number(0, 1, places=(2, 11))
+
+
+def test_fillers_may_be_of_the_answers_kind() -> None:
+    apart, alike = (probe.distance(3, 1, gap=11, classes=5, alike=same) for same in (False, True))
+    for asked in (apart, alike):
+        assert torch.equal(asked.tokens[:, 0], asked.labels)
+    assert int(apart.tokens[:, 1:].min()) >= 5
+    assert int(alike.tokens.max()) < 5
