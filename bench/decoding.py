@@ -8,6 +8,10 @@
                      and a language model of 6 layers, beside their own modules run eagerly.
     a trained model  --model RUN --source FILE --target FILE: the lines of a real test set, from
                      text to text, and BLEU beside the speed.
+    a busy machine   --busy: random weights, with and without processes that never rest on half of
+                     the cores, of the lowest priority (nice -n 19). They are like programs in
+                     another terminal: for Linux a priority counts among programs of one session,
+                     and sessions have equal shares.
 
 Speeds are tokens found per second, best hypotheses alone. Ratios are a peer's time divided by
 ours: above 1, ours is faster. All take turns in one run, each in a process of its own on a CPU, and
@@ -18,19 +22,24 @@ import argparse
 import contextlib
 import copy
 import itertools
+import math
 import multiprocessing
 import os
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 
+from regard.cli.main import share_cores
 from regard.decode.engine.eager import EagerEngine
 from regard.decode.engine.int8.linear import int8
 from regard.decode.engine.pick import Model, pick
@@ -181,7 +190,10 @@ class Worker:
         self.pipe, other = context.Pipe()
         given = (other, name, what, folder, torch.get_num_threads())
         self.process = context.Process(target=_serve, args=given, daemon=True)
-        self.process.start()
+        with mock.patch.dict(os.environ):
+            if name.startswith("ours"):
+                share_cores()  # as the command line does
+            self.process.start()
         if error := self.pipe.recv():
             raise ImportError(error)
 
@@ -250,10 +262,18 @@ def compare(
         for _ in range(2):  # what happens once is not what is timed
             _, found[name] = run(source, beams)
         assert all(len(row) == TARGET for row in found[name]), name
+    busy: dict[str, list[float]] = {name: [] for name in everyone}
     times: dict[str, list[float]] = {name: [] for name in everyone}
     for _ in range(options.rounds):
         for name, run in everyone.items():
             times[name].append(run(source, beams)[0])
+        if options.busy:
+            with busy_cores():
+                for name, run in everyone.items():
+                    busy[name].append(run(source, beams)[0])
+    if options.busy:
+        report_busy(times, busy, sentences * TARGET)
+        return
     took = {name: statistics.median(some) for name, some in times.items()}
     first = next(iter(everyone))
     for name, seconds in took.items():
@@ -269,6 +289,34 @@ def compare(
             f"  {name:18} {speed:9,.0f} tok/s ± {spread / 2:.0%}  {same:6.1%} as {first}{ratios}",
             flush=True,
         )
+
+
+def report_busy(quiet: dict[str, list[float]], busy: dict[str, list[float]], tokens: int) -> None:
+    """Speeds on a quiet and on a busy machine, and beside CTranslate2's of the same precision."""
+    for name in quiet:
+        peer = f"CTranslate2 {name.rsplit(' ', 1)[1]}"
+        speeds = []
+        for times in (quiet, busy):
+            took = statistics.median(times[name])
+            beside = statistics.median(times[peer]) / took if peer in times else math.nan
+            speeds.append(f"{tokens / took:9,.0f} tok/s ({beside:5.2f} × {peer})")
+        kept = statistics.median(quiet[name]) / statistics.median(busy[name])
+        print(f"  {name:18} quiet {speeds[0]}  busy {speeds[1]}  {kept:4.0%} kept", flush=True)
+
+
+@contextlib.contextmanager
+def busy_cores() -> Iterator[None]:
+    """Half of the cores, one at least, have something else to do, of the lowest priority."""
+    words = ["nice", "-n", "19", sys.executable, "-c", "while True: pass"]
+    count = max(1, (os.cpu_count() or 1) // 2)
+    loops = [subprocess.Popen(words, start_new_session=True) for _ in range(count)]
+    time.sleep(0.2)
+    try:
+        yield
+    finally:
+        for loop in loops:
+            loop.kill()
+            loop.wait()
 
 
 def agreement(some: Rows, others: Rows) -> float:
@@ -368,6 +416,7 @@ def main() -> None:
     parser.add_argument("--sentences", type=int, nargs="+", default=None)
     parser.add_argument("--beams", type=int, nargs="+", default=[1, 4])
     parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--busy", action="store_true", help="on a busy machine as well")
     parser.add_argument("--isa", choices=["avx2"], help="use no better instructions; peers too")
     parser.add_argument("--systems", nargs="+", default=None, help="such as 'ours int8' 'HF bf16'")
     parser.add_argument("--model", help="read, generate, or a trained model's folder")
@@ -388,6 +437,8 @@ def main() -> None:
     options.beside = ["ours bf16"] if cuda else ["ours int8"]
     if options.model and not options.systems:
         options.systems = ["ours bf16", "eager bf16"] if cuda else ["ours int8", "ours fp32"]
+    if options.busy and not options.systems:
+        options.systems = ["ours int8", "CTranslate2 int8", "ours fp32", "CTranslate2 fp32"]
     options.systems = options.systems or (
         ["ours fp32", "HF fp32", "ours bf16", "HF bf16"]
         if cuda

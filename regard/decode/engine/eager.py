@@ -6,12 +6,13 @@ The reference for the other engines. It uses the model's own KV cache.
 import itertools
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, cast
+from weakref import WeakKeyDictionary
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 
 from regard.attention.checks import integer_tensor
 from regard.attention.mask import Packed
@@ -20,6 +21,7 @@ from regard.attention.sync import on_host
 from regard.attention.weights import weights
 from regard.decode.engine.parts import Model, target
 from regard.decode.engine.session import Session
+from regard.decode.engine.threads import Threads
 from regard.model.block import Block
 from regard.model.language import LanguageModel
 from regard.model.lengths import Lengths
@@ -53,7 +55,16 @@ class EagerEngine:
             return EagerSession(model, rows or 1)
         assert source is not None
         kind = AttentiveSession if attention else ReadingSession
-        return kind(model, *encoded(model, source, lengths))
+        with threads(model).spared():
+            return kind(model, *encoded(model, source, lengths))
+
+
+# A session is opened for every batch, but how a model's steps run best is found out once.
+_threads: "WeakKeyDictionary[nn.Module, Threads]" = WeakKeyDictionary()
+
+
+def threads(model: Model) -> Threads:
+    return _threads.setdefault(model, Threads())
 
 
 def encoded(
@@ -77,18 +88,22 @@ class EagerSession(Session):
         self.vocabulary = model.config.vocabulary
         self.scores = torch.promote_types(table.dtype, torch.float32)
         self.cache = model.cache()
+        on_cpu = table.device.type == "cpu"
+        self._shared = threads(model).shared if on_cpu else lambda rows: nullcontext()
 
     @torch.no_grad()
     def prefill(self, tokens: Int[Tensor, "R n"], counts: Int[Tensor, "R"]) -> None:
         self._check(tokens)
-        self._states(tokens.to(self.device))
+        with threads(self.model).spared():
+            self._states(tokens.to(self.device))
         if int(counts.min()) < tokens.shape[1]:
             self.cache.trim(counts.to(self.device))
 
     @torch.no_grad()
     def step(self, tokens: Int[Tensor, "R"]) -> Float[Tensor, "R N"]:
         self._check(tokens)
-        return self.model.output(self._states(tokens.to(self.device)[:, None])[:, -1])
+        with self._shared(self.rows):
+            return self.model.output(self._states(tokens.to(self.device)[:, None])[:, -1])
 
     def select(self, rows: Int[Tensor, "R"]) -> None:
         self.cache.select(self._chosen(rows))

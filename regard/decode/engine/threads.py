@@ -1,0 +1,109 @@
+"""How many of torch's threads a step on the CPU gets, found out while it runs.
+
+More threads are not always faster. A small step is over before a second one has begun; and on a
+busy machine all of them wait, after every operation, for one that another process has preempted,
+which takes milliseconds where the operation took microseconds.
+
+So calls are timed, and now and then one is tried with half as many threads, or with twice as many.
+The slower that was, the later the next trial: together they take a few per cent of the time.
+"""
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+
+COST = 0.02
+"""The share of the time that trials may take."""
+FEW, MANY = 16, 2000
+"""Calls between two trials."""
+BETTER, SLOW = 0.9, 1.5
+"""Multiples of the usual time: below the first a trial is followed, above the second fewer threads
+are tried at once. Where all are so much slower than fewer, the machine is busy."""
+
+
+class Threads:
+    """For calls that come again and again, such as a model's steps."""
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter):
+        self._clock = clock
+        self._choices: dict[tuple[int, int], Choice] = {}
+        self._latest: Choice | None = None
+
+    @contextmanager
+    def shared(self, rows: int) -> Iterator[None]:
+        """A call that computes so many rows, with as many threads as such calls have use for."""
+        if (most := torch.get_num_threads()) == 1:
+            yield
+            return
+        choice = self._choices.setdefault((most, rows.bit_length()), Choice(most))
+        self._latest, count = choice, choice.next()
+        with _threads(count, most):
+            begun = self._clock()
+            yield
+            choice.took(count, self._clock() - begun)
+
+    @contextmanager
+    def spared(self) -> Iterator[None]:
+        """A call that comes once: all threads, unless the machine was busy of late."""
+        most, latest = torch.get_num_threads(), self._latest
+        fewer = latest.count if latest is not None and latest.crowded else most
+        with _threads(min(most, fewer), most):
+            yield
+
+
+class Choice:
+    """The number of threads of calls that take about equally long."""
+
+    def __init__(self, most: int):
+        self.most = self.count = most
+        self.crowded = False
+        self._last = self._now = self._usual = math.inf
+        """Seconds: the last call, the faster of the last two, and calls before."""
+        self._calls, self._wait = 0, FEW
+        """Since the last trial, and until the next."""
+        self._fewer = True
+        """Whether the next one has half as many threads, where it may also have twice as many."""
+
+    def next(self) -> int:
+        """The number of threads of the next call."""
+        slow = self._calls >= FEW and self._now > SLOW * self._usual
+        if self._calls < self._wait and not (slow and self.count > 1):
+            return self.count
+        if self.count == self.most or (self.count > 1 and (slow or self._fewer)):
+            return self.count // 2
+        return min(2 * self.count, self.most)
+
+    def took(self, count: int, seconds: float) -> None:
+        if count != self.count:
+            self._tried(count, seconds)
+            return
+        # What happens once says nothing: of two calls in a row, the faster one counts.
+        self._now, self._last = min(seconds, self._last), seconds
+        self._usual = self._now if self._calls < 2 else 0.9 * self._usual + 0.1 * self._now
+        self._calls += 1
+
+    def _tried(self, count: int, seconds: float) -> None:
+        if self.most in (count, self.count):
+            all_, fewer = (seconds, self._now) if count == self.most else (self._now, seconds)
+            self.crowded = all_ > SLOW * fewer
+        self._fewer = not self._fewer
+        self._calls, self._wait = 0, FEW
+        if seconds < BETTER * self._now:
+            self.count, self._now, self._last = count, seconds, seconds
+        else:
+            self._wait = round(min(MANY, max(FEW, (seconds / self._now - 1) / COST)))
+
+
+@contextmanager
+def _threads(count: int, most: int) -> Iterator[None]:
+    if count == most:
+        yield
+        return
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(most)
