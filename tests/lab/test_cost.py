@@ -389,7 +389,7 @@ def test_cost_of_a_folder(capsys: pytest.CaptureFixture[str], tmp_path: Path) ->
         (["vit-x"], "vit-x is unknown"),
         (["vit-b/16", "--image", "100"], "patch"),
         (["layers", "--width", "10", "--heads", "3"], "heads"),
-        (["layers", "--length", "0"], "--length (0) must be 1 or more"),
+        (["layers", "--length", "0"], "--length (0) must be from 1 to 100,000,000"),
         (["layers", "--length", "many"], "invalid int value"),
         ([], "required"),
         (["vit-b", "--image", "32", "--plot", "x.svg"], "no plot"),
