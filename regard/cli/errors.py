@@ -19,7 +19,7 @@ from contextlib import contextmanager, suppress
 
 from regard.processes import one_line
 
-FAULT = 70
+FAULT, INTERRUPTED, GONE = 70, 130, 141
 
 LONGEST = 2000
 """Characters of a line about an error; values that it quotes may be of any length."""
@@ -58,30 +58,34 @@ def guarded(run: Callable[[], int | None], debug: bool) -> int:
     """The exit code of a command. With `debug`, exceptions pass through as they are."""
     try:
         with _threads_reported():
-            status = run()
-        sys.stdout.flush()
+            status = run() or 0
+        return _flushed(status)
     except BrokenPipeError:
-        _abandon_output()
-        return 141
-    except KeyboardInterrupt:
+        return _flushed(GONE)
+    except SystemExit as end:  # --help
+        raise SystemExit(_flushed(end.code) if isinstance(end.code, int) else end.code) from None
+    except (KeyboardInterrupt, Exception) as error:
         if debug:
             raise
-        return 130
-    except Exception as error:
-        if debug:
-            raise
-        status = _report(error)
         try:
-            sys.stdout.flush()
-        except OSError:
-            _abandon_output()
-    return status or 0
+            return _flushed(_report(error))
+        except KeyboardInterrupt:  # a second one
+            return INTERRUPTED
 
 
-def _abandon_output() -> None:
-    """Python flushes once more at exit, and would complain then, and exit otherwise."""
-    with suppress(OSError, ValueError):  # a stream without a file
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+def _flushed(status: int) -> int:
+    """The exit code, once all output is written; what cannot be is given up.
+
+    Python would try once more at its end, and exit with a code of its own.
+    """
+    try:
+        sys.stdout.flush()
+    except OSError as error:
+        with suppress(OSError, ValueError):  # a stream without a file
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if status == 0:
+            return GONE if isinstance(error, BrokenPipeError) else _report(error)
+    return status
 
 
 @contextmanager
@@ -99,7 +103,9 @@ def _threads_reported() -> Iterator[None]:
         threading.excepthook = before
 
 
-def _report(error: Exception) -> int:
+def _report(error: BaseException) -> int:
+    if not isinstance(error, Exception):
+        return INTERRUPTED
     if isinstance(error, ValueError | OSError) and one_line(error):
         _say(one_line(error))
         return 2

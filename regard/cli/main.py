@@ -7,6 +7,7 @@ the traceback instead.
 
 import argparse
 import os
+import signal
 import sys
 from collections.abc import Callable, Sequence
 
@@ -182,4 +183,8 @@ def main(words: Sequence[str] | None = None) -> int:
         status: int | None = options.run(options)
         return status
 
-    return guarded(run, debug=given[:1] == ["--debug"])
+    status = guarded(run, debug=given[:1] == ["--debug"])
+    if words is None:
+        # All is done, and Ctrl-C would only be reported from the midst of Python's own end.
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    return status
