@@ -143,9 +143,13 @@ _LATE = (
 
 
 def _ended(run: Run) -> dict[str, Any]:
+    ready, tell = os.pipe()
     child = os.fork()
     if child == 0:
-        _become(run)
+        _become(run, tell)
+    os.close(tell)
+    os.read(ready, 1)
+    os.close(ready)
     signalled, killed, spent, sent, begun = False, False, 0.0, 0.0, time.monotonic()
     waited = 0  # counted, not measured: the whole machine may stand still
     while True:
@@ -182,7 +186,7 @@ def _seconds(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def _become(run: Run) -> None:
+def _become(run: Run, ready: int) -> None:
     """Turns the child into the command; it does not return."""
     code = 99
     try:
@@ -193,6 +197,7 @@ def _become(run: Run) -> None:
         os.setpgid(0, 0)
         from regard.cli.main import main
 
+        os.close(ready)
         code = main(run.words)
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else 1 if end.code else 0
