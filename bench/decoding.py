@@ -53,6 +53,8 @@ VOCABULARY, SOURCE, TARGET = 16_000, 20, 30
 IMAGE = (32, 256)
 START, END = 0, 1
 TASK = {"start": START, "end": END, "pad": START}
+SPIN = 0.3
+"""Seconds for which threads of the system before may still spin, as Intel OpenMP's do."""
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 Rows = list[list[int]]
@@ -198,6 +200,7 @@ class Worker:
             raise ImportError(error)
 
     def __call__(self, source: torch.Tensor, beams: int) -> tuple[float, Rows]:
+        time.sleep(SPIN)
         self.pipe.send((source.tolist(), beams))
         return self.pipe.recv()
 
