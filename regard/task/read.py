@@ -582,7 +582,7 @@ class Reader:
         return [
             text
             for some in self.preparation.batches(images, batch)
-            for text in _written(self.model, self.tokenizer, self._input(some), settings)
+            for text in _written(self.model, self.tokenizer, self.prepared(some), settings)
         ]
 
     def attention(self, picture: Picture, text: str | None = None) -> Looked:
@@ -590,7 +590,7 @@ class Reader:
         if text is None:
             (text,) = self.read([picture])
         tokens = self.tokenizer.encode(text)
-        x = self._input(next(self.preparation.batches([picture], 1)))
+        x = self.prepared(next(self.preparation.batches([picture], 1)))
         target = torch.tensor([[self.search.start, *tokens]], device=x.device)
         with (
             torch.inference_mode(),
@@ -602,7 +602,7 @@ class Reader:
             self.tokenizer.pieces([*tokens, self.search.end]), weights.unflatten(-1, self.grid)
         )
 
-    def _input(self, pixels: Tensor) -> Tensor:
+    def prepared(self, pixels: Tensor) -> Tensor:
         weight = self.model.target.table.weight
         return self.preparation.normalized(pixels.to(weight.device)).to(weight.dtype)
 

@@ -72,7 +72,7 @@ NOTHING = Written("", 0.0, [], [])
 
 
 @dataclass(frozen=True)
-class _Part:
+class Part:
     """A text's tokens, or a stretch of them, and the words of the text that they belong to."""
 
     ids: list[int]
@@ -206,16 +206,16 @@ class Translator:
         settings = self.search if beams is None else replace(self.search, beams=beams)
         counts: deque[int] = deque()
 
-        def parts() -> Iterator[_Part | None]:
+        def parts() -> Iterator[Part | None]:
             for text in texts:
                 if text is None:
                     yield None
                     continue
-                cut = self._cut(text, align)
+                cut = self.cut(text, align)
                 counts.append(len(cut))
                 yield from cut
 
-        def decode(some: list[_Part]) -> list[list[Written]]:
+        def decode(some: list[Part]) -> list[list[Written]]:
             return self._decode(some, settings, n_best, attention, align)
 
         ready: list[list[Written]] = []
@@ -228,7 +228,7 @@ class Translator:
         ):
             ready.append(written)
             if len(ready) == counts[0]:
-                yield ready[0] if len(ready) == 1 else self._joined(ready)
+                yield ready[0] if len(ready) == 1 else self.joined(ready)
                 ready = []
                 counts.popleft()
 
@@ -244,11 +244,11 @@ class Translator:
     def _encode(self, text: str) -> list[int]:
         return self.source_tokenizer.encode(text.strip())  # as the texts it was trained on
 
-    def _cut(self, text: str, align: bool = False) -> list[_Part]:
+    def cut(self, text: str, align: bool = False) -> list[Part]:
         """A text as the model reads it."""
         return self._parts(self._encode(text), align)
 
-    def _parts(self, ids: list[int], align: bool = False, most: int | None = None) -> list[_Part]:
+    def _parts(self, ids: list[int], align: bool = False, most: int | None = None) -> list[Part]:
         """The ids in stretches of at most so many, by default the model's length; each but the last
         ends a word."""
         most, begin, places = most or self.search.length, 0, [0]
@@ -260,13 +260,13 @@ class Translator:
             places.append(begin)
         numbers = words(self.source_tokenizer.pieces(ids)) if align else []
         return [
-            _Part(ids[one:two], numbers[one:two])
+            Part(ids[one:two], numbers[one:two])
             for one, two in zip(places, [*places[1:], len(ids)])
         ]
 
     def _decode(
         self,
-        parts: list[_Part],
+        parts: list[Part],
         settings: SearchSettings,
         n_best: int,
         attention: bool,
@@ -274,7 +274,7 @@ class Translator:
     ) -> list[list[Written]]:
         real = [part for part in parts if part.ids]
         found = self._search(real, settings, n_best)
-        written = [[self._written(one, settings) for one in best] or [NOTHING] for best in found]
+        written = [[self.written(one, settings) for one in best] or [NOTHING] for best in found]
         if attention or align:
             if align and self.head is None:
                 self._find([(part, best[0]) for part, best in zip(real, written)])
@@ -287,15 +287,15 @@ class Translator:
         return [next(results) if part.ids else nothing for part in parts]
 
     def _search(
-        self, parts: Sequence[_Part], settings: SearchSettings, n_best: int
+        self, parts: Sequence[Part], settings: SearchSettings, n_best: int
     ) -> list[list[Hypothesis]]:
         if not parts:
             return []
         most = [longest(len(part.ids)) for part in parts]
-        opened = partial(self._open, parts)
+        opened = partial(self.open, parts)
         return find(opened, len(parts), settings, most=most, n_best=n_best)
 
-    def _open(self, parts: Sequence[_Part], **hints: int) -> Session:
+    def open(self, parts: Sequence[Part], **hints: int) -> Session:
         return self._reading([part.ids for part in parts], **hints)
 
     def _reading(self, sources: Sequence[list[int]], **hints: int) -> Session:
@@ -304,13 +304,13 @@ class Translator:
         batch = text_batch([(source, ()) for source in sources], start, end, source_end=end)
         return open_reading(self.model, batch.source, batch.source_lengths, **hints)
 
-    def _written(self, hypothesis: Hypothesis, settings: SearchSettings) -> Written:
+    def written(self, hypothesis: Hypothesis, settings: SearchSettings) -> Written:
         tokens, scores = hypothesis.tokens, hypothesis.token_scores
         # A model may say a line break, but a text stays one line.
         text = " ".join(self.tokenizer.decode(tokens).splitlines())
         return Written(text, _ranked(scores, settings), tokens, scores)
 
-    def _joined(self, parts: list[list[Written]]) -> list[Written]:
+    def joined(self, parts: list[list[Written]]) -> list[Written]:
         """Of the parts of a text, the best with the best; where one has fewer, its last again."""
         results = []
         for rank in range(max(map(len, parts))):
@@ -348,7 +348,7 @@ class Translator:
         )
 
     def _looked(
-        self, pairs: list[tuple[_Part, Written]], attention: bool, align: bool
+        self, pairs: list[tuple[Part, Written]], attention: bool, align: bool
     ) -> list[Written]:
         """The same texts, with where the model looked while it wrote them."""
         head = self.head or Head(len(self.model.decoder.blocks) - 1, 0)
@@ -381,18 +381,18 @@ class Translator:
 
         None where neither says anything, because no text has two words.
         """
-        cut = [self._cut(text, align=True)[0] for text in texts]
+        cut = [self.cut(text, align=True)[0] for text in texts]
         parts = [part for part in cut if part.ids]
         found = self._search(parts, replace(self.search, beams=1), 1)
-        written = [self._written(best[0], self.search) for best in found]
+        written = [self.written(best[0], self.search) for best in found]
         return self._find(list(zip(parts, written)))
 
-    def _find(self, pairs: Sequence[tuple[_Part, Written]]) -> Found | None:
-        def example(part: _Part, tokens: list[int]) -> Example:
+    def _find(self, pairs: Sequence[tuple[Part, Written]]) -> Found | None:
+        def example(part: Part, tokens: list[int]) -> Example:
             return Example(part.ids, tokens, part.words, words(self.tokenizer.pieces(tokens)))
 
         examples = [
-            example(self._cut(source, align=True)[0], self.tokenizer.encode(target))
+            example(self.cut(source, align=True)[0], self.tokenizer.encode(target))
             for source, target in self._pairs()[:SAMPLE]
         ]
         if not examples:
@@ -428,7 +428,7 @@ class TranslatorEnsemble(Translator):
         own = first.source_tokenizer.to_bytes()
         self._alike = [other.source_tokenizer.to_bytes() == own for other in others]
 
-    def _cut(self, text: str, align: bool = False) -> list[_Part]:
+    def cut(self, text: str, align: bool = False) -> list[Part]:
         """In parts that are short enough for every member."""
         ids, most = self._encode(text), self.search.length
         while True:
@@ -448,7 +448,7 @@ class TranslatorEnsemble(Translator):
         others = zip(self.members[1:], self._alike)
         return tuple(ids if alike else other._encode(text) for other, alike in others)
 
-    def _open(self, parts: Sequence[_Part], **hints: int) -> Session:
+    def open(self, parts: Sequence[Part], **hints: int) -> Session:
         sources = zip(*((part.ids, *part.others) for part in parts))
         sessions = [
             member._reading(list(ids), **hints) for member, ids in zip(self.members, sources)

@@ -172,7 +172,7 @@ def test_a_long_text_is_cut_for_every_member(tmp_path: Path, folders: list[Path]
     together: Any = load(folders[2], short, folders[1])
     assert together.search.length == 13
     text = " ".join(sentences(3, seed=9))
-    parts = together._cut(text, align=True)
+    parts = together.cut(text, align=True)
     assert len(parts) > 2
     for part in parts:
         assert max(map(len, (part.ids, *part.others))) <= 13
@@ -181,7 +181,7 @@ def test_a_long_text_is_cut_for_every_member(tmp_path: Path, folders: list[Path]
     assert len(together.translate([text, "tu", "Ω" * 50])) == 3
     # What is not cut is read as it is, though the first does not know its letters.
     turned: Any = load(folders[0], folders[2])
-    (part,) = turned._cut("é Ω")
+    (part,) = turned.cut("é Ω")
     assert part.others == (BPE.encode("é Ω"),)
 
 
