@@ -1,11 +1,12 @@
 """Multi-head attention: several attentions side by side, each in a subspace of its own.
 
-    head_h = attend(x W_Q^h, s W_K^h, s W_V^h)
+    head_h = attend(x W_Q^h, s W_K^h, v W_V^h)
     output = [head_1; ...; head_H] W_O
 
 With s = x it is self-attention, with another source s cross-attention; nothing else differs
-(Vaswani et al. 2017, section 3.2.2). W_O is what lets the heads' results mix: without it the
-output would be H separate blocks.
+(Vaswani et al. 2017, section 3.2.2). v is s, unless the values have an input of their own: then what
+is looked for and what is taken away are two things about the same positions. W_O is what lets the
+heads' results mix: without it the output would be H separate blocks.
 """
 
 import math
@@ -61,7 +62,8 @@ class MultiHeadAttention(nn.Module):
 
     `key_width` and `value_width` are per head and default to width / heads. `key_heads` fewer than
     `heads` are shared by groups of query heads. `position` is a Rotary or a LinearBias, `score` an
-    alignment other than the scaled dot product.
+    alignment other than the scaled dot product. `value_source_width` is for values that are read
+    from an input of their own, of another width than the source.
     """
 
     def __init__(
@@ -73,6 +75,7 @@ class MultiHeadAttention(nn.Module):
         key_width: int | None = None,
         value_width: int | None = None,
         source_width: int | None = None,
+        value_source_width: int | None = None,
         output_width: int | None = None,
         position: AttentionPosition | None = None,
         score: Score | None = None,
@@ -89,6 +92,7 @@ class MultiHeadAttention(nn.Module):
             "key_width": key_width,
             "value_width": value_width,
             "source_width": source_width,
+            "value_source_width": value_source_width,
             "output_width": output_width,
         }
         for name, size in given.items():
@@ -115,10 +119,11 @@ class MultiHeadAttention(nn.Module):
         self.key_width = key_width
         self.value_width = value_width or key_width
         self.source_width = source_width or width
+        self.value_source_width = value_source_width or self.source_width
         self.output_width = output_width or width
         self.query = nn.Linear(width, heads * key_width, bias)
         self.key = nn.Linear(self.source_width, key_heads * key_width, bias)
-        self.value = nn.Linear(self.source_width, key_heads * self.value_width, bias)
+        self.value = nn.Linear(self.value_source_width, key_heads * self.value_width, bias)
         self.output = nn.Linear(heads * self.value_width, self.output_width, bias)
         self.core = Core(score, beta, dropout)
         self.position = position
@@ -136,19 +141,25 @@ class MultiHeadAttention(nn.Module):
         x: Float[Tensor, "*b L D"],
         source: Float[Tensor, "*b S E"] | None = None,
         *,
+        value: Float[Tensor, "*b S U"] | None = None,
         mask: Mask | None = None,
         cache: Cache | None = None,
     ) -> Float[Tensor, "*b L O"]:
-        self._check(x, source, mask, cache)
+        """Keys are read from the source, or from x without one; values from there too, or `value`.
+
+        A `CrossCache` needs source and value at its first step alone.
+        """
+        self._check(x, source, value, mask, cache)
         lead = x.shape[:-2]
-        x, source = _three_axes(x), None if source is None else _three_axes(source)
-        read = x if source is None else source
-        at = self._places(x, read, mask, cache)
+        x = _three_axes(x)
+        keyed = x if source is None else _three_axes(source)
+        valued = keyed if value is None else _three_axes(value)
+        at = self._places(x, keyed, mask, cache)
         if cache is None and fuses(x) and plain(self.query, self.key, self.value):
-            query, key, value = self._projected(x, source)
-            query, key = self._rotate(query, at), self._rotate(key, at)
+            queries, keys, values = self._projected(x, keyed, valued)
+            queries, keys = self._rotate(queries, at), self._rotate(keys, at)
         else:
-            query = self._rotate(_split(self.query(x), self.heads), at)
+            queries = self._rotate(_split(self.query(x), self.heads), at)
 
             def project() -> Pair:
                 if source is None and cache is not None and cache.across:
@@ -156,23 +167,23 @@ class MultiHeadAttention(nn.Module):
                         f"an empty {type(cache).__name__} needs the source at its first step: "
                         "module(x, source, cache=cache)"
                     )
-                key = self._rotate(_split(self.key(read), self.key_heads), at)
-                return key, _split(self.value(read), self.key_heads)
+                keys = self._rotate(_split(self.key(keyed), self.key_heads), at)
+                return keys, _split(self.value(valued), self.key_heads)
 
             if cache is None:
-                key, value = project()
+                keys, values = project()
             else:
-                cache.check(query, self.key_heads, self.key_width, self.value_width)
-                key, value, mask = cache.extend(project, mask)
+                cache.check(queries, self.key_heads, self.key_width, self.value_width)
+                keys, values, mask = cache.extend(project, mask)
         bias = None
         if self.position is not None:
-            L, S = query.shape[-2], key.shape[-2]
+            L, S = queries.shape[-2], keys.shape[-2]
             offset = None if cache is None else at
             if isinstance(offset, Tensor) and offset.ndim:
                 offset = offset[:, 0]  # the rows of a cache have come to different lengths
             wide = torch.promote_types(x.dtype, torch.float32)
             bias = self.position.bias(L, S, offset, x.device, wide)
-        out = self.core(query, key, value, mask=mask, bias=bias)
+        out = self.core(queries, keys, values, mask=mask, bias=bias)
         heads = out.transpose(-2, -3).flatten(-2)
         if fuses(x) and plain(self.output):
             (joined,) = _together(heads, self.output)
@@ -180,21 +191,29 @@ class MultiHeadAttention(nn.Module):
             joined = self.output(heads)
         return joined if len(lead) == 1 else joined.reshape(*lead, *joined.shape[-2:])
 
-    def _projected(self, x: Tensor, source: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values from one matrix product, or two where they have two inputs."""
-        if source is None:
-            parts = _together(x, self.query, self.key, self.value)
+    def _projected(self, x: Tensor, keyed: Tensor, valued: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values from one matrix product for each input that they have."""
+        if valued is not keyed:
+            rest = _together(valued, self.value)
+            linears = (self.query, self.key)
         else:
-            parts = [*_together(x, self.query), *_together(source, self.key, self.value)]
+            rest = []
+            linears = (self.query, self.key, self.value)
+        if keyed is x:
+            parts = [*_together(x, *linears), *rest]
+        else:
+            parts = [*_together(x, self.query), *_together(keyed, *linears[1:]), *rest]
         heads = (self.heads, self.key_heads, self.key_heads)
         query, key, value = (_split(part, count) for part, count in zip(parts, heads))
         return query, key, value
 
-    def _places(self, x: Tensor, read: Tensor, mask: Mask | None, cache: Cache | None) -> Positions:
+    def _places(
+        self, x: Tensor, keyed: Tensor, mask: Mask | None, cache: Cache | None
+    ) -> Positions:
         """Where the queries stand: after what a cache holds; within each packed sequence."""
         packing = None if mask is None else mask.packing
         if packing is not None and cache is None:
-            packing.check(len(x), x.shape[1], read.shape[1])
+            packing.check(len(x), x.shape[1], keyed.shape[1])
         if packing is not None and cache is not None and not cache.across:
             raise ValueError(
                 f"{packing} lays whole sequences end to end, so a {type(cache).__name__} cannot "
@@ -211,7 +230,12 @@ class MultiHeadAttention(nn.Module):
         return x if self.position is None else self.position.rotate(x, at)
 
     def _check(
-        self, x: Tensor, source: Tensor | None, mask: Mask | None, cache: Cache | None
+        self,
+        x: Tensor,
+        source: Tensor | None,
+        value: Tensor | None,
+        mask: Mask | None,
+        cache: Cache | None,
     ) -> None:
         check_mask(mask)
         weight = getattr(self.query, "weight", None)  # who replaced the projection has none
@@ -237,10 +261,35 @@ class MultiHeadAttention(nn.Module):
                 f"self-attention reads keys from x, but source_width ({self.source_width}) is not "
                 f"width ({self.width}); pass a source"
             )
+        self._check_value(x if source is None and not across else source, value, dtype, cache)
         if across and self.position is not None:
             raise ValueError(
                 f"{type(self.position).__name__} measures distances within one sequence, but "
                 "cross-attention has two; leave position out, and add positions to both inputs"
+            )
+
+    def _check_value(
+        self,
+        keyed: Tensor | None,
+        value: Tensor | None,
+        dtype: torch.dtype | None,
+        cache: Cache | None,
+    ) -> None:
+        """The values' own input describes the same positions as the keys'."""
+        filled = cache is not None and cache.across and cache.held is not None
+        if value is None:
+            if self.value_source_width != self.source_width and keyed is not None and not filled:
+                raise ValueError(
+                    f"value_source_width ({self.value_source_width}) is not source_width "
+                    f"({self.source_width}), so values cannot be read where keys are; pass "
+                    "value=, too"
+                )
+            return
+        check_input("value", value, "value_source_width", self.value_source_width, dtype)
+        if keyed is not None and keyed.shape[:-1] != value.shape[:-1]:
+            raise ValueError(
+                f"value of shape {tuple(value.shape)} must have a row for each key: keys are read "
+                f"from a tensor of shape {tuple(keyed.shape)}"
             )
 
     def extra_repr(self) -> str:

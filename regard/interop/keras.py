@@ -24,8 +24,9 @@ _LAYERS = ("MultiHeadAttention", "GroupQueryAttention", "GroupedQueryAttention")
 def attention(peer: Any, *, dropout: float | int = 0.0) -> MultiHeadAttention:
     """From a layer, or from its weights by name. Dropout is a layer's own; weights don't tell it.
 
-    Ours takes (x, source) where Keras takes (query, value). Keras' `use_causal_mask` counts from
-    the first key: that is `causal(0)` where the lengths differ.
+    Ours takes (x, source) where Keras takes (query, value), and (x, source, value=value) where it
+    takes (query, value, key=source). Keras' `use_causal_mask` counts from the first key: that is
+    `causal(0)` where the lengths differ.
     """
     if isinstance(peer, Mapping):
         tensors = {str(name): _tensor(value) for name, value in peer.items()}
@@ -37,12 +38,6 @@ def attention(peer: Any, *, dropout: float | int = 0.0) -> MultiHeadAttention:
         size(tensors, ("key/kernel", 1), ("value/kernel", 1), ("key/bias", 0)),
         size(tensors, ("query/kernel", 2), ("key/kernel", 2), ("key/bias", 1)),
     )
-    values = tensors.get("value/kernel")
-    if values is not None and len(values) != read:
-        raise ValueError(
-            f"keys of a source {read} wide and values of one {len(values)} wide cannot be read; "
-            "ours makes both from one source"
-        )
     output = tensors.get("attention_output/kernel")
     if output is not None and output.ndim != 3:
         raise ValueError(f"output_shape {tuple(output.shape[2:])} must be one width; ours is")
@@ -54,6 +49,7 @@ def attention(peer: Any, *, dropout: float | int = 0.0) -> MultiHeadAttention:
             key_width=key_width,
             value_width=size(tensors, ("value/kernel", 2), ("attention_output/kernel", 1)),
             source_width=read,
+            value_source_width=size(tensors, ("value/kernel", 0), ("key/kernel", 0)),
             output_width=size(
                 tensors, ("attention_output/kernel", 2), ("attention_output/bias", 0)
             ),

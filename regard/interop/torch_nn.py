@@ -209,14 +209,14 @@ def _attention(
         (f"{at}out_proj.bias", 0),
     )
     keys, values = (state.get(f"{at}{name}_proj_weight") for name in ("k", "v"))
-    if keys is not None and values is not None and keys.shape[1:] != values.shape[1:]:
-        raise ValueError(
-            f"kdim ({keys.shape[1]}) and vdim ({values.shape[1]}) must be one width: ours makes "
-            "keys and values from one source"
-        )
-    separate = keys if values is None else values
-    read = None if separate is None else separate.shape[-1]
-    return MultiHeadAttention(width, heads, source_width=read, bias=bias, dropout=dropout)
+    return MultiHeadAttention(
+        width,
+        heads,
+        source_width=None if keys is None else keys.shape[-1],
+        value_source_width=None if values is None else values.shape[-1],
+        bias=bias,
+        dropout=dropout,
+    )
 
 
 def _block(state: State, at: str, layer: Layer, bias: bool) -> Block:

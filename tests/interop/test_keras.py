@@ -113,7 +113,7 @@ def test_every_misfit_is_listed_at_once(keras: Any) -> None:
 
 
 def test_refused(keras: Any) -> None:
-    x, source = single(B, L, D), single(B, S, E)
+    x = single(B, L, D)
     multi = keras.layers.MultiHeadAttention
     for layer, message in (
         (multi(2, 3), "has no weights yet; call it once"),
@@ -121,7 +121,6 @@ def test_refused(keras: Any) -> None:
         (built(multi(2, 3, use_gate=True), x, x), "unexpected gate/kernel, gate/bias"),
         (built(multi(2, 3, sliding_window=4), x, x), r"sliding_window \(4\).*mask=window\(3\)"),
         (built(multi(2, 3, output_shape=(2, 5)), x, x), r"output_shape \(2, 5\) must be one width"),
-        (built(multi(2, 3), x, source, single(B, S, D)), "12 wide and values of one 13 wide"),
         (built(multi(2, 3, attention_axes=(1, 2)), x[None], x[None]), r"attention_axes \(\(1, 2\)"),
     ):
         with pytest.raises(ValueError, match=message) as caught:

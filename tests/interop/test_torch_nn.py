@@ -159,16 +159,18 @@ def test_decoder() -> None:
 
 
 @pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("source_width", [D, 13])
-def test_attention(source_width: int, bias: bool) -> None:
+@pytest.mark.parametrize(("source_width", "value_width"), [(D, D), (13, 13), (13, D), (13, 7)])
+def test_attention(source_width: int, value_width: int, bias: bool) -> None:
     peer = nn.MultiheadAttention(
-        D, 4, bias=bias, kdim=source_width, vdim=source_width, batch_first=True
+        D, 4, bias=bias, kdim=source_width, vdim=value_width, batch_first=True
     )
     peer = shaken(peer.double())
     x, source = normal(B, L, D), normal(B, S, source_width)
+    value = source if value_width == source_width else normal(B, S, value_width)
     for ours in (torch_nn.attention(peer), torch_nn.attention(peer.state_dict(), 4)):
-        theirs = peer(x, source, source, key_padding_mask=SOURCE_FILLING)[0]
-        assert_alike(ours(x, source, mask=padding(SOURCE_LENGTHS)), theirs, [x, source])
+        theirs = peer(x, source, value, key_padding_mask=SOURCE_FILLING)[0]
+        have = ours(x, source, value=value, mask=padding(SOURCE_LENGTHS))
+        assert_alike(have, theirs, [x, source, value])
 
 
 def test_dropout_is_where_torch_has_it() -> None:
@@ -229,10 +231,6 @@ def mixed() -> nn.Module:
 
 
 REFUSED: dict[str, tuple[Callable[[], object], str]] = {
-    "two widths": (
-        lambda: torch_nn.attention(nn.MultiheadAttention(D, 3, kdim=5, vdim=7)),
-        r"kdim \(5\) and vdim \(7\) must be one width",
-    ),
     "a key of its own": (
         lambda: torch_nn.attention(nn.MultiheadAttention(D, 3, add_bias_kv=True)),
         "put a key beside the source's",

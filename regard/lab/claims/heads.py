@@ -80,32 +80,39 @@ def _output_projection() -> Finding:
 def _three_inputs() -> Finding:
     d, t, n, m, heads, own = 5, 3, 4, 6, 2, 2
     query, key, value = normal(0, n, d), normal(1, m, d), normal(2, m, t)
-    w_q, w_k, w_v = normal(3, heads, d, own), normal(4, heads, d, own), normal(5, heads, t, own)
 
-    def multi_head(q: Tensor, k: Tensor, v: Tensor, values: Tensor) -> Tensor:
-        """Each head's projections of its own three inputs, attended to and stacked."""
-        return torch.cat([attend(q @ a, k @ b, v @ c) for a, b, c in zip(w_q, w_k, values)], -1)
+    def layer(value_width: int) -> MultiHeadAttention:
+        """The homework's: W_q and W_k for what is d wide, W_v for what the values are."""
+        made = MultiHeadAttention(
+            d, heads, key_width=own, value_source_width=value_width, bias=False
+        )
+        return alive(made, 3)
 
-    w_x = normal(6, heads, d, own)
-    layer = MultiHeadAttention(d, heads, key_width=own, bias=False).double().requires_grad_(False)
-    for part, each in ((layer.query, w_q), (layer.key, w_k), (layer.value, w_x)):
-        part.weight.copy_(each.transpose(1, 2).flatten(0, 1))
-    projected = layer.output
-    one_x = apart(projected(multi_head(query, query, query, w_x)), layer(query))
-    given = multi_head(query, key, value, w_v)
-    from_x = apart(given, multi_head(query, query, query, w_x))
+    def by_hand(part: MultiHeadAttention, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Each head's projections of its own three inputs, attended to, stacked, times W_O."""
+        projected = (part.query(q), part.key(k), part.value(v))
+        split = zip(*(each.split(own, -1) for each in projected))
+        return part.output(torch.cat([attend(*one) for one in split], -1))
+
+    of_one, of_three = layer(d), layer(t)
+    one_x = apart(by_hand(of_one, query, query, query), of_one(query))
+    three = apart(by_hand(of_three, query, key, value), of_three(query, key, value=value))
+    # Values of the queries' width, so that the answer can be followed at all.
+    wide = normal(6, m, d)
+    from_x = apart(of_one(query, key, value=wide), of_one(query))
     return Finding(
-        more_exactly(meant=one_x < SAME, literal=from_x < SAME),
+        more_exactly(meant=max(one_x, three) < SAME, literal=from_x < SAME),
         {
-            "Q = K = V = x: projected from one x and from three, difference": one_x,
-            "Q, K, V as given: projected from one x and from three, difference": from_x,
+            "Q = K = V = x: the module and the heads one by one, difference": one_x,
+            "Q, K, V as given: the module and the heads one by one, difference": three,
+            "Q, K, V as given: projected from Q alone and from all three, difference": from_x,
             "shapes given, as rows": [list(z.shape) for z in (query, key, value)],
-            "shape of the heads stacked": list(given.shape),
+            "shape of the output": list(of_three(query, key, value=value).shape),
         },
         conclusion="For self-attention, where all three are one x, it gives the layer's output "
         f"{within(one_x)}. With Q, K and V as the question gives them, n = {n} queries, m = {m} "
-        "keys and values of another width, each has projections of its own; from Q alone the "
-        f"result would differ by {figure(from_x, 2)}.",
+        "keys and values of another width, each has projections of its own, as in the module with "
+        f"`value=` ({within(three)}); from Q alone the result would differ by {figure(from_x, 2)}.",
     )
 
 
@@ -315,8 +322,8 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         Place("homework", "1.2(a)"),
         "Asked for the output given Q (d×n), K (d×m) and V (t×m), the answer projects the "
         "queries, keys and values of all heads from one x.",
-        "Two heads are computed from three inputs of those shapes, and from one; for one input "
-        "the result is compared with the module.",
+        "A module with two heads is given three inputs of those shapes, and one, and is compared "
+        "with its heads computed one by one. Then it reads all from Q where three were given.",
         _three_inputs,
     ),
     Experiment(

@@ -19,54 +19,63 @@ def _inputs() -> tuple[Tensor, Tensor, Tensor]:
     return normal(0, n, d), normal(1, m, d), normal(2, m, t)
 
 
-def _by_heads(layer: nn.MultiheadAttention, Q: Tensor, K: Tensor, V: Tensor) -> Tensor:
+def _layer(value_width: int = t) -> MultiHeadAttention:
+    made = MultiHeadAttention(d, h, value_source_width=value_width, bias=False)
+    return alive(made, 3)
+
+
+def _by_heads(layer: MultiHeadAttention, Q: Tensor, K: Tensor, V: Tensor) -> Tensor:
     """The heads' outputs side by side, before W_O."""
-    weights = layer.q_proj_weight, layer.k_proj_weight, layer.v_proj_weight
-    query, key, value = ((x @ w.T).chunk(h, -1) for x, w in zip((Q, K, V), weights))
-    return torch.cat([attend(q, k, v) for q, k, v in zip(query, key, value)], -1)
+    projected = layer.query(Q), layer.key(K), layer.value(V)
+    return torch.cat([attend(*one) for one in zip(*(x.chunk(h, -1) for x in projected))], -1)
 
 
-def _torch() -> nn.MultiheadAttention:
-    return alive(nn.MultiheadAttention(d, h, bias=False, kdim=d, vdim=t, batch_first=True), 3)
+def _torch(layer: MultiHeadAttention) -> nn.MultiheadAttention:
+    """torch's own layer, with the same matrices."""
+    theirs = nn.MultiheadAttention(d, h, bias=False, kdim=d, vdim=t).double().requires_grad_(False)
+    parts = layer.query, layer.key, layer.value, layer.output
+    own = theirs.q_proj_weight, theirs.k_proj_weight, theirs.v_proj_weight, theirs.out_proj.weight
+    for weight, part in zip(own, parts):
+        weight.copy_(part.weight)
+    return theirs
 
 
 def _multi_head() -> Demonstration:
     Q, K, V = _inputs()
-    layer = _torch()
+    layer = _layer()
     stacked = _by_heads(layer, Q, K, V)
-    H = stacked @ layer.out_proj.weight.T
-    theirs, _ = layer(Q[None], K[None], V[None])
+    H = layer(Q, K, value=V)
+    by_heads, theirs = layer.output(stacked), _torch(layer)(Q, K, V)[0]
     return Demonstration(
-        apart(H, theirs[0]) < SAME,
+        apart(H, by_heads) < SAME and apart(H, theirs) < SAME,
         {
             "rows and columns of a head's Q, K and V": [[d // h, n], [d // h, m], [d // h, m]],
             "rows and columns of the stack": list(stacked.T.shape),
             "rows and columns of H": list(H.T.shape),
-            "largest difference from torch's multi-head attention": apart(H, theirs[0]),
+            "largest difference of layer(Q, K, value=V) from the heads one by one": apart(
+                H, by_heads
+            ),
+            "largest difference from torch's multi-head attention": apart(H, theirs),
         },
     )
 
 
 def _without_output() -> Demonstration:
     Q, K, V = _inputs()
-    layer = _torch()
-    stacked = _by_heads(layer, Q, K, V)
-    theirs, _ = layer(Q[None], K[None], V[None])
-    other = layer.v_proj_weight.clone()
-    other[d // h :] += 1  # the second head's values
-    with torch.no_grad():
-        layer.v_proj_weight.copy_(other)
+    layer = _layer()
+    stacked, H = _by_heads(layer, Q, K, V), layer(Q, K, value=V)
     first = d // h
-    moved, changed = _by_heads(layer, Q, K, V), layer(Q[None], K[None], V[None])[0][0]
+    layer.value.weight[first:] += 1  # the second head's values
+    moved, changed = _by_heads(layer, Q, K, V), layer(Q, K, value=V)
     return Demonstration(
-        apart(stacked, theirs[0]) < SAME,
+        apart(stacked, H) < SAME,
         {
-            "difference of the bare stack from multi-head attention": apart(stacked, theirs[0]),
+            "difference of the bare stack from multi-head attention": apart(stacked, H),
             "what head 2 changes in the first rows, without W_O": apart(
                 stacked[:, :first], moved[:, :first]
             ),
             "what head 2 changes in the first rows, with W_O": apart(
-                theirs[0][:, :first], changed[:, :first]
+                H[:, :first], changed[:, :first]
             ),
         },
     )
@@ -74,9 +83,8 @@ def _without_output() -> Demonstration:
 
 def _from_one_input() -> Demonstration:
     Q, K, V = normal(0, n, d), normal(1, n, d), normal(2, n, d)
-    layer = alive(nn.MultiheadAttention(d, h, bias=False, kdim=d, vdim=d), 3)
-    apart_inputs, _ = layer(Q, K, V)
-    one_input, _ = layer(Q, Q, Q)
+    layer = _layer(value_width=d)
+    apart_inputs, one_input = layer(Q, K, value=V), layer(Q)
     return Demonstration(
         apart(apart_inputs, one_input) < SAME,
         {"difference, where K and V are not Q": apart(apart_inputs, one_input)},
