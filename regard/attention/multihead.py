@@ -4,9 +4,9 @@
     output = [head_1; ...; head_H] W_O
 
 With s = x it is self-attention, with another source s cross-attention; nothing else differs
-(Vaswani et al. 2017, section 3.2.2). v is s, unless the values have an input of their own: then what
-is looked for and what is taken away are two things about the same positions. W_O is what lets the
-heads' results mix: without it the output would be H separate blocks.
+(Vaswani et al. 2017, section 3.2.2). v is s, unless the values have an input of their own: then
+what is looked for and what is taken away are two things about the same positions. W_O is what lets
+the heads' results mix: without it the output would be H separate blocks.
 """
 
 import math
@@ -193,16 +193,15 @@ class MultiHeadAttention(nn.Module):
 
     def _projected(self, x: Tensor, keyed: Tensor, valued: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values from one matrix product for each input that they have."""
-        if valued is not keyed:
-            rest = _together(valued, self.value)
-            linears = (self.query, self.key)
+        if keyed is x and valued is x:
+            parts = _together(x, self.query, self.key, self.value)
+        elif valued is keyed:
+            parts = [*_together(x, self.query), *_together(keyed, self.key, self.value)]
+        elif keyed is x:
+            parts = [*_together(x, self.query, self.key), *_together(valued, self.value)]
         else:
-            rest = []
-            linears = (self.query, self.key, self.value)
-        if keyed is x:
-            parts = [*_together(x, *linears), *rest]
-        else:
-            parts = [*_together(x, self.query), *_together(keyed, *linears[1:]), *rest]
+            inputs = ((x, self.query), (keyed, self.key), (valued, self.value))
+            parts = [one for read, linear in inputs for one in _together(read, linear)]
         heads = (self.heads, self.key_heads, self.key_heads)
         query, key, value = (_split(part, count) for part, count in zip(parts, heads))
         return query, key, value

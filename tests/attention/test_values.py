@@ -169,6 +169,7 @@ def test_a_matrix_product_for_each_input(monkeypatch: pytest.MonkeyPatch) -> Non
         ([1, 2, 1], lambda: module(x, source)),
         ([1, 2, 1], lambda: module(x, value=own)),
         ([1, 1, 1, 1], lambda: module(x, source, value=value)),
+        ([1, 1, 1, 1], lambda: module(x, own, value=x)),
     ]
     wanted = [call() for _, call in calls]
     monkeypatch.setattr(multihead, "fuses", lambda x: True)

@@ -146,11 +146,12 @@ class StepAttention(MultiHeadAttention):
         x: Float[Tensor, "B L D"],
         source: Float[Tensor, "B S E"] | None = None,
         *,
+        value: Float[Tensor, "B S U"] | None = None,
         mask: Mask | None = None,
         cache: Any = None,
     ) -> Float[Tensor, "B L O"]:
         if not isinstance(cache, SlotCache) or cache.rows.chosen is not None:
-            return super().forward(x, source, mask=mask, cache=cache)
+            return super().forward(x, source, value=value, mask=mask, cache=cache)
         rows = cache.rows
         seen = kernels.self_attention(
             self.joined(x[:, 0]), cache.slots, rows.table, rows.filled, cache.sizes,
@@ -167,11 +168,12 @@ class StepCrossAttention(MultiHeadAttention):
         x: Float[Tensor, "B L D"],
         source: Float[Tensor, "B S E"] | None = None,
         *,
+        value: Float[Tensor, "B S U"] | None = None,
         mask: Mask | None = None,
         cache: Any = None,
     ) -> Float[Tensor, "B L O"]:
         if not isinstance(cache, MemoryCache):
-            return super().forward(x, source, mask=mask, cache=cache)
+            return super().forward(x, source, value=value, mask=mask, cache=cache)
         start, count = cache.reads(x.shape[1])
         beams = cache.rows.beams if cache.rows.chosen is None else 1
         query = self.query(x.flatten(0, 1))
