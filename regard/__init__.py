@@ -9,9 +9,13 @@ from typing import TYPE_CHECKING
 __version__ = "0.1.0"
 
 __all__ = [
+    "Additive",
     "AudioSource",
+    "ClassifierConfig",
     "Concatenated",
     "CrossCache",
+    "Dot",
+    "General",
     "Grid",
     "ImageSource",
     "LanguageConfig",
@@ -23,9 +27,12 @@ __all__ = [
     "MultiHeadAttention",
     "Packed",
     "Rotary",
+    "ScaledDot",
+    "Score",
     "SelfCache",
     "Sinusoidal",
     "Statistics",
+    "TextClassifier",
     "TextSource",
     "Transformer",
     "TransformerConfig",
@@ -68,7 +75,9 @@ if TYPE_CHECKING:
         Rotary,
         Sinusoidal,
     )
+    from regard.attention.score import Additive, Dot, General, ScaledDot, Score
     from regard.attention.weights import Statistics, statistics, weights
+    from regard.model.classifier import ClassifierConfig, TextClassifier
     from regard.model.language import LanguageConfig, LanguageModel
     from regard.model.transformer import (
         AudioSource,
@@ -91,7 +100,9 @@ else:
         "regard.attention.multihead": "MultiHeadAttention",
         "regard.attention.position": "Concatenated Grid Learned LearnedGrid LinearBias Rotary "
         "Sinusoidal",
+        "regard.attention.score": "Additive Dot General ScaledDot Score",
         "regard.attention.weights": "Statistics statistics weights",
+        "regard.model.classifier": "ClassifierConfig TextClassifier",
         "regard.model.language": "LanguageConfig LanguageModel",
         "regard.model.transformer": "AudioSource ImageSource TextSource Transformer "
         "TransformerConfig",
