@@ -4,20 +4,25 @@
         model(source, target)
     seen["decoder.blocks.3.cross"].weights()       exact, per head, (B, H, L, S)
 
-The fused kernel still runs: only queries and keys are kept, and weights are recomputed from them on
-demand, for the rows asked for.
+The fused kernel still runs: only queries, keys and values are kept, and weights are recomputed from
+them on demand, for the rows asked for. Every model is recorded that attends by Regard's modules, by
+`F.scaled_dot_product_attention`, as those of Hugging Face and timm do, or by
+`nn.MultiheadAttention`. An attention is known by its name in the model: that of the innermost
+module which calls it.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
-from regard.attention.mask import Mask
+from regard.attention.mask import Mask, causal
 from regard.attention.multihead import Core, MultiHeadAttention
 from regard.attention.score import Score
 from regard.attention.weights import Statistics, statistics, weights
@@ -32,6 +37,8 @@ class Asked:
     mask: Mask | None
     beta: float | int | Tensor | None
     bias: Tensor | None
+    value: Tensor | None = None
+    """What the weights were applied to, (B, G, S, V); None where it is not known."""
 
     def weights(
         self, rows: int | slice | Sequence[int] | Tensor | None = None
@@ -42,6 +49,22 @@ class Asked:
     def statistics(self, topk: int = 4) -> Statistics:
         """Entropy, top weights and mass received, without the matrix of weights."""
         return statistics(self.query, self.key, self.mask, self.beta, self.bias, topk)
+
+    def overview(self, cells: int = 256, rows: int = 256) -> Float[Tensor, "B H R C"]:
+        """The whole matrix in at most so many rows and columns, a few rows in memory at a time.
+
+        A cell is the weight that its columns receive together from one of its rows, on average.
+        Rows sum to 1 as they do in the matrix.
+        """
+        L, S = self.query.shape[2], self.key.shape[2]
+        down, across = -(-L // min(L, cells)), -(-S // min(S, cells))
+        step = down * max(1, rows // down)
+        parts = []
+        for begin in range(0, L, step):
+            part = self.weights(slice(begin, min(begin + step, L)))
+            part = F.pad(part, (0, -S % across)).unflatten(-1, (-1, across)).sum(-1)
+            parts += [some.mean(-2, keepdim=True) for some in part.split(down, -2)]
+        return torch.cat(parts, -2)
 
 
 class Recording(dict[str, Asked]):
@@ -57,28 +80,118 @@ def record(
 ) -> Iterator[Recording]:
     """Keeps queries and keys of the attentions whose names are `wanted`, while the block runs."""
     seen = Recording()
-    handles = [
-        module.core.register_forward_pre_hook(_keep(seen, name), with_kwargs=True)
-        for name, module in model.named_modules()
-        if isinstance(module, MultiHeadAttention) and wanted(name)
-    ]
-    try:
+    with ExitStack() as stack:
+        foreign = _Foreign(seen, wanted)
+        for name, module in model.named_modules():
+            if isinstance(module, MultiHeadAttention):
+                foreign.ours(stack, module)
+                if wanted(name):
+                    hook = module.core.register_forward_pre_hook(
+                        _keep(seen, name), with_kwargs=True
+                    )
+                    stack.callback(hook.remove)
+            else:
+                foreign.follow(stack, name, module)
+        stack.enter_context(foreign)
         yield seen
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def _keep(seen: Recording, name: str) -> Callable[[Any, tuple[Any, ...], dict[str, Any]], None]:
     @torch.no_grad()
     def keep(core: Any, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
         assert isinstance(core, Core)
-        query, key = inputs[:2]
+        query, key, value = inputs[:3]
         beta, bias = core.beta, named.get("bias")
         if isinstance(core.score, Score):
             query, key, beta, scores = core.score.project(query, key)
             if scores is not None:
                 bias = scores if bias is None else scores + bias
-        seen[name] = Asked(query, key, named.get("mask"), beta, bias)
+        seen[name] = Asked(query, key, named.get("mask"), beta, bias, value)
 
     return keep
+
+
+class _Foreign(TorchFunctionMode):
+    """Sees calls of torch's own attention, in whichever module they are made.
+
+    Modules are followed by hooks, so that a call is known by the module that is running.
+    """
+
+    def __init__(self, seen: Recording, wanted: Callable[[str], bool]):
+        super().__init__()
+        self.seen, self.wanted = seen, wanted
+        self.running: list[str | None] = []
+        """Names of the modules that are running, None for one of ours, which records itself."""
+
+    def follow(self, stack: ExitStack, name: str, module: nn.Module) -> None:
+        self._enter(stack, module, name)
+
+    def ours(self, stack: ExitStack, module: nn.Module) -> None:
+        self._enter(stack, module, None)
+
+    def _enter(self, stack: ExitStack, module: nn.Module, name: str | None) -> None:
+        def enter(_: nn.Module, __: Any) -> None:
+            self.running.append(name)
+
+        def leave(_: nn.Module, __: Any, ___: Any) -> None:
+            self.running.pop()
+
+        stack.callback(module.register_forward_pre_hook(enter, prepend=True).remove)
+        stack.callback(module.register_forward_hook(leave, always_call=True).remove)
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        ours = None in self.running
+        name = self.running[-1] if self.running else ""
+        if not ours and name is not None and self.wanted(name):
+            if func is F.scaled_dot_product_attention:
+                self.seen[name] = _asked(*args, **kwargs)
+            elif func is F.multi_head_attention_forward:
+                self.seen[name] = _multihead(func, args, kwargs)
+        return func(*args, **kwargs)
+
+
+def _asked(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Asked:
+    """The arguments of `F.scaled_dot_product_attention` in our words."""
+    query, key, value = (x.detach() for x in (query, key, value))
+    if query.ndim == 3:
+        query, key, value = query[None], key[None], value[None]
+    mask, bias = None, None
+    if is_causal:
+        mask = causal(offset=0)  # torch aligns at the top left
+    if attn_mask is not None:
+        four = attn_mask.detach()
+        four = four[None] if four.ndim == 3 else four
+        if four.dtype == torch.bool:
+            mask = Mask.from_tensor(four)
+        else:
+            bias = four
+    return Asked(query, key, mask, scale, bias, value)
+
+
+@torch.no_grad()
+def _multihead(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Asked:
+    """`nn.MultiheadAttention` splits its projections inside; it is asked for the weights.
+
+    What it answers is kept as a bias: softmax(log A) = A.
+    """
+    named = {**kwargs, "need_weights": True, "average_attn_weights": False, "training": False}
+    _, found = func(*args, **named)
+    found = found[None] if found.ndim == 3 else found
+    B, H, L, S = found.shape
+    return Asked(found.new_zeros(B, H, L, 1), found.new_zeros(B, H, S, 1), None, 1.0, found.log())

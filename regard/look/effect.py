@@ -1,0 +1,173 @@
+"""What attention does to the output: something is changed inside a model, and it answers again.
+
+    with changed(model, off=[("decoder.blocks.1.cross", 2)], hidden=[3, 4]):
+        translator.translate([text])
+
+A weight says where a head looked, which does not say that it mattered (Jain and Wallace 2019). So
+beside weights stand effects: by how much log p falls
+
+    with a head off         its output is 0
+    with a word hidden      no query may attend to the word's tokens, in any layer
+    with another β          β of a head times a factor: 0 averages all keys, large picks the best
+
+Hooks on the operation itself make the changes and are removed at the end; engines that run no
+modules notice them and step aside.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any, TypeAlias
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from regard.attention.mask import Mask
+from regard.attention.multihead import Core, MultiHeadAttention
+from regard.model.transformer import Transformer
+
+HeadName: TypeAlias = tuple[str, int]
+"""The name of an attention in its model, and the number of one of its heads."""
+
+
+@contextmanager
+def changed(
+    model: nn.Module,
+    *,
+    off: Iterable[HeadName] = (),
+    beta: Mapping[HeadName, float | int] | None = None,
+    hidden: Sequence[int] | Bool[Tensor, "B S"] = (),
+) -> Iterator[None]:
+    """Heads switched off, β multiplied, and source positions hidden, while the block runs.
+
+    `hidden` are positions of the source, or True at those of each row of a batch. Encoders and cross-attention obey; a decoder's own tokens stay visible.
+    """
+    attentions = {
+        name: module
+        for name, module in model.named_modules()
+        if isinstance(module, MultiHeadAttention)
+    }
+    factors = dict(beta or {})
+    for name, head in (*off, *factors):
+        _check(attentions, name, head)
+    with ExitStack() as stack:
+        for name, module in attentions.items():
+            silent = [head for of, head in off if of == name]
+            sharper = {head: factor for (of, head), factor in factors.items() if of == name}
+            core = module.core
+            if sharper:
+                if core.score is not None:
+                    raise ValueError(f"{name} has a score of its own, and no β; leave it as it is")
+                hook = _sharpen(sharper, module.heads)
+                stack.callback(core.register_forward_pre_hook(hook, with_kwargs=True).remove)
+            if len(hidden) and reads_source(name):
+                hook = _hide(hidden)
+                stack.callback(core.register_forward_pre_hook(hook, with_kwargs=True).remove)
+            if silent:
+                stack.callback(core.register_forward_hook(_silence(silent)).remove)
+        yield
+
+
+def reads_source(name: str) -> bool:
+    """Whether an attention's keys are the source's: all but a decoder's own."""
+    return not (name.startswith("decoder.") and name.endswith(".attention"))
+
+
+def _check(attentions: Mapping[str, MultiHeadAttention], name: str, head: int) -> None:
+    if name not in attentions:
+        raise ValueError(f"attention ({name!r}) is unknown; there are {', '.join(attentions)}")
+    heads = attentions[name].heads
+    if not 0 <= head < heads:
+        raise ValueError(f"head ({head}) of {name} must lie from 0 to {heads - 1}")
+
+
+Hook: TypeAlias = Callable[[Any, Any, dict[str, Any]], tuple[Any, dict[str, Any]]]
+
+
+def _sharpen(factors: Mapping[int, float | int], heads: int) -> Hook:
+    def sharpen(core: Any, inputs: Any, named: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        query, *rest = inputs
+        scale = torch.ones(heads, dtype=query.dtype, device=query.device)
+        for head, factor in factors.items():
+            scale[head] = factor
+        return (query * scale[:, None, None], *rest), named
+
+    return sharpen
+
+
+def _hide(hidden: Sequence[int] | Tensor) -> Hook:
+    def hide(core: Any, inputs: Any, named: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        key = inputs[1]
+        if isinstance(hidden, Tensor):
+            seen = ~hidden.to(key.device)[:, None, None]
+        else:
+            seen = torch.ones(1, 1, 1, key.shape[-2], dtype=torch.bool, device=key.device)
+            seen[..., [place for place in hidden if place < key.shape[-2]]] = False
+        mask = Mask.from_tensor(seen)
+        given = named.get("mask")
+        return inputs, {**named, "mask": mask if given is None else given & mask}
+
+    return hide
+
+
+def _silence(heads: Sequence[int]) -> Callable[[Core, Any, Tensor], Tensor]:
+    def silence(core: Core, inputs: Any, out: Tensor) -> Tensor:
+        out = out.clone()
+        out[..., list(heads), :, :] = 0
+        return out
+
+    return silence
+
+
+# Effects on what a Transformer has written
+
+
+@torch.inference_mode()
+def log_p(
+    model: Transformer, source: Tensor, target: Sequence[int], start: int, end: int
+) -> Float[Tensor, "B L"]:
+    """log p of each token of a target, and of EOS, for each row of a batch of sources."""
+    device = source.device
+    tokens = torch.tensor([*target, end], device=device)
+    given = torch.tensor([[start, *target]], device=device).expand(len(source), -1)
+    logs = model(source, given).float().log_softmax(-1)
+    return logs[:, torch.arange(len(tokens), device=device), tokens].cpu()
+
+
+@torch.inference_mode()
+def effect_of_units(
+    model: Transformer,
+    source: Tensor,
+    target: Sequence[int],
+    units: Sequence[Sequence[int]],
+    start: int,
+    end: int,
+) -> Float[Tensor, "U L"]:
+    """By how much the log p of each target token falls when each unit of the source is hidden.
+
+    A unit is positions of the source: a word's tokens, or one patch. `source` is a batch of one.
+    """
+    whole = log_p(model, source, target, start, end)[0]
+    if not units:
+        return whole.new_zeros(0, len(whole))
+    places = model.encode(source).shape[1]
+    hidden = torch.zeros(len(units), places, dtype=torch.bool)
+    for number, unit in enumerate(units):
+        hidden[number, list(unit)] = True
+    many = source.expand(len(units), *source.shape[1:])
+    with changed(model, hidden=hidden):
+        without = log_p(model, many, target, start, end)
+    return whole - without
+
+
+@torch.inference_mode()
+def effect_of_heads(
+    model: nn.Module, heads: Sequence[HeadName], answer: Callable[[], Tensor]
+) -> list[Tensor]:
+    """By how much an answer, such as log p, falls with each of these heads off."""
+    whole = answer()
+    falls = []
+    for head in heads:
+        with changed(model, off=[head]):
+            falls.append(whole - answer())
+    return falls

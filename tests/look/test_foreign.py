@@ -1,0 +1,155 @@
+"""Attention of other people's modules is recorded, and recording changes nothing."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from regard.look.record import record
+from regard.model.transformer import Transformer, TransformerConfig
+
+
+class Foreign(nn.Module):
+    """An attention as people write it, which calls torch's function."""
+
+    def __init__(self, heads: int, **options: object):
+        super().__init__()
+        self.heads, self.options = heads, options
+        self.projection = nn.Linear(12, 36)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (
+            part.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+            for part in self.projection(x).chunk(3, -1)
+        )
+        self.seen = q, k, v
+        return F.scaled_dot_product_attention(q, k, v, **self.options).transpose(1, 2).flatten(2)
+
+
+def formula(query: Tensor, key: Tensor, added: Tensor | float, scale: float) -> Tensor:
+    scores = query @ key.mT * scale + added
+    return (scores - scores.logsumexp(-1, keepdim=True)).exp()
+
+
+ALLOWED = torch.rand(2, 1, 5, 5, generator=torch.Generator().manual_seed(1)) < 0.7
+ALLOWED |= torch.eye(5, dtype=torch.bool)
+
+
+@pytest.mark.parametrize(
+    ("options", "added", "scale"),
+    [
+        ({}, 0.0, 1 / 2),
+        ({"is_causal": True}, torch.full((5, 5), -math.inf).triu(1), 1 / 2),
+        ({"scale": 0.3}, 0.0, 0.3),
+        ({"attn_mask": ALLOWED}, torch.zeros(2, 1, 5, 5).masked_fill(~ALLOWED, -math.inf), 1 / 2),
+        ({"attn_mask": ALLOWED.float()}, ALLOWED.float(), 1 / 2),
+    ],
+    ids=["plain", "causal", "scale", "boolean mask", "added mask"],
+)
+def test_torchs_function_is_seen(
+    options: dict[str, object], added: Tensor | float, scale: float
+) -> None:
+    model = nn.Sequential(nn.Linear(7, 12), Foreign(3, **options)).eval()
+    x = torch.randn(2, 5, 7)
+    plain = model(x)
+    with record(model) as seen:
+        recorded = model(x)
+    assert torch.equal(plain, recorded)
+    assert list(seen) == ["1"]
+    query, key, value = model[1].seen
+    expected = formula(query, key, added, scale)
+    torch.testing.assert_close(seen["1"].weights(), expected)
+    torch.testing.assert_close((expected @ value).transpose(1, 2).flatten(2), plain)
+
+
+def test_torchs_multihead_attention_is_seen() -> None:
+    layer = nn.MultiheadAttention(12, 3, batch_first=True).eval()
+    x = torch.randn(2, 5, 12)
+    with torch.no_grad(), record(layer) as seen:
+        layer(x, x, x, need_weights=False)
+    _, expected = layer(x, x, x, average_attn_weights=False)
+    torch.testing.assert_close(seen[""].weights(), expected)
+
+
+def test_names_are_of_the_module_that_attends() -> None:
+    inner = nn.ModuleDict({"attn": Foreign(2), "other": Foreign(3)})
+
+    class Both(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = inner
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.inner["other"](self.inner["attn"](x))
+
+    model = Both()
+    with record(model, lambda name: name.endswith("attn")) as seen:
+        model(torch.randn(1, 4, 12))
+    assert list(seen) == ["inner.attn"]
+    assert seen["inner.attn"].weights().shape == (1, 2, 4, 4)
+
+
+def test_ours_is_recorded_once_and_gives_the_same_bits() -> None:
+    config = TransformerConfig(
+        31, width=24, heads=4, feed_forward=40, encoder_layers=1, decoder_layers=1
+    )
+    model = Transformer(config).eval()
+    source, target = torch.randint(31, (3, 11)), torch.randint(31, (3, 7))
+    plain = model(source, target)
+    with record(model) as seen:
+        assert torch.equal(model(source, target), plain)
+    assert list(seen) == [
+        "encoder.blocks.0.attention",
+        "decoder.blocks.0.attention",
+        "decoder.blocks.0.cross",
+    ]
+
+
+def test_after_an_error_nothing_is_seen() -> None:
+    model = nn.Sequential(Foreign(3))
+    with pytest.raises(RuntimeError), record(model):
+        model(torch.randn(1, 4, 11))
+    assert not any(m._forward_pre_hooks or m._forward_hooks for m in model.modules())
+    with record(model) as seen:
+        model(torch.randn(1, 4, 12))
+    assert list(seen) == ["0"]
+
+
+def test_hugging_faces_models_are_seen() -> None:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.ViTConfig(
+        hidden_size=24,
+        num_hidden_layers=2,
+        num_attention_heads=3,
+        intermediate_size=40,
+        image_size=20,
+        patch_size=5,
+    )
+    model = transformers.ViTModel(config).eval()
+    images = torch.randn(2, 3, 20, 20)
+    with torch.no_grad():
+        plain = model(images).last_hidden_state
+        with record(model) as seen:
+            recorded = model(images).last_hidden_state
+        model.set_attn_implementation("eager")
+        expected = model(images, output_attentions=True).attentions
+    assert torch.equal(plain, recorded)
+    assert len(seen) == 2
+    for asked, weights in zip(seen.values(), expected):
+        torch.testing.assert_close(asked.weights(), weights)
+
+
+def test_an_overview_of_a_long_sequence() -> None:
+    model = Foreign(3)
+    with record(model) as seen, torch.no_grad():
+        model(torch.randn(1, 53, 12))
+    asked = seen[""]
+    whole = asked.weights()
+    small = asked.overview(cells=10, rows=13)
+    assert small.shape == (1, 3, 9, 9)  # 6 rows and columns in a cell, fewer in the last
+    torch.testing.assert_close(small.sum(-1), torch.ones(1, 3, 9))
+    torch.testing.assert_close(small[0, 2, 1, 3], whole[0, 2, 6:12, 18:24].sum(-1).mean())
+    torch.testing.assert_close(small[0, 2, 8, 8], whole[0, 2, 48:, 48:].sum(-1).mean())
+    torch.testing.assert_close(asked.overview(cells=100), whole)
