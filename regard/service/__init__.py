@@ -1,0 +1,79 @@
+"""What a page or a client asks of models, without HTTP.
+
+from regard.service import Service, Translate
+
+with Service() as service:
+    service.add("runs/en-de")
+    (translation,) = service.ask(Translate(texts=("A dog runs on the beach.",)))
+
+requests.py   what can be asked, what is answered, what is refused
+service.py    the models, and the thread that computes
+models.py     a model that is served: from requests to sentences, and back
+batch.py      continuous batching over the engines' sessions
+rolling.py    searches in which every sentence is at a step of its own
+split.py      long texts in pieces
+"""
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from regard.service.requests import (
+        About,
+        Attend,
+        Attention,
+        Busy,
+        Candidate,
+        Classify,
+        Delta,
+        Generate,
+        Label,
+        Late,
+        Limits,
+        Lost,
+        Read,
+        Refused,
+        Request,
+        Scored,
+        TooLarge,
+        Translate,
+        Translation,
+        Unknown,
+    )
+    from regard.service.service import Service
+
+__all__ = [
+    "About",
+    "Attend",
+    "Attention",
+    "Busy",
+    "Candidate",
+    "Classify",
+    "Delta",
+    "Generate",
+    "Label",
+    "Late",
+    "Limits",
+    "Lost",
+    "Read",
+    "Refused",
+    "Request",
+    "Scored",
+    "Service",
+    "TooLarge",
+    "Translate",
+    "Translation",
+    "Unknown",
+]
+
+
+def __getattr__(name: str) -> object:
+    """Imported when it is asked for: requests are plain data, and the service brings torch."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name == "Service":
+        from regard.service.service import Service
+
+        return Service
+    from regard.service import requests
+
+    return getattr(requests, name)

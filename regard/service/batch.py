@@ -1,0 +1,328 @@
+"""Continuous batching: sentences join a running batch at its next step, and leave it when finished.
+
+    waiting ─▶ open a session, first step ─▶ join ─▶ step, step, step, … ─▶ leave, and be answered
+
+One step of the model is for all rows of all requests, whichever search they want: searches of one
+kind are together in a `Lane`. An engine that captures whole searches in graphs is not stepped from
+outside: there, sentences that come together are a session of their own, and sessions take turns.
+
+Who is answered depends on nobody else in the batch: see `tests/service`.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from regard.decode.engine.session import Session
+from regard.decode.search.beam import Beams, power
+from regard.decode.search.constraints import Constraints
+from regard.decode.search.greedy import Paths
+from regard.decode.search.hypothesis import Hypothesis
+from regard.decode.search.sample import Sampled, uniforms
+from regard.service.rolling import (
+    GREEDY,
+    Integers,
+    Rolling,
+    RollingBeams,
+    RollingPaths,
+    Sampling,
+)
+
+ROWS = 256
+"""Rows of a batch, at most: sentences times beams. More are slower for each, and not faster for
+all."""
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What sentences of one lane have in common."""
+
+    end: int
+    banned: tuple[int, ...] = ()
+    renormalize: bool = False
+    beams: int = 1
+    """Beam size; 1 is greedy search, or sampling."""
+    n_best: int = 1
+    length_penalty: float = 1.0
+    sampling: Sampling = GREEDY
+
+
+@dataclass(eq=False)
+class Sentence:
+    """What is written by one search, and who is told."""
+
+    source: Any
+    """What the model reads: a part of a text, pixels, or nothing."""
+    prompt: list[int]
+    """What it has written before."""
+    most: int
+    """Tokens to be written, at most."""
+    rules: Rules
+    answer: Callable[[list[Hypothesis]], None]
+    """Receives its hypotheses, best first."""
+    fail: Callable[[Exception], None]
+    wanted: Callable[[], bool]
+    """Asked before every step: False once nobody waits for it any more."""
+    stream: Callable[[list[int]], None] | None = None
+    """Receives the tokens so far that can change no more, after every step."""
+    index: int = 0
+    """The number by which it draws."""
+    slot: int = field(default=-1, init=False)
+
+
+class Opener(Protocol):
+    """How a model reads sources."""
+
+    def __call__(self, sentences: Sequence[Sentence], *, beams: int, length: int) -> Session: ...
+
+
+class Batch:
+    """Whatever a model is writing now."""
+
+    def __init__(self, opener: Opener, longest: int):
+        self._open, self._longest = opener, longest
+        self._lanes: dict[Rules, Lane] = {}
+        self._session: Session | None = None
+        self._cohorts: list[Cohort] = []
+
+    @property
+    def rows(self) -> int:
+        lanes = sum(lane.rules.beams * len(lane.sentences) for lane in self._lanes.values())
+        return lanes + sum(cohort.rows for cohort in self._cohorts)
+
+    @property
+    def sentences(self) -> list[Sentence]:
+        lanes = [sentence for lane in self._lanes.values() for sentence in lane.sentences]
+        return [*lanes, *(one for cohort in self._cohorts for one in cohort.sentences)]
+
+    def join(self, sentences: Sequence[Sentence]) -> None:
+        """Takes these in. One that cannot be read fails by itself."""
+        by_rules: dict[Rules, list[Sentence]] = {}
+        for sentence in sentences:
+            by_rules.setdefault(sentence.rules, []).append(sentence)
+        for rules, alike in by_rules.items():
+            try:
+                self._enter(rules, alike)
+            except Exception as error:
+                if len(alike) == 1:
+                    alike[0].fail(error)
+                    continue
+                for sentence in alike:
+                    self.join([sentence])
+
+    @torch.inference_mode()
+    def _enter(self, rules: Rules, sentences: list[Sentence]) -> None:
+        """Their first step, which has a row for each, and then they join the others."""
+        most = max(len(sentence.prompt) + sentence.most for sentence in sentences)
+        session = self._open(sentences, beams=rules.beams, length=most + 1)
+        try:
+            if not session.shrinks:
+                self._cohorts.append(Cohort(session, rules, sentences))
+                return
+            logits = session.step(session.begin([sentence.prompt for sentence in sentences]))
+            lane = self._lanes.get(rules) or Lane(rules, session.vocabulary, self._longest)
+            stay, tokens, rows = lane.enter(sentences, logits, session.best)
+            if not stay:
+                session.close()
+                return
+            session.select(torch.from_numpy(rows))
+        except Exception:
+            session.close()
+            raise
+        if self._session is None:
+            self._session, begin = session, 0
+        else:
+            begin = self._session.rows
+            self._session.join(session)
+        self._lanes[rules] = lane
+        lane.follow(stay, tokens, begin + np.arange(len(rows)))
+
+    @torch.inference_mode()
+    def step(self) -> None:
+        """One more token for every sentence; those that are finished, or given up, leave."""
+        for lane in self._lanes.values():
+            lane.drop(lambda sentence: not sentence.wanted())
+        self._lanes = {rules: lane for rules, lane in self._lanes.items() if lane.sentences}
+        for cohort in [*self._cohorts]:
+            if not cohort.advance():
+                self._cohorts.remove(cohort)
+        if not self._lanes:
+            self._close()
+            return
+        session = self._session
+        assert session is not None
+        lanes = list(self._lanes.values())
+        rows = np.concatenate([lane.rows for lane in lanes])
+        if len(rows) != session.rows or (rows != np.arange(len(rows))).any():
+            session.select(torch.from_numpy(rows))
+        logits = session.step(torch.from_numpy(np.concatenate([lane.last for lane in lanes])))
+        begin = 0
+        for lane in lanes:
+            count = len(lane.rows)
+            lane.extend(logits[begin : begin + count], session.best, begin)
+            begin += count
+        self._lanes = {rules: lane for rules, lane in self._lanes.items() if lane.sentences}
+        if not self._lanes:
+            self._close()
+
+    def clear(self, error: Exception) -> None:
+        """Gives up all that is running."""
+        failed = self.sentences
+        self._lanes.clear()
+        for cohort in self._cohorts:
+            cohort.session.close()
+        self._cohorts.clear()
+        self._close()
+        for sentence in failed:
+            sentence.fail(error)
+
+    def _close(self) -> None:
+        if self._session is not None:
+            self._session.close()
+            self._session = None
+
+
+class Lane:
+    """Sentences of one kind of search, and the rows of the session that are theirs."""
+
+    def __init__(self, rules: Rules, vocabulary: int, longest: int):
+        self.rules = rules
+        rule = Constraints(
+            1,
+            vocabulary,
+            end=rules.end,
+            max_length=longest,
+            banned=rules.banned,
+            renormalize=rules.renormalize,
+        )
+        self.search: Rolling
+        if rules.beams == 1:
+            self.search = RollingPaths(rule, rules.sampling)
+        else:
+            penalty = power(rules.length_penalty)
+            self.search = RollingBeams(rule, rules.beams, rules.n_best, penalty, longest)
+        self.sentences: list[Sentence] = []
+        self.last: Integers = np.zeros(0, np.int64)
+        """The token that each row reads next."""
+        self.rows: Integers = np.zeros(0, np.int64)
+        """The session's row that each continues."""
+
+    def enter(
+        self, sentences: list[Sentence], logits: torch.Tensor, best: Callable[..., Any]
+    ) -> tuple[list[Sentence], Integers, Integers]:
+        """The first step of these; gives those that go on, their tokens and their rows."""
+        for sentence in sentences:
+            sentence.slot = self.search.add(sentence.most, sentence.index)
+        slots = np.array([sentence.slot for sentence in sentences])
+        try:
+            tokens, rows = self.search.extend(slots, logits, best)
+        except Exception:
+            for sentence in sentences:
+                self.search.remove(sentence.slot)
+            raise
+        return self._finish(sentences, tokens, rows)
+
+    def follow(self, sentences: list[Sentence], tokens: Integers, rows: Integers) -> None:
+        self.sentences += sentences
+        self.last = np.concatenate((self.last, tokens))
+        self.rows = np.concatenate((self.rows, rows))
+
+    def extend(self, logits: torch.Tensor, best: Callable[..., Any], begin: int) -> None:
+        """One more token for all; their rows begin at `begin` in the session."""
+        slots = np.array([sentence.slot for sentence in self.sentences])
+        tokens, rows = self.search.extend(slots, logits, best)
+        self.sentences, self.last, rows = self._finish(self.sentences, tokens, rows)
+        self.rows = begin + rows
+
+    def _finish(
+        self, sentences: list[Sentence], tokens: Integers, rows: Integers
+    ) -> tuple[list[Sentence], Integers, Integers]:
+        """Answers those that have ended; what is left of all three."""
+        going = [not self.search.over(sentence.slot) for sentence in sentences]
+        for sentence, goes_on in zip(sentences, going):
+            if goes_on and sentence.stream is not None:
+                sentence.stream(self.search.settled(sentence.slot))
+            elif not goes_on:
+                try:
+                    sentence.answer(self.search.hypotheses(sentence.slot))
+                except Exception as error:
+                    sentence.fail(error)
+                self.search.remove(sentence.slot)
+        if all(going):
+            return sentences, tokens, rows
+        kept = np.repeat(going, self.rules.beams)
+        stay = [one for one, goes_on in zip(sentences, going) if goes_on]
+        return stay, tokens[kept], rows[kept]
+
+    def drop(self, unwanted: Callable[[Sentence], bool]) -> None:
+        kept = [not unwanted(sentence) for sentence in self.sentences]
+        if all(kept):
+            return
+        for sentence, stays in zip(self.sentences, kept):
+            if not stays:
+                self.search.remove(sentence.slot)
+        self.sentences = [one for one, stays in zip(self.sentences, kept) if stays]
+        rows = np.repeat(kept, self.rules.beams)
+        self.last, self.rows = self.last[rows], self.rows[rows]
+
+
+class Cohort:
+    """Sentences that came together, in a session that runs their search by itself."""
+
+    def __init__(self, session: Session, rules: Rules, sentences: list[Sentence]):
+        self.session, self.rules, self.sentences = session, rules, sentences
+        rule = Constraints(
+            len(sentences),
+            session.vocabulary,
+            end=rules.end,
+            max_length=[sentence.most for sentence in sentences],
+            banned=rules.banned,
+            renormalize=rules.renormalize,
+            device=session.device,
+        )
+        last, how = session.begin([sentence.prompt for sentence in sentences]), rules.sampling
+        self.search: Beams | Paths
+        if rules.beams > 1:
+            penalty = power(rules.length_penalty)
+            self.search = Beams(last, rule, rules.beams, rules.n_best, penalty, session.scores)
+        elif how.temperature > 0:
+            indices = [sentence.index for sentence in sentences]
+            dice = torch.from_numpy(uniforms(how.seed, indices, rule.steps))
+            self.search = Sampled(last, rule, dice, how.temperature, how.top_k, how.top_p)
+        else:
+            self.search = Paths(last, rule)
+
+    @property
+    def rows(self) -> int:
+        return len(self.sentences) * self.rules.beams
+
+    def advance(self) -> bool:
+        """A few steps; False when all is done, or nobody waits any more."""
+        if not any(sentence.wanted() for sentence in self.sentences):
+            self.session.close()
+            return False
+        self.session.advance(self.search)
+        if isinstance(self.search, Paths) and any(one.stream for one in self.sentences):
+            self._stream(self.search)
+        if not bool(self.search.over.all()):
+            return True
+        search = self.search
+        found = (
+            search.hypotheses()
+            if isinstance(search, Beams)
+            else [[one] for one in search.hypotheses()]
+        )
+        for sentence, hypotheses in zip(self.sentences, found):
+            sentence.answer(hypotheses)
+        self.session.close()
+        return False
+
+    def _stream(self, search: Paths) -> None:
+        written = search.tokens[:, : search.t].tolist()
+        for sentence, tokens in zip(self.sentences, written):
+            if sentence.stream is not None:
+                end = tokens.index(self.rules.end) if self.rules.end in tokens else len(tokens)
+                sentence.stream(tokens[: min(end, sentence.most)])

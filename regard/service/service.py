@@ -1,0 +1,366 @@
+"""The service: several models, and one thread that computes for all who ask.
+
+    service = Service()
+    service.add("runs/en-de")
+    service.ask(Translate(texts=("A dog runs.",)))[0].text
+    future = service.submit(Translate(texts=("A dog runs.",)), stream=print)
+
+Anybody may ask, from any thread, and gets a future. One thread takes the steps of all models in
+turn: two at once would only wait for each other's cores. Models are loaded in another.
+"""
+
+import atexit
+import math
+import os
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from regard import memory
+from regard.service.models import Job, Precision, Served, Stream, load_served, weights_size
+from regard.service.requests import (
+    LIMITS,
+    About,
+    Busy,
+    Limits,
+    Lost,
+    Refused,
+    Request,
+    TooLarge,
+    Unknown,
+)
+
+RATE = 20.0
+"""Sentences a second, before any have been counted."""
+
+
+@dataclass
+class _Place:
+    """A folder that is served; its model is loaded, or will be when it is asked for."""
+
+    name: str
+    folder: Path
+    bytes: int
+    served: Served | None = None
+    loading: "Future[Served] | None" = None
+    used: float = 0.0
+    version: int = 0
+    about: About | None = None
+
+
+@dataclass
+class Counts:
+    """What has happened since the start."""
+
+    requests: int = 0
+    answered: int = 0
+    failed: int = 0
+    sentences: int = 0
+    """Sentences, images and texts that a model has begun."""
+    steps: int = 0
+
+
+class Service:
+    """Models that answer requests."""
+
+    def __init__(
+        self,
+        limits: Limits = LIMITS,
+        *,
+        device: str = "auto",
+        precision: Precision = "fp32",
+        memory_limit: int | None = None,
+    ):
+        """`memory_limit` bounds the bytes of all weights: beyond, models that nobody asks for are
+        let go, and loaded again when they are asked for."""
+        self.limits, self.device, self.precision = limits, device, precision
+        self.memory_limit = memory_limit
+        self.counts = Counts()
+        self._places: dict[str, _Place] = {}
+        self._active: list[Served] = []
+        """Models with work, which may have been replaced by newer ones."""
+        self._changed = threading.Condition()
+        self._closing = False
+        self._loader = ThreadPoolExecutor(1, "regard-load")
+        self._preparer = ThreadPoolExecutor(2, "regard-images")
+        self._speed, self._since, self._begun = RATE, time.monotonic(), 0
+        self._thread = threading.Thread(target=self._run, name="regard-compute", daemon=True)
+        self._thread.start()
+        # A thread in the midst of a computation would abort Python's own end.
+        atexit.register(self.close, drain=False)
+
+    # Models
+
+    def add(self, folder: str | os.PathLike[str], name: str | None = None) -> str:
+        """Serves a folder's model, under the name of its folder unless another is given."""
+        path = Path(folder)
+        name = name or path.resolve().name
+        if name in self._places:
+            raise ValueError(f"there are two models named {name}; give one another: NAME=FOLDER")
+        size = weights_size(path)
+        if self.memory_limit is not None and size > self.memory_limit:
+            raise ValueError(
+                f"{path} has {memory.shown(size)} of weights, more than the limit for all models "
+                f"({memory.shown(self.memory_limit)}); raise it"
+            )
+        place = _Place(name, path, size)
+        self._places[name] = place
+        try:
+            self._load(place).result()
+        except Busy:
+            pass  # it is loaded when it is asked for
+        except Exception:
+            del self._places[name]
+            raise
+        return name
+
+    def models(self) -> list[About]:
+        """What is served, in the order of names."""
+        with self._changed:
+            places = sorted(self._places.values(), key=lambda place: place.name)
+        return [place.about or About(place.name, "unknown", "", 0, False, 0) for place in places]
+
+    def reload(self, name: str) -> "Future[About]":
+        """Loads a folder again. Until that is done, and if it fails, the old model answers, and
+        what it has begun it finishes."""
+        place = self._place(name)
+        done: Future[About] = Future()
+
+        def loaded(found: "Future[Served]") -> None:
+            error = found.exception()
+            if error is not None:
+                done.set_exception(error)
+            else:
+                assert place.about is not None
+                done.set_result(place.about)
+
+        self._load(place, again=True).add_done_callback(loaded)
+        return done
+
+    def _place(self, name: str | None, request: Request | None = None) -> _Place:
+        with self._changed:
+            places = dict(self._places)
+        if name is not None:
+            if name not in places:
+                raise Unknown(f"there is no such model; there are {', '.join(sorted(places))}")
+            return places[name]
+        able = [
+            place
+            for place in places.values()
+            if request is None or place.served is None or isinstance(request, place.served.asked)
+        ]
+        if len(able) == 1:
+            return able[0]
+        what = type(request).__name__.lower() if request is not None else "be asked"
+        if not able:
+            raise Unknown(f"there is no model that can {what}")
+        names = ", ".join(sorted(place.name for place in able))
+        raise Unknown(f"several models can {what}; name one of them: {names}")
+
+    def _load(self, place: _Place, again: bool = False) -> "Future[Served]":
+        with self._changed:
+            if place.loading is not None:
+                return place.loading
+            future = self._loader.submit(self._loaded, place, again)
+            if not future.done():
+                place.loading = future
+        future.add_done_callback(lambda _: setattr(place, "loading", None))
+        return future
+
+    def _loaded(self, place: _Place, again: bool) -> Served:
+        """In the loader's thread."""
+        with self._changed:
+            if place.served is not None and not again:
+                return place.served
+        size = weights_size(place.folder)
+        self._make_room(place, size)
+        served = load_served(
+            place.name,
+            place.folder,
+            device=self.device,
+            precision=self.precision,
+            version=place.version + 1,
+        )
+        with self._changed:
+            place.served, place.version, place.bytes = served, place.version + 1, size
+            place.about = served.about()
+            place.used = time.monotonic()
+        return served
+
+    def _make_room(self, wanted: _Place, size: int) -> None:
+        """Lets go of models that have not been asked for the longest."""
+        if self.memory_limit is None:
+            return
+        with self._changed:
+            loaded = [
+                place
+                for place in self._places.values()
+                if place.served is not None and place is not wanted
+            ]
+            loaded.sort(key=lambda place: place.used)
+            total = size + sum(place.bytes for place in loaded)
+            for place in loaded:
+                if total <= self.memory_limit:
+                    return
+                assert place.served is not None
+                assert place.about is not None
+                if place.served.busy:
+                    continue
+                place.about = _unloaded(place.about)
+                place.served = None
+                total -= place.bytes
+            if total > self.memory_limit:
+                raise Busy("all models that are loaded are at work; try again soon", 2)
+
+    # Requests
+
+    def ask(self, request: Request, stream: Stream | None = None) -> Any:
+        """The answer, when it is there."""
+        return self.submit(request, stream).result()
+
+    def submit(self, request: Request, stream: Stream | None = None) -> "Future[Any]":
+        """A future of the answer; a `Refused` says why there is none. To cancel it is to withdraw
+        the request. `stream` receives texts while they are written, in another thread."""
+        future: Future[Any] = Future()
+        seconds = min(request.seconds or self.limits.seconds, self.limits.seconds)
+        job = Job(request, future, time.monotonic() + seconds, stream)
+        self.counts.requests += 1
+        future.add_done_callback(self._count)
+        try:
+            self._check(request)
+            place = self._place(request.model, request)
+        except Refused as error:
+            job.fail(error)
+            return future
+        place.used = time.monotonic()
+        served = place.served
+        if served is not None:
+            self._take(served, job)
+        else:
+
+            def loaded(found: "Future[Served]") -> None:
+                error = found.exception()
+                if error is not None:
+                    job.fail(error if isinstance(error, Refused) else Lost(str(error)))
+                else:
+                    self._take(found.result(), job)
+
+            self._load(place).add_done_callback(loaded)
+        return future
+
+    def _count(self, future: "Future[Any]") -> None:
+        failed = future.cancelled() or future.exception() is not None
+        with self._changed:
+            self.counts.failed += failed
+            self.counts.answered += not failed
+
+    def _check(self, request: Request) -> None:
+        """Refuses what is too large, whichever model it is for."""
+        if self._closing:
+            raise Busy("the service is closing", 5)
+        limits, asked = self.limits, cast(Any, request)
+        texts: Sequence[str] = getattr(asked, "texts", ()) or getattr(asked, "prompts", ())
+        several = (*texts, *getattr(asked, "images", ()))
+        if len(several) > limits.texts:
+            raise TooLarge(f"{len(several):,} at once are too many; ask for {limits.texts:,}")
+        one = [getattr(asked, "text", None) or "", getattr(asked, "written", None) or ""]
+        count = sum(map(len, (*texts, *one)))
+        if count > limits.characters:
+            raise TooLarge(f"{count:,} characters are too many; ask for {limits.characters:,}")
+        for text in (*texts, *one):
+            if not text.isprintable() and any("\ud800" <= sign <= "\udfff" for sign in text):
+                raise Refused("a text has half of a surrogate pair, which is no character")
+        if (waiting := self.waiting) >= limits.queue:
+            raise Busy(f"{waiting:,} sentences are waiting; try again soon", self.retry_after())
+
+    @property
+    def waiting(self) -> int:
+        return sum(served.waiting for served in tuple(self._active))
+
+    def retry_after(self) -> int:
+        """Seconds until what waits now will have begun."""
+        return max(1, min(60, math.ceil(self.waiting / self._speed)))
+
+    def _take(self, served: Served, job: Job) -> None:
+        if getattr(job.request, "images", None) or getattr(job.request, "image", None):
+            self._preparer.submit(self._taken, served, job)
+        else:
+            self._taken(served, job)
+
+    def _taken(self, served: Served, job: Job) -> None:
+        try:
+            served.check(job.request, self.limits)
+            served.take(job, self.limits)
+        except Exception as error:
+            job.fail(error)
+            return
+        with self._changed:
+            if served not in self._active:
+                self._active.append(served)
+            self._changed.notify()
+
+    # Computing
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._active = [served for served in self._active if served.busy]
+                if not self._active:
+                    if self._closing:
+                        return
+                    self._changed.wait()
+                    self._since, self._begun = time.monotonic(), 0
+                    continue
+                active = list(self._active)
+            for served in active:
+                try:
+                    begun = served.turn()
+                except Exception as error:
+                    served.give_up(error)
+                    continue
+                self.counts.sentences += begun
+                self.counts.steps += 1
+                self._measure(begun)
+
+    def _measure(self, begun: int) -> None:
+        """How many begin in a second, of late."""
+        self._begun += begun
+        now = time.monotonic()
+        if (passed := now - self._since) > 1:
+            self._speed = max(1.0, 0.5 * self._speed + 0.5 * self._begun / passed)
+            self._since, self._begun = now, 0
+
+    def close(self, drain: bool = True) -> None:
+        """Refuses what comes; finishes what is there, or gives it up."""
+        self._closing = True
+        self._loader.shutdown(wait=True)
+        self._preparer.shutdown(wait=True)
+        with self._changed:
+            if not drain:
+                for served in self._active:
+                    served.give_up(Lost("the service has been closed"))
+            self._changed.notify()
+        self._thread.join()
+        atexit.unregister(self.close)
+
+    def __enter__(self) -> "Service":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+def _unloaded(about: About) -> About:
+    return About(
+        about.name,
+        about.task,
+        about.engine,
+        about.parameters,
+        False,
+        about.version,
+        about.labels,
+    )
