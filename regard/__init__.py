@@ -47,6 +47,7 @@ __all__ = [
     "packed",
     "padding",
     "prefix",
+    "scaled_dot_product_attention",
     "statistics",
     "weights",
     "window",
@@ -55,6 +56,7 @@ __all__ = [
 if TYPE_CHECKING:
     from regard.attention.attend import attend, explain
     from regard.attention.cache import CrossCache, SelfCache
+    from regard.attention.functional import scaled_dot_product_attention
     from regard.attention.mask import (
         Mask,
         Packed,
@@ -96,6 +98,7 @@ else:
     _HOMES = {
         "regard.attention.attend": "attend explain",
         "regard.attention.cache": "CrossCache SelfCache",
+        "regard.attention.functional": "scaled_dot_product_attention",
         "regard.attention.mask": "Mask Packed causal documents packed padding prefix window",
         "regard.attention.multihead": "MultiHeadAttention",
         "regard.attention.position": "Concatenated Grid Learned LearnedGrid LinearBias Rotary "

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from regard.attention.checks import check_integer, shown
+from regard.attention.checks import broadcasts, check_integer, shown
 from regard.attention.packed import Packed
 from regard.attention.sync import capturing, current_capture, on_host
 
@@ -337,10 +337,13 @@ class Dense(Mask):
         # A tensor is indexed, not compared, so axes of length 1 stand for every index.
         return allowed[tuple(i if n > 1 else i * 0 for i, n in zip(index, allowed.shape))]
 
+    def compact(self, L: int, S: int, device: torch.device | str | None = None) -> Tensor:
+        return self.allowed if device is None else self.allowed.to(device)
+
     def check(self, B: int, L: int, S: int) -> None:
         check_batch(self, B, "masks")
         for name, have, need in zip("LS", self.allowed.shape[2:], (L, S)):
-            if have not in (1, need):
+            if not broadcasts(have, need):
                 raise ValueError(
                     f"mask of shape {tuple(self.allowed.shape)} does not broadcast to "
                     f"(B, H, L = {L}, S = {S}): its {name} is {have}"
@@ -370,7 +373,7 @@ def four_axes(tensor: Tensor, name: str) -> Tensor:
 
 
 def check_batch(mask: Mask, B: int, what: str) -> None:
-    if mask.batch not in (1, B):
+    if not broadcasts(mask.batch, B):
         raise ValueError(
             f"{mask}: {mask.batch} {what} for a batch of {B}; pass one for each sentence"
         )
@@ -536,7 +539,7 @@ def _leaves(masks: Sequence[Mask]) -> Iterator[Mask]:
 def _common(axis: str, sizes: list[int]) -> int:
     size = max(sizes)
     for other in sizes:
-        if other not in (1, size):
+        if not broadcasts(other, size):
             raise ValueError(
                 f"masks disagree on the {axis} axis: {other} and {size}; make them equal, or 1"
             )

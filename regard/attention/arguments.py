@@ -5,12 +5,13 @@ stated once. Only shapes and host values are looked at: nothing waits for a devi
 """
 
 import math
-from typing import NamedTuple
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from regard.attention.checks import shown
+from regard.attention.checks import broadcasts, shown
 from regard.attention.mask import Mask, four_axes
 from regard.attention.sync import on_host
 
@@ -41,6 +42,8 @@ def arguments(
     dropout: float | int = 0.0,
 ) -> Arguments:
     """Check what attention was given, and lay it out in four axes."""
+    _check_kinds(query, key, value)
+    query, key, value = (_autocast(tensor) for tensor in (query, key, value))
     _check_tensors(query, key, value)
     check_dropout(dropout)
     q_shape, k_shape, v_shape = query.shape, key.shape, value.shape
@@ -67,13 +70,33 @@ def arguments(
     return Arguments(query, key, value, mask, beta, bias, lead)
 
 
-def _check_tensors(query: Tensor, key: Tensor, value: Tensor) -> None:
+def _check_kinds(query: Tensor, key: Tensor, value: Tensor) -> None:
     for name, tensor in (("query", query), ("key", key), ("value", value)):
         if not isinstance(tensor, Tensor):
             raise ValueError(
                 f"{name} must be a tensor of shape (..., length, width), got {shown(tensor)}; "
                 "make one with torch.tensor(...)"
             )
+
+
+def _autocast(tensor: Tensor) -> Tensor:
+    """The tensor as autocast hands it to torch's kernels: in its dtype, but float64 as it is."""
+    if not _autocasts(tensor.device.type):
+        return tensor
+    cast = tensor.is_floating_point() and tensor.dtype != torch.float64
+    return tensor.to(torch.get_autocast_dtype(tensor.device.type)) if cast else tensor
+
+
+def without_autocast(device: torch.device) -> AbstractContextManager[Any]:
+    """Within it the formula is computed in the dtypes that it is given."""
+    return torch.autocast(device.type, enabled=False) if _autocasts(device.type) else nullcontext()
+
+
+def _autocasts(kind: str) -> bool:
+    return kind != "meta" and torch.is_autocast_enabled(kind)
+
+
+def _check_tensors(query: Tensor, key: Tensor, value: Tensor) -> None:
     dtype, device = query.dtype, query.device
     if not dtype.is_floating_point:
         raise ValueError(f"query is {dtype}; attention needs floating-point vectors: query.float()")
@@ -162,7 +185,7 @@ def _fit_mask(mask: Mask, B: int, H: int, L: int, S: int, device: torch.device) 
     if mask.own:  # as it is now, it would be asked about one sentence and one head
         given = mask
         mask = given.cached("sized", (B, H, device), lambda: given.sized(B, H, L, S, device))
-    if mask.heads not in (1, H):
+    if not broadcasts(mask.heads, H):
         fits = "1" if H == 1 else f"1 or {H}"
         raise ValueError(f"mask {mask} has {mask.heads} heads, the query has {H}; use {fits}")
     mask.check(B, L, S)
@@ -182,7 +205,7 @@ def _fit_bias(bias: Tensor, query: Tensor, S: int) -> Tensor:
         raise ValueError(f"query is on {query.device} but bias is on {bias.device}; move one")
     need = (*query.shape[:3], S)
     for axis, have, size in zip("BHLS", wide.shape, need):
-        if have not in (1, size):
+        if not broadcasts(have, size):
             raise ValueError(
                 f"bias of shape {tuple(bias.shape)} does not broadcast to (B, H, L, S) = {need}: "
                 f"its {axis} is {have}"
@@ -197,7 +220,7 @@ def check_beta(
     if beta is None:
         return 1 / math.sqrt(K) if K else 1.0
     if isinstance(beta, Tensor):
-        if beta.ndim > 1 or (beta.ndim == 1 and len(beta) not in (1, H)):
+        if beta.ndim > 1 or (beta.ndim == 1 and not broadcasts(len(beta), H)):
             raise ValueError(
                 f"beta of shape {tuple(beta.shape)} for {H} heads; pass one number, or one per head"
             )

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from regard.attention.arguments import Arguments, arguments
+from regard.attention.arguments import Arguments, arguments, without_autocast
 from regard.attention.backends import Call, flash, flex, ranges, sdpa
 from regard.attention.mask import Mask
 from regard.attention.plan import Explanation, choose
@@ -140,7 +140,9 @@ def _by_formula(given: Arguments, dropout: float) -> Tensor:
     allowed = None if mask is None else mask.compact(L, S, query.device)
     bias = None if bias is None else bias.to(wide)
     beta = beta.to(wide) if isinstance(beta, Tensor) else beta
-    return formula(query.to(wide), key, value, allowed, beta, bias, dropout).to(query.dtype)
+    with without_autocast(query.device):
+        out = formula(query.to(wide), key, value, allowed, beta, bias, dropout)
+    return out.to(query.dtype)
 
 
 def _tiles(call: Call) -> Tensor:

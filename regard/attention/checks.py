@@ -25,6 +25,14 @@ def shown(value: Any, most: int = 6) -> str:
     return f"[{head}]" if len(value) <= most else f"[{head}, ... {len(value)} in all]"
 
 
+def broadcasts(have: int, need: int) -> bool:
+    """Whether an axis of this length serves where another is needed.
+
+    By comparisons: torch's compiler takes `have in (1, need)` for False where a size is dynamic.
+    """
+    return have == 1 or have == need
+
+
 def check_integer(name: str, value: Any, least: int = 1) -> None:
     """Raises ValueError for what is not an integer of at least `least`."""
     if isinstance(value, bool) or not isinstance(value, int) or value < least:

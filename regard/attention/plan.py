@@ -12,7 +12,7 @@ from torch.nn.attention import SDPBackend
 
 from regard.attention.arguments import Arguments
 from regard.attention.backends import flash, flex, ranges
-from regard.attention.backends.sdpa import fit
+from regard.attention.backends.sdpa import fit, shares_heads
 from regard.attention.fusing import fuses
 from regard.attention.mask import (
     Band,
@@ -332,7 +332,7 @@ def _kernel(plan: Plan, given: Arguments, dropout: float) -> str:
         attn_mask=allowed,
         dropout_p=dropout,
         is_causal=plan is _CAUSAL,
-        enable_gqa=query.shape[1] != key.shape[1],
+        enable_gqa=shares_heads(query, key),
     )
     name = _NAMES[SDPBackend(choice)]
     return f"{name} on ranges of keys" if plan.route == "ranges" else name

@@ -13,10 +13,11 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from regard.attention.arguments import Arguments, arguments
+from regard.attention.arguments import Arguments, arguments, without_autocast
 from regard.attention.attend import distribution, for_each_head
 from regard.attention.backends import flex
 from regard.attention.checks import check_integer, integer_tensor, shown
@@ -87,7 +88,8 @@ def _weights(given: Arguments, rows: Tensor) -> Tensor:
         bias = (bias[:, :, rows] if bias.shape[2] > 1 else bias).to(wide)
     beta = beta.to(wide) if isinstance(beta, Tensor) else beta
     key = for_each_head(key.to(wide), query.shape[1])
-    return distribution(query[:, :, rows].to(wide), key, allowed, beta, bias)
+    with without_autocast(query.device):
+        return distribution(query[:, :, rows].to(wide), key, allowed, beta, bias)
 
 
 def _rows(rows: int | slice | Sequence[int] | Tensor | None, query: Tensor) -> Tensor:
@@ -114,19 +116,23 @@ def _chunked(given: Arguments, topk: int) -> tuple[Tensor, ...]:
     S = key.shape[2]
     wide = torch.promote_types(query.dtype, torch.float32)
     given = given._replace(key=for_each_head(key.to(wide), H))
-    entropy = query.new_zeros(B, H, L, dtype=wide)
     received = query.new_zeros(B, H, S, dtype=wide)
-    top = query.new_zeros(B, H, L, topk, dtype=wide)
-    where = torch.full((B, H, L, topk), -1, device=query.device)
+    pieces = []
     step = max(1, CHUNK // max(B * H * S, 1))
-    for start in range(0, L if S else 0, step):
+    # Nothing is written in place, so that torch.vmap can map over it.
+    for start in range(0, L, step):
         rows = torch.arange(start, min(start + step, L), device=query.device)
         chunk = _weights(given, rows)
-        received += chunk.sum(2)
+        received = received + chunk.sum(2)
         best, at = chunk.topk(min(topk, S), dim=-1)
-        top[:, :, rows, : best.shape[-1]] = best
-        where[:, :, rows, : best.shape[-1]] = at.masked_fill(best == 0, -1)
-        entropy[:, :, rows] = -torch.special.xlogy(chunk, chunk).sum(-1)
+        at = at.masked_fill(best == 0, -1)
+        more = (0, topk - best.shape[-1])
+        entropy = torch.special.entr(chunk).sum(-1)
+        pieces.append((entropy, F.pad(best, more), F.pad(at, more, value=-1)))
+    if not pieces:
+        none = query.new_zeros(B, H, 0, topk, dtype=wide)
+        return none.sum(-1), received, none, none.long()
+    entropy, top, where = (torch.cat(parts, 2) for parts in zip(*pieces))
     return entropy, received, top, where
 
 
@@ -135,6 +141,7 @@ def _streams(given: Arguments, topk: int) -> bool:
     query, mask = given.query, given.mask
     return (
         query.device.type == "cuda"
+        and not torch._C._are_functorch_transforms_active()  # a kernel cannot be mapped over
         and flex.missing("cuda") is None
         and query.dtype in (torch.bfloat16, torch.float16, torch.float32)
         and query.shape[-1] <= 256

@@ -291,3 +291,16 @@ def test_statistics_never_hold_the_matrix(
     limit = max(chunk, B * H * S * K, B * H * L * 4)
     assert largest.numel <= limit < B * H * L * S / 30
     check(have, matrix(query, key, mask), 4, 1e-12)
+
+
+def test_statistics_can_be_mapped_over() -> None:
+    """torch.vmap gives what a loop gives, over queries and keys, or over queries alone."""
+    query, key = torch.randn(3, 2, 6, 5, 8), torch.randn(3, 2, 2, 7, 8)
+    mask = causal() & padding([7, 4])
+    both = torch.vmap(lambda q, k: statistics(q, k, mask=mask, topk=9))(query, key)
+    each = [statistics(q, k, mask=mask, topk=9) for q, k in zip(query, key)]
+    alone = torch.vmap(lambda q: statistics(q, key[0], mask=mask), in_dims=0)(query)
+    each_alone = [statistics(q, key[0], mask=mask) for q in query]
+    for mapped, loop in ((both, each), (alone, each_alone)):
+        for found, expected in zip(mapped, zip(*loop)):
+            torch.testing.assert_close(found, torch.stack(expected))

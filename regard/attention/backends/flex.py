@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from regard.attention.backends import Call
+from regard.attention.backends.sdpa import shares_heads
 from regard.attention.mask import Mask
 
 
@@ -39,7 +40,7 @@ def blocks(call: Call) -> Tensor:
         value,
         block_mask=block_mask,
         scale=beta,
-        enable_gqa=query.shape[1] != key.shape[1],
+        enable_gqa=shares_heads(query, key),
     )
     return out
 

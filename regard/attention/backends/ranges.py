@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from regard.attention.backends import Call
-from regard.attention.backends.sdpa import fit
+from regard.attention.backends.sdpa import fit, shares_heads
 from regard.attention.mask import Mask
 
 ROWS = 128
@@ -138,7 +138,7 @@ def _compute(
             dropout_p=dropout,
             is_causal=group.causal,
             scale=beta,
-            enable_gqa=rows.shape[1] != keys.shape[1],
+            enable_gqa=shares_heads(rows, keys),
         )
         results.append(out.transpose(1, 2).flatten(0, 1))
     together = ranges.results(torch.cat(results))

@@ -96,7 +96,7 @@ def _sdpa(
         dropout_p=dropout,
         is_causal=causal,
         scale=beta,
-        enable_gqa=query.shape[1] != key.shape[1],
+        enable_gqa=shares_heads(query, key),
     )
     return out if out.shape[-1] == V else out[..., :V]
 
@@ -120,6 +120,17 @@ def _efficient(
         query, key, value, additive, needs_sums, dropout, causal, scale=beta
     )[0]
     return out if out.shape[-1] == V else out[..., :V]
+
+
+def shares_heads(query: Tensor, key: Tensor) -> bool:
+    """Whether key heads are fewer than query heads.
+
+    A branch makes a bool of it, which is all that torch's function takes: while a size is traced, a
+    comparison is something else.
+    """
+    if query.shape[1] != key.shape[1]:  # noqa: SIM103
+        return True
+    return False
 
 
 def fit(
