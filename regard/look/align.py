@@ -187,8 +187,8 @@ def find(model: Transformer, examples: Sequence[Example], start: int, end: int) 
 
 
 def _divided(example: Example) -> Example:
-    """Where the source has no spaces, tokens are asked about instead of words."""
-    if max(example.source_words, default=-1) > 0:
+    """Where source or target is one word, tokens are asked about: any head would link the word."""
+    if min(max(words, default=-1) for words in (example.source_words, example.target_words)) > 0:
         return example
     return Example(
         example.source, example.target, range(len(example.source)), range(len(example.target))

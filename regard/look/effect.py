@@ -40,7 +40,8 @@ def changed(
 ) -> Iterator[None]:
     """Heads switched off, β multiplied, and source positions hidden, while the block runs.
 
-    `hidden` are positions of the source, or True at those of each row of a batch. Encoders and cross-attention obey; a decoder's own tokens stay visible.
+    `hidden` are positions of the source, or True at those of each row of a batch. Encoders and
+    cross-attention obey; a decoder's own tokens stay visible.
     """
     attentions = {
         name: module

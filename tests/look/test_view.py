@@ -1,0 +1,110 @@
+"""Views: what stands in them is what the model computed, and their pages fetch nothing."""
+
+import base64
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from regard.attention.mask import causal
+from regard.look.record import Asked, Recording
+from regard.look.view import Map, View, maps
+
+
+def recorded(length: int = 5) -> Recording:
+    def asked(L: int, S: int, mask: bool = False) -> Asked:
+        query, key = torch.randn(1, 3, L, 4), torch.randn(1, 3, S, 4)
+        return Asked(query, key, causal() if mask else None, None, None)
+
+    return Recording(
+        {
+            "encoder.blocks.0.attention": asked(length, length),
+            "encoder.blocks.1.attention": asked(length, length),
+            "decoder.blocks.0.attention": asked(2, 2, mask=True),
+            "decoder.blocks.0.cross": asked(2, length),
+        }
+    )
+
+
+def seen() -> tuple[Recording, View]:
+    found = recorded()
+    made = maps(
+        found,
+        ["▁Ein", "▁Hu", "nd", "<b>", "</s>"],
+        ["<s>", "▁A"],
+        ["▁A", "</s>"],
+        source_words=[0, 1, 1, 2, 3],
+        target_words=[0, 1],
+    )
+    return found, View("A </script> view", made, source="Ein Hund", text="A")
+
+
+def test_maps_hold_the_weights_of_every_layer_and_head() -> None:
+    found, view = seen()
+    assert [one.name for one in view.maps] == ["encoder", "decoder", "cross"]
+    encoder, decoder, cross = view.maps
+    assert encoder.weights.shape == (2, 3, 5, 5)
+    torch.testing.assert_close(encoder.weights[1], found["encoder.blocks.1.attention"].weights()[0])
+    assert (cross.rows, cross.written) == (("<s>", "▁A"), ("▁A", "</s>"))
+    assert decoder.columns == ("<s>", "▁A")
+    assert encoder.written is None
+    assert len(encoder.habits) == 2
+
+
+def test_json_keeps_weights_to_five_digits() -> None:
+    _, view = seen()
+    data = json.loads(json.dumps(view.to_json()))
+    cross = data["maps"][2]
+    numbers = np.frombuffer(base64.b64decode(cross["weights"]), "<u2").reshape(cross["shape"])
+    assert np.abs(numbers / 65535 - view.maps[2].weights.numpy()).max() <= 0.5 / 65535 + 1e-7
+
+
+def test_the_page_is_whole_and_fetches_nothing(tmp_path: Path) -> None:
+    _, view = seen()
+    view.write(tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert not re.search(r"""(?:src|href)\s*=\s*["']?(?:https?:)?//|@import|url\(""", page)
+    assert "default-src 'none'" in page
+    assert page.count("</script>") == 2  # the one in the title is not the end of anything
+    assert "A &lt;/script&gt; view" in page
+
+
+def test_a_notebook_shows_it_in_a_frame_and_else_as_text() -> None:
+    _, view = seen()
+    assert view._repr_html_().startswith('<iframe srcdoc="&lt;!doctype html&gt;')
+    assert str(view).startswith("Ein Hund → A\n\nThe mean of all heads of layer 1, cross-")
+
+
+def test_what_is_shown_first_and_what_is_not_there() -> None:
+    _, view = seen()
+    assert view.chosen()[1:] == (0, None)
+    assert view.chosen("encoder", 1, 2)[1:] == (1, 2)
+    with pytest.raises(ValueError, match=r"head \(4\) must be from 1 to 3"):
+        view.chosen("cross", 0, 3)
+    with pytest.raises(ValueError, match=r"'other'\) is unknown; there are encoder, decoder"):
+        view.map("other")
+
+
+def test_long_sequences_become_overviews(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("regard.look.view.WEIGHTS", 1000)
+    monkeypatch.setattr("regard.look.view.CELLS", 16)
+    found = recorded(47)
+    one = maps(found, [str(n) for n in range(47)], ["<s>", "a"])[0]
+    assert isinstance(one, Map)
+    assert one.overview
+    assert one.weights.shape == (2, 3, 16, 16)
+    assert one.columns[:3] == ("0", "3", "6")
+    torch.testing.assert_close(one.weights.sum(-1), torch.ones(2, 3, 16))
+
+
+@pytest.mark.parametrize(("name", "begins"), [("a.svg", b"<?xml"), ("a.png", b"\x89PNG")])
+@pytest.mark.parametrize("every", [False, True])
+def test_figures(tmp_path: Path, name: str, begins: bytes, every: bool) -> None:
+    _, view = seen()
+    view.figure(tmp_path / name, "cross", every=every)
+    assert (tmp_path / name).read_bytes().startswith(begins)
+    if name == "a.svg" and not every:
+        assert "Hu" in (tmp_path / name).read_text(encoding="utf-8")  # text stays text
