@@ -20,8 +20,10 @@ def import_(source: str, folder: str) -> None:
     print(f"{folder}: a {type(imported.model).__name__} of {parameters:,} parameters")
 
 
-def export(folder: str, out: str, to: str) -> None:
+def export(folder: str, out: str, to: str, precision: str) -> None:
     """`regard export FOLDER OUT --to FORMAT`."""
     saved = checkpoint.load(model_folder(folder))
-    interop.write(saved.model, out, to, files=saved.files, task=saved.task)
-    print(f"{out}: a {to} model for transformers")
+    verified = interop.write(
+        saved.model, out, to, files=saved.files, task=saved.task, precision=precision
+    )
+    print(f"{out}: {verified}")

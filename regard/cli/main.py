@@ -52,6 +52,14 @@ def _command(name: str) -> Callable[[Sequence[str]], int | None]:
             from regard.lab.commands.lab import lab
 
             return lab
+        case "look":
+            from regard.cli.look import look
+
+            return look
+        case "studio":
+            from regard.cli.studio import studio
+
+            return studio
     from regard.cli import predict
 
     predictors = {
@@ -73,7 +81,7 @@ def _import(options: argparse.Namespace) -> None:
 def _export(options: argparse.Namespace) -> None:
     from regard.cli.convert import export
 
-    export(options.folder, options.out, options.to)
+    export(options.folder, options.out, options.to, options.precision)
 
 
 def _average(options: argparse.Namespace) -> None:
@@ -115,6 +123,8 @@ def _parser() -> argparse.ArgumentParser:
         ("read", "read the text in images"),
         ("generate", "continue a text with a language model"),
         ("label", "classify texts"),
+        ("look", "see what a model attended to, and what it mattered"),
+        ("studio", "open the pages: attention by hand, and inside one's own models"),
         ("attend", "work out attention by hand, step by step"),
         ("cost", "count what a layer or a model costs, beside the formula"),
         ("lab", "test what is taught about attention, with a verdict"),
@@ -152,7 +162,15 @@ def _parser() -> argparse.ArgumentParser:
     )
     export.add_argument("folder", help="the Regard folder to read, a model's or a run's")
     export.add_argument("out", help="the folder to write, which must be new")
-    export.add_argument("--to", required=True, choices=["marian", "vit"], help="the format")
+    export.add_argument(
+        "--to", required=True, choices=["ctranslate2", "marian", "vit"], help="the format"
+    )
+    export.add_argument(
+        "--precision",
+        default="fp32",
+        choices=["fp32", "bf16", "fp16", "int8"],
+        help="of the weights, for CTranslate2; by default fp32",
+    )
     export.set_defaults(run=_export)
     return parser
 
@@ -177,7 +195,7 @@ def main(words: Sequence[str] | None = None) -> int:
     def run() -> int | None:
         check_words(given)
         options = _parser().parse_args(given)
-        if given[0] != "lab" and not {"-h", "--help"} & set(given):
+        if given[0] not in ("lab", "studio") and not {"-h", "--help"} & set(given):
             with uninterrupted():
                 import torch  # noqa: F401
         status: int | None = options.run(options)

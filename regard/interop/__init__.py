@@ -18,8 +18,11 @@ if TYPE_CHECKING:
     from torch import nn
 
     from regard.interop.format import Format, Imported, Task
+    from regard.interop.verify import Verified
 
 Kind: TypeAlias = Literal["marian", "vit"]
+Target: TypeAlias = Literal["ctranslate2", "marian", "vit"]
+Precision: TypeAlias = Literal["fp32", "bf16", "fp16", "int8"]
 _TIMM = ("vit_", "deit", "flexivit")  # how its names of plain ViTs begin
 
 
@@ -45,9 +48,23 @@ def write(
     *,
     files: Mapping[str, bytes | Path] | None = None,
     task: "Task | None" = None,
-) -> None:
-    """Writes the model into a new folder, as the library named by `kind` wants it."""
-    _format(kind).write(model, Path(folder), files=files or {}, task=task)
+    precision: str = "fp32",
+) -> "Verified":
+    """Writes the model into a new folder, as the library named by `kind` wants it.
+
+    What that library's own engine computes is compared with the model first: how it compares is
+    returned, and a folder that computes something else is never written. Other precisions than
+    float32 are CTranslate2's.
+    """
+    if kind == "ctranslate2":
+        from regard.interop import ctranslate2
+
+        return ctranslate2.write(
+            model, Path(folder), files=files or {}, task=task, precision=precision
+        )
+    if precision != "fp32":
+        raise ValueError(f"precision ({precision!r}) is for CTranslate2; write --to {kind} in fp32")
+    return _format(kind).write(model, Path(folder), files=files or {}, task=task)
 
 
 def detect(source: Path) -> str:
@@ -107,4 +124,4 @@ def _format(kind: str) -> "Format":
             import regard.interop.vit as vit
 
             return vit
-    raise ValueError(f"format ({kind!r}) is unknown; choose from {', '.join(get_args(Kind))}")
+    raise ValueError(f"format ({kind!r}) is unknown; choose from {', '.join(get_args(Target))}")

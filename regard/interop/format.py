@@ -7,6 +7,8 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from torch import nn
 
+from regard.interop.verify import Verified
+
 Task: TypeAlias = dict[str, Any]
 """What the model is for, and what it takes to use it: a section of the folder's config.json."""
 
@@ -39,5 +41,5 @@ class Format(Protocol):
         *,
         files: Mapping[str, bytes | Path],
         task: Task | None,
-    ) -> None:
+    ) -> Verified:
         """Writes a new folder; a ValueError says why where that library has no such model."""

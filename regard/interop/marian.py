@@ -22,7 +22,9 @@ from regard.attention.position import Sinusoidal
 from regard.checkpoint import unfilled
 from regard.config import from_json
 from regard.interop.format import Imported, Task
-from regard.interop.tensors import Pair, Tensors, fill, give, load, save, settings
+from regard.interop.tensors import Pair, Tensors, fill, give, load, new_folder, settings, store
+from regard.interop.transformers import verified
+from regard.interop.verify import Verified, texts
 from regard.model.block import Activation
 from regard.model.transformer import Share, TextSource, Transformer, TransformerConfig
 
@@ -269,7 +271,7 @@ def write(
     *,
     files: Mapping[str, bytes | Path],
     task: Task | None,
-) -> None:
+) -> Verified:
     """A folder that transformers' MarianMTModel.from_pretrained opens, with the same logits."""
     if not isinstance(model, Transformer):
         raise ValueError(f"a {type(model).__name__} is no Marian model; export a Transformer")
@@ -319,11 +321,28 @@ def write(
         "length_penalty": task.get("length_penalty", 1.0),
         "renormalize_logits": task.get("renormalize", False),
     }
-    save(
+    with new_folder(folder) as draft:
+        store(
+            draft,
+            tensors,
+            {"config.json": said | tokens, "generation_config.json": generation},
+            {name: files[name] for name in _TOKENIZER if name in files},
+        )
+        return _verified(model, draft, config)
+
+
+def _verified(model: Transformer, folder: Path, config: TransformerConfig) -> Verified:
+    assert isinstance(config.source, TextSource)
+    sources = texts(config.source.vocabulary or config.vocabulary)
+    targets = texts(config.vocabulary)[::-1]
+    batches = [(torch.tensor([one]), torch.tensor([two])) for one, two in zip(sources, targets)]
+    return verified(
+        model,
         folder,
-        tensors,
-        {"config.json": said | tokens, "generation_config.json": generation},
-        {name: files[name] for name in _TOKENIZER if name in files},
+        "MarianMTModel",
+        lambda ours: [ours(source, target)[0] for source, target in batches],
+        lambda theirs: [theirs(s, decoder_input_ids=t).logits[0] for s, t in batches],
+        lambda place: read(place).model,
     )
 
 

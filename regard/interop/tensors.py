@@ -8,7 +8,8 @@ Nothing is unpickled: `.bin` files go through torch's loader of weights alone.
 
 import json
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import reduce
@@ -225,44 +226,46 @@ def give(model: nn.Module, pairs: Iterable[Pair]) -> Tensors:
     }
 
 
-def save(
-    folder: Path,
-    tensors: Mapping[str, Tensor],
-    said: Mapping[str, Mapping[str, Any]],
-    files: Mapping[str, bytes | Path] | None = None,
-) -> None:
-    """A new folder with model.safetensors, JSON files and others as they are; whole, or not at all.
-
-    Each tensor is stored with memory of its own.
-    """
+@contextmanager
+def new_folder(folder: Path) -> Iterator[Path]:
+    """Where to write a new folder, which gets its name if the block succeeds, or vanishes."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ValueError(f"{folder} exists and is not an empty folder; name a new one")
     with saving(folder):
         folder.parent.mkdir(parents=True, exist_ok=True)
         atomic.clear(folder)
-        _save(folder, tensors, said, files or {})
+        with atomic.draft(folder) as draft:
+            yield draft
+            for path in draft.iterdir():
+                atomic.sync(path)
+            atomic.replace(draft, folder, lambda old: set())
 
 
-def _save(
+def store(
     folder: Path,
     tensors: Mapping[str, Tensor],
     said: Mapping[str, Mapping[str, Any]],
-    files: Mapping[str, bytes | Path],
+    files: Mapping[str, bytes | Path] | None = None,
 ) -> None:
-    with atomic.draft(folder) as draft:
-        save_file(
-            {name: tensor.clone() for name, tensor in tensors.items()},
-            draft / "model.safetensors",
-            metadata={"format": "pt"},
-        )
-        for name, content in said.items():
-            text = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
-            (draft / name).write_text(text, "utf-8")
-        for name, held in files.items():
-            (draft / name).write_bytes(held if isinstance(held, bytes) else held.read_bytes())
-        for path in draft.iterdir():
-            atomic.sync(path)
-        atomic.replace(draft, folder, lambda old: set())
+    """Writes model.safetensors, JSON files and others as they are.
+
+    Each tensor is stored with memory of its own.
+    """
+    save_file(
+        {name: tensor.clone() for name, tensor in tensors.items()},
+        folder / "model.safetensors",
+        metadata={"format": "pt"},
+    )
+    for name, content in said.items():
+        text = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
+        (folder / name).write_text(text, "utf-8")
+    put(folder, files or {})
+
+
+def put(folder: Path, files: Mapping[str, bytes | Path]) -> None:
+    """Files as they are."""
+    for name, held in files.items():
+        (folder / name).write_bytes(held if isinstance(held, bytes) else held.read_bytes())
 
 
 def _listed(**problems: Sequence[str]) -> str:

@@ -11,12 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from regard.checkpoint import unfilled
 from regard.config import from_json
 from regard.interop.format import Imported, Task
-from regard.interop.tensors import Pair, Tensors, fill, give, load, save, settings
+from regard.interop.tensors import Pair, Tensors, fill, give, load, new_folder, settings, store
+from regard.interop.transformers import verified
+from regard.interop.verify import Verified
 from regard.model.block import Activation
 from regard.model.embedding import image_size
 from regard.model.vit import VisionConfig, VisionTransformer
@@ -54,7 +57,7 @@ def write(
     *,
     files: Mapping[str, bytes | Path],
     task: Task | None,
-) -> None:
+) -> Verified:
     """A folder for Hugging Face's ViTForImageClassification and its image processor.
 
     Dropout inside the feed-forward networks, which that model lacks, acts in training alone and is
@@ -69,7 +72,27 @@ def write(
     if task is not None and task.get("mean") is not None:
         said["preprocessor_config.json"] = _processor_json(model.config, task)
     pairs = _pairs(model.config, "vit.", tanh=False)
-    save(folder, give(model, pairs), said, files)
+    with new_folder(folder) as draft:
+        store(draft, give(model, pairs), said)
+        return _verified(model, draft)
+
+
+def _verified(model: VisionTransformer, folder: Path) -> Verified:
+    images = random_images(model.config)
+    return verified(
+        model,
+        folder,
+        "ViTForImageClassification",
+        lambda ours: [ours(images)],
+        lambda theirs: [theirs(images).logits],
+        lambda place: read(place).model,
+    )
+
+
+def random_images(config: VisionConfig) -> Float[Tensor, "B C Y X"]:
+    """Images to compare two models on, the same each time."""
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(3, config.channels, *image_size(config.image), generator=generator)
 
 
 _ACTIVATIONS: dict[str, Activation] = {

@@ -394,13 +394,15 @@ def test_nothing_changes_where_something_does_not_fit() -> None:
 
 
 def test_a_new_folder_is_like_any_other(tmp_path: Path) -> None:
-    tensors.save(tmp_path / "deep" / "new", {"a": torch.ones(3)}, {"config.json": {"ü": 1}})
+    with tensors.new_folder(tmp_path / "deep" / "new") as draft:
+        tensors.store(draft, {"a": torch.ones(3)}, {"config.json": {"ü": 1}})
     (tmp_path / "made").mkdir()
     modes = {(tmp_path / name).stat().st_mode for name in ("deep/new", "made")}
     assert len(modes) == 1
     assert settings(tmp_path / "deep" / "new") == {"ü": 1}
     shared = torch.ones(3)
-    tensors.save(tmp_path / "made", {"a": shared, "b": shared[:2]}, {})
+    with tensors.new_folder(tmp_path / "made") as draft:
+        tensors.store(draft, {"a": shared, "b": shared[:2]}, {})
     assert load(tmp_path / "made")["b"].tolist() == [1, 1]
 
 

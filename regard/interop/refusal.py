@@ -1,0 +1,41 @@
+"""Why another library has no such model, and which settings of a training would have made one."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+
+@dataclass(frozen=True)
+class Obstacle:
+    """One thing that the other library has no place for."""
+
+    reason: str
+    """What that library has instead: `its norms come after each residual sum`."""
+    flag: str | None = None
+    """The setting of `regard train` that avoids it; None where there is none."""
+
+
+def refuse(library: str, obstacles: Sequence[Obstacle], preset: str | None = None) -> None:
+    """Names all obstacles at once, and how to train a model without them.
+
+    `preset` is the one flag that sets all of them, where there is one.
+    """
+    if not obstacles:
+        return
+    text = f"{library} has no such model: {'; '.join(o.reason for o in obstacles)}"
+    flags = [o.flag for o in obstacles if o.flag is not None]
+    if len(flags) == len(obstacles):
+        short = f"{preset}, or " if preset else ""
+        text += f"; a model that is trained with {short}{' '.join(flags)} can be exported"
+    raise ValueError(text)
+
+
+def own_parts(model: nn.Module) -> list[Obstacle]:
+    """Whether a model is what its config says, part for part."""
+    with torch.device("meta"):
+        plain = type(model)(model.config)
+    if [type(part) for part in model.modules()] == [type(part) for part in plain.modules()]:
+        return []
+    return [Obstacle("it has no parts of one's own")]
