@@ -48,7 +48,7 @@ clean:
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(VENV)/ready-demo: extras =
-$(VENV)/ready-test: extras = [test,peers]
+$(VENV)/ready-test: extras = [test,peers,export]
 $(VENV)/ready-lint: extras = [lint]
 
 modern = $(shell $(PYTHON) -c 'import sys; print(sys.version_info >= (3, 11))' 2>&1 || true)
