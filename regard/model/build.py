@@ -6,6 +6,7 @@ the one that the config names.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal, TypeAlias, get_args
 
 from torch import nn
@@ -22,6 +23,7 @@ from regard.attention.position import (
     Rotary,
     Sinusoidal,
 )
+from regard.model.baseline import Convolution, Recurrent
 from regard.model.block import (
     Activation,
     Block,
@@ -37,6 +39,7 @@ Position: TypeAlias = Literal[
     "sinusoidal", "sinusoidal-halves", "learned", "rotary", "linear-bias", "none"
 ]
 GridPosition: TypeAlias = Literal["learned", "sinusoidal", "none"]
+Mixer: TypeAlias = Literal["attention", "lstm", "gru", "convolution"]
 AnyPosition: TypeAlias = InputPosition | AttentionPosition | None
 
 MakePosition: TypeAlias = Callable[[], AnyPosition]
@@ -54,6 +57,14 @@ class BlockConfig:
     """Number of attention heads."""
     key_heads: int | None = None
     """Number of key-value heads, for grouped-query attention; by default as many as heads."""
+    window: int | None = None
+    """Sliding window of self-attention: a token attends to this many positions before it and, in an
+    encoder, after it; patches to as many rows and columns around. By default there is no limit."""
+    mixer: Mixer = "attention"
+    """What mixes tokens: self-attention, or in its place a recurrent layer (lstm or gru, in an
+    encoder in both directions) or a convolution, for comparison; cross-attention stays."""
+    kernel: int = 5
+    """Kernel size of convolutions; in a decoder they see only what came before."""
     feed_forward: int = 2048
     """Hidden width of the feed-forward networks (d_ff)."""
     activation: Activation = "relu"
@@ -93,13 +104,24 @@ def stack(
     blocks: int,
     *,
     cross: bool = False,
+    causal: bool = False,
     position: MakePosition | None = None,
     attention: MakeAttention | None = None,
     feed_forward: MakeFeedForward | None = None,
 ) -> Stack:
-    """A stack of blocks; a position that acts inside attention goes into each."""
+    """A stack of blocks; a position that acts inside attention goes into each.
+
+    What a `causal` one mixes never comes from later tokens.
+    """
 
     check_integer("layers", blocks, least=0)
+    if config.window is not None:
+        check_integer("window", config.window)
+        if config.mixer != "attention":
+            raise ValueError(
+                f"window ({config.window}) limits self-attention, but mixer is {config.mixer}; "
+                "leave it out"
+            )
     if not config.epsilon > 0:
         raise ValueError(f"epsilon ({config.epsilon}) must be above 0; try 1e-5")
 
@@ -109,7 +131,7 @@ def stack(
 
     def block() -> Block:
         return Block(
-            attention=attention(inside()) if attention else multihead(config, inside()),
+            attention=(attention or partial(mixer, config, causal))(inside()),
             feed_forward=feed_forward() if feed_forward else feed_forward_of(config),
             residual=lambda: residual(config),
             cross=multihead(config) if cross else None,
@@ -137,6 +159,18 @@ def added(position: MakePosition) -> InputPosition | None:
     """The same, if it is a position of the input."""
     part = made(position)
     return part if isinstance(part, InputPosition) else None
+
+
+def mixer(config: BlockConfig, causal: bool, position: AttentionPosition | None) -> nn.Module:
+    """What mixes tokens; only attention has a use for positions inside it."""
+    match config.mixer:
+        case "attention":
+            return multihead(config, position)
+        case "lstm" | "gru":
+            return Recurrent(config.width, config.mixer, both=not causal)
+        case "convolution":
+            return Convolution(config.width, config.kernel, causal=causal)
+    raise _unknown("mixer", config.mixer, Mixer)
 
 
 def multihead(config: BlockConfig, position: AttentionPosition | None = None) -> MultiHeadAttention:

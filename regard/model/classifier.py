@@ -157,7 +157,8 @@ class TextClassifier(nn.Module):
         self, tokens: Int[Tensor, "B S"], *, lengths: Lengths = None
     ) -> Float[Tensor, "B S D"]:
         """The last hidden states of all tokens."""
-        return self.encoder(self.tokens(tokens, places(lengths, tokens)), mask=own_mask(lengths))
+        mask = own_mask(lengths, self.config.window)
+        return self.encoder(self.tokens(tokens, places(lengths, tokens)), mask=mask)
 
     def with_classes(self, classes: int) -> "TextClassifier":
         """A copy with a new head, for other labels."""

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from regard.attention.arguments import check_input
 from regard.attention.checks import check_integer
+from regard.attention.mask import At, Mask
 from regard.attention.position import Concatenated, InputPosition, Positions
 from regard.model.dropout import Dropout
 
@@ -166,6 +167,22 @@ def image_size(image: Size) -> tuple[int, int]:
     check_integer("image rows", rows)
     check_integer("image columns", columns)
     return rows, columns
+
+
+def nearby_patches(rows: int, columns: int, reach: int, first: bool = False) -> Mask:
+    """For self-attention of an image: patches up to `reach` rows and columns away.
+
+    A token that comes first, such as the class token, sees all patches and is seen by all.
+    """
+
+    def rule(at: At) -> Tensor:
+        query, key = at.query - int(first), at.key - int(first)
+        down = (query // columns - key // columns).abs()
+        across = (query % columns - key % columns).abs()
+        near = (down <= reach) & (across <= reach)
+        return near | (query < 0) | (key < 0) if first else near
+
+    return Mask(rule, f"nearby_patches({rows} × {columns}, {reach})")
 
 
 LARGE = 64

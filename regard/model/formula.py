@@ -24,6 +24,7 @@ PARTS = (
     "embedding",
     "attention projections",
     "attention products",
+    "recurrence or convolution",
     "feed-forward",
     "norms",
     "output",
@@ -88,6 +89,23 @@ class _Sum(dict[str, Part]):
         self.add("attention projections", times * weights, times * 2 * (L * own + S * read))
         self.add("attention products", 0, times * 2 * L * S * d)
 
+    def mixing(self, config: BlockConfig, L: int, times: int = 1, causal: bool = False) -> None:
+        """Self-attention over all pairs, whatever a mask hides; or what stands in its place."""
+        d = config.width
+        match config.mixer:
+            case "attention":
+                self.attention(config, L, L, times)
+            case "lstm" | "gru":
+                gates, ways = 4 if config.mixer == "lstm" else 3, 1 if causal else 2
+                hidden = d // ways
+                weights = ways * gates * (d + hidden) * hidden
+                biases = ways * gates * 2 * hidden
+                mixed = (times * (weights + biases), times * L * weights)
+                self.add("recurrence or convolution", *mixed)
+            case "convolution":
+                weights = config.kernel * d * d
+                self.add("recurrence or convolution", times * (weights + d), times * L * weights)
+
     def feed_forward(self, config: BlockConfig, L: int, times: int = 1) -> None:
         d, f = config.width, config.feed_forward
         gated = config.activation == "swiglu"
@@ -116,10 +134,10 @@ def _transformer(config: TransformerConfig, length: int) -> _Sum:
         case AudioSource(features=features):
             total.add("embedding", (features + 1) * d + learned, S * features * d)
     total.add("embedding", config.vocabulary * d + learned)
-    total.attention(config, S, S, config.encoder_layers)
+    total.mixing(config, S, config.encoder_layers)
     total.feed_forward(config, S, config.encoder_layers)
     total.norms(config, config.encoder_layers, 2)
-    total.attention(config, L, L, config.decoder_layers)
+    total.mixing(config, L, config.decoder_layers, causal=True)
     total.attention(config, L, S, config.decoder_layers)
     total.feed_forward(config, L, config.decoder_layers)
     total.norms(config, config.decoder_layers, 3)
@@ -137,8 +155,8 @@ def _vision(config: VisionConfig, every_row: bool) -> _Sum:
     S = patches + token
     total.add("embedding", (pixels + 1) * d + token * d + learned * S * d, patches * pixels * d)
     # The head reads only the class token's row, so the last block computes only that.
-    last = config.pool == "class" and config.layers > 0 and not every_row
-    total.attention(config, S, S, config.layers - last)
+    last = _one_row(config) and not every_row
+    total.mixing(config, S, config.layers - last)
     total.feed_forward(config, S, config.layers - last)
     if last:
         total.attention(config, 1, S)
@@ -169,7 +187,7 @@ def _stack(config: LanguageConfig | ClassifierConfig, L: int) -> _Sum:
     total, d = _Sum(), config.width
     learned = config.length * d if config.position == "learned" else 0
     total.add("embedding", config.vocabulary * d + learned)
-    total.attention(config, L, L, config.layers)
+    total.mixing(config, L, config.layers, causal=isinstance(config, LanguageConfig))
     total.feed_forward(config, L, config.layers)
     total.norms(config, config.layers, 2)
     return total
@@ -183,13 +201,17 @@ def parameters(config: Config) -> int:
 
 
 def cached(config: Config) -> Cached | None:
-    """KV cache: 2·d·(key heads / heads) numbers for each layer and token."""
+    """KV cache: 2·d·(key heads / heads) numbers for each layer and token.
+
+    An LSTM leaves its output and its cell there, a GRU its output, a convolution its input.
+    """
     if not isinstance(config, TransformerConfig | LanguageConfig):
         return None
+    kept = {"attention": 2 * _keys(config), "lstm": 2 * config.width}
+    each = kept.get(config.mixer, config.width)
     if isinstance(config, LanguageConfig):
-        return Cached(config.layers * 2 * _keys(config), 0)
-    each = config.decoder_layers * 2 * _keys(config)
-    return Cached(each, each)
+        return Cached(config.layers * each, 0)
+    return Cached(config.decoder_layers * each, config.decoder_layers * 2 * _keys(config))
 
 
 def saved(config: Config) -> tuple[int, int]:
@@ -200,7 +222,8 @@ def saved(config: Config) -> tuple[int, int]:
     attention.
     """
     d, kept = config.width, {"relu": 1, "gelu": 2, "silu": 2, "swiglu": 3}[config.activation]
-    attention = 4 * d + 2 * _keys(config)
+    # In attention's place: what goes in, and what comes out.
+    attention = 4 * d + 2 * _keys(config) if config.mixer == "attention" else 3 * d
     block = attention + 2 * d + kept * config.feed_forward
     if isinstance(config, TransformerConfig):
         # Cross-attention's keys and values are those of the source.
@@ -210,8 +233,13 @@ def saved(config: Config) -> tuple[int, int]:
             config.decoder_layers * (block + 4 * d),
         )
     # The last block of a ViT computes the class token's row alone, where only that is read.
-    whole = config.layers - (isinstance(config, VisionConfig) and config.pool == "class")
+    whole = config.layers - (isinstance(config, VisionConfig) and _one_row(config))
     return max(0, whole) * block, 0
+
+
+def _one_row(config: VisionConfig) -> bool:
+    """Whether a ViT's last block computes the class token's row alone."""
+    return config.pool == "class" and config.layers > 0 and config.mixer == "attention"
 
 
 def _keys(config: BlockConfig) -> int:

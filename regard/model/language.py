@@ -89,6 +89,7 @@ class LanguageModel(nn.Module):
         self.decoder = build.stack(
             config,
             config.layers,
+            causal=True,
             position=position,
             attention=attention,
             feed_forward=feed_forward,
@@ -126,7 +127,8 @@ class LanguageModel(nn.Module):
     ) -> Float[Tensor, "B L D"]:
         """The last hidden states, before the output layer."""
         at = places(lengths, tokens) if cache is None else cache.places(tokens.shape[1])
-        return self.decoder(self.tokens(tokens, at), mask=causal_mask(lengths), cache=cache)
+        mask = causal_mask(lengths, self.config.window)
+        return self.decoder(self.tokens(tokens, at), mask=mask, cache=cache)
 
     def cache(self, capacity: int | None = None) -> StackCache:
         """An empty KV cache for `forward`; with a capacity its shape is static."""

@@ -13,27 +13,32 @@ from typing import TypeAlias
 from torch import Tensor
 
 from regard.attention.checks import integer_tensor, shown
-from regard.attention.mask import Mask, Packed, causal, packed, padding
+from regard.attention.mask import Mask, Packed, causal, packed, padding, window
 from regard.attention.position import Positions
 from regard.attention.sync import on_host
 
 Lengths: TypeAlias = Packed | Tensor | Sequence[int] | None
 
 
-def own_mask(lengths: Lengths) -> Mask | None:
-    """For self-attention: each token sees the tokens of its own sequence."""
+def own_mask(lengths: Lengths, reach: int | None = None) -> Mask | None:
+    """For self-attention: each token sees the tokens of its own sequence, `reach` to either side
+    where there is a window."""
+    near = None if reach is None else window(reach)
     if lengths is None:
-        return None
-    return packed(lengths) if isinstance(lengths, Packed) else padding(lengths)
+        return near
+    own = packed(lengths) if isinstance(lengths, Packed) else padding(lengths)
+    return own if near is None else near & own
 
 
-def causal_mask(lengths: Lengths) -> Mask:
-    """For a decoder's self-attention: each token sees itself and those before it.
+def causal_mask(lengths: Lengths, reach: int | None = None) -> Mask:
+    """For a decoder's self-attention: each token sees itself and those before it, or `reach` of
+    them.
 
     Padding comes after the real tokens, where a causal mask hides it already: masking it as well
     would only cost the fast kernel.
     """
-    return causal() & packed(lengths) if isinstance(lengths, Packed) else causal()
+    before = causal() if reach is None else window(reach, 0)
+    return before & packed(lengths) if isinstance(lengths, Packed) else before
 
 
 def cross_attended(

@@ -17,6 +17,7 @@ from typing import Literal, get_args
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from regard.attention.mask import Mask
 from regard.model import build, init
 from regard.model.build import (
     BlockConfig,
@@ -26,7 +27,7 @@ from regard.model.build import (
     MakePosition,
     Position,
 )
-from regard.model.embedding import Frames, Patches, Size, Tokens, grid
+from regard.model.embedding import Frames, Patches, Size, Tokens, grid, nearby_patches
 from regard.model.lengths import Lengths, causal_mask, cross_attended, own_mask, places
 from regard.model.stack import StackCache
 
@@ -153,7 +154,7 @@ class Transformer(nn.Module):
         self.source = _source(config, position)
         self.encoder = stack(config.encoder_layers, position=None if image else position)
         self.target = _tokens(config, config.vocabulary, position)
-        self.decoder = stack(config.decoder_layers, position=position, cross=True)
+        self.decoder = stack(config.decoder_layers, position=position, cross=True, causal=True)
         self.output = nn.Linear(config.width, config.vocabulary, bias=config.output_bias)
         init.transformer(self)
         _share(self)
@@ -183,7 +184,7 @@ class Transformer(nn.Module):
 
     def encode(self, source: Tensor, lengths: Lengths = None) -> Float[Tensor, "M S D"]:
         x = self.source(source, places(lengths, source))
-        return self.encoder(x, mask=own_mask(lengths))
+        return self.encoder(x, mask=source_mask(self.source, lengths, self.config.window))
 
     def decode(
         self,
@@ -219,7 +220,7 @@ class Transformer(nn.Module):
         return self.decoder(
             self.target(target, at),
             memory,
-            mask=causal_mask(target_lengths),
+            mask=causal_mask(target_lengths, self.config.window),
             memory_mask=memory_mask,
             cache=cache,
         )
@@ -237,6 +238,13 @@ class Transformer(nn.Module):
         for part in shared:
             part.weight = table.weight
         return self
+
+
+def source_mask(source: nn.Module, lengths: Lengths, reach: int | None) -> Mask | None:
+    """What an encoder that reads this source attends to."""
+    if reach is not None and isinstance(source, Patches):
+        return nearby_patches(*source.grid, reach)
+    return own_mask(lengths, reach)
 
 
 def _source(config: TransformerConfig, position: MakePosition) -> Tokens | Patches | Frames:

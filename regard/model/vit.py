@@ -17,12 +17,13 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from regard.attention.checks import check_integer
+from regard.attention.mask import Mask
 from regard.attention.position import Grid, LearnedGrid
 from regard.model import build, init
 from regard.model.block import Activation, Norm
 from regard.model.build import BlockConfig, GridPosition, MakeAttention, MakeFeedForward
 from regard.model.dropout import Dropout
-from regard.model.embedding import Patches, Size, grid, image_size
+from regard.model.embedding import Patches, Size, grid, image_size, nearby_patches
 
 Pool: TypeAlias = Literal["class", "mean"]
 
@@ -136,7 +137,8 @@ class VisionTransformer(nn.Module):
             blocks, config.layers, attention=attention, feed_forward=feed_forward
         )
         self.norm = nn.LayerNorm(config.width, config.epsilon) if config.pool_norm else None
-        self.whole = attention is not None  # another attention may not do with a few queries
+        # What is no attention, or another one, may not do with a few queries.
+        self.whole = attention is not None or config.mixer != "attention"
         self.head = Head(config.width, config.classes, config.head_width)
         self.reset_parameters()
 
@@ -178,12 +180,20 @@ class VisionTransformer(nn.Module):
             pooled = patches.mean(1)
         else:
             # Only the class token of the last block is read, so the other rows are not computed.
-            pooled = self.encoder(self.embed(images), rows=None if self.whole else 1)[:, 0]
+            rows = None if self.whole else 1
+            pooled = self.encoder(self.embed(images), mask=self._mask(), rows=rows)[:, 0]
         return pooled if self.norm is None else self.norm(pooled)
 
     def features(self, images: Float[Tensor, "B C Y X"]) -> Float[Tensor, "B S D"]:
         """The last hidden states of all patches, after the class token where there is one."""
-        return self.encoder(self.embed(images))
+        return self.encoder(self.embed(images), mask=self._mask())
+
+    def _mask(self) -> Mask | None:
+        """The window, which the class token is not bound by."""
+        reach = self.config.window
+        if reach is None:
+            return None
+        return nearby_patches(*self.patches.grid, reach, first=self.class_token is not None)
 
     def embed(self, images: Float[Tensor, "B C Y X"]) -> Float[Tensor, "B S D"]:
         x = self.patches(images)

@@ -67,6 +67,12 @@ MODELS: dict[str, TransformerConfig | LanguageConfig] = {
     ),
     "language, grouped heads": replace(LANGUAGE, key_heads=1),
     "language, linear-bias": replace(LANGUAGE, position="linear-bias"),
+    "window": replace(TEXT, window=3),
+    "window, linear-bias": replace(TEXT, window=2, position="linear-bias"),
+    "window, rows and columns": replace(
+        TEXT, window=1, source=ImageSource(image=(6, 10), patch=2, channels=1)
+    ),
+    "language, window": replace(LANGUAGE, window=3),
 }
 
 Find = Callable[[Session, list[list[int]]], list[list[Hypothesis]]]
@@ -196,7 +202,7 @@ def test_cuda(name: str, kind: str, cuda: Any) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.triton
-@pytest.mark.parametrize("kind", ["the paper's", "language", "linear-bias", "images"])
+@pytest.mark.parametrize("kind", ["the paper's", "language", "linear-bias", "images", "window"])
 def test_rows_join_leave_and_keep_their_logits(kind: str, cuda: Any) -> None:
     model = made(MODELS[kind]).to(DEVICE)
     engine = cuda(model)
@@ -314,7 +320,9 @@ def quantized() -> Callable[[Any], tuple[Any, Any]]:
     return engine
 
 
-KERNELS = [kind for kind in MODELS if "linear-bias" not in kind]
+KERNELS = [
+    kind for kind in MODELS if "linear-bias" not in kind and kind != "window, rows and columns"
+]
 
 
 @pytest.mark.parametrize("kind", KERNELS)

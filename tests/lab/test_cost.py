@@ -230,6 +230,12 @@ CONFIGS: list[Config] = [
     LANGUAGE,
     replace(LANGUAGE, position="learned", share=False, norm="post"),
     ClassifierConfig.tiny(7, 311),
+    replace(SMALL, mixer="lstm"),
+    replace(SMALL, mixer="convolution", kernel=3),
+    replace(LANGUAGE, mixer="gru"),
+    replace(LANGUAGE, window=3),
+    replace(ClassifierConfig.tiny(7, 311), mixer="gru"),
+    replace(VISION, mixer="lstm"),
 ]
 
 

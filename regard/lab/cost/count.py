@@ -224,6 +224,14 @@ def _recurrent(args: tuple[Any, ...], out: list[Tensor]) -> Counts:
     return _sums(steps * weight.shape[0], weight.shape[1] + recurrent.shape[1])
 
 
+def _recurrent_backward(args: tuple[Any, ...], out: list[Tensor]) -> Counts:
+    """Gradients of what goes into each step, input and state, and of both matrices."""
+    x, weight, recurrent = args[:3]
+    steps, read = x.shape[0] * x.shape[1], weight.shape[1] + recurrent.shape[1]
+    once = steps * weight.shape[0] * read
+    return Counts(2 * once, 2 * once - steps * read - weight.numel() - recurrent.numel())
+
+
 PRODUCTS: dict[str, Rule] = {
     "mm": _mm,
     "bmm": _mm,
@@ -234,6 +242,7 @@ PRODUCTS: dict[str, Rule] = {
     "convolution": _convolution,
     "convolution_backward": _convolution_backward,
     "mkldnn_rnn_layer": _recurrent,
+    "mkldnn_rnn_layer_backward": _recurrent_backward,
     "_scaled_dot_product_flash_attention_for_cpu": _attention_forward,
     "_scaled_dot_product_flash_attention": _attention_forward,
     "_scaled_dot_product_efficient_attention": _attention_forward,

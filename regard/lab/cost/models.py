@@ -2,13 +2,16 @@
 
     embedding · attention projections · attention products · feed-forward · norms · output
 
+and what stands in attention's place, where something does. What a mask hides, a window too, is
+counted as if it were computed.
+
 The model is built and run on fake tensors, so that the largest takes no longer than the smallest.
 The operators are those of a CPU, fused attention included.
 """
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -16,6 +19,7 @@ from torch import Tensor, nn
 
 from regard.attention.multihead import Core, MultiHeadAttention
 from regard.lab.cost.count import Counter, saved_tensors, without_memory
+from regard.model.baseline import Baseline
 from regard.model.block import FeedForward, GatedFeedForward
 from regard.model.classifier import ClassifierConfig, TextClassifier
 from regard.model.embedding import Embedded, image_size
@@ -98,7 +102,7 @@ def model_cost(
             f"precision ({precision!r}) is unknown; choose from {', '.join(PRECISIONS)}"
         )
     with without_memory():
-        model = build(config)
+        model = build(replace(config, window=None))
         parameters = _parameters(model)
         inputs = _inputs(config, length, batch)
         counter = Counter()
@@ -113,7 +117,7 @@ def model_cost(
         for counts in [counter.parts.get(name)]
     }
     every = None
-    if isinstance(config, VisionConfig) and config.pool == "class":
+    if isinstance(config, VisionConfig) and config.pool == "class" and config.mixer == "attention":
         every = sum(p.multiply_adds for p in model_formula(config, length, batch, True).values())
     return ModelCost(
         config,
@@ -157,6 +161,8 @@ def part_of(module: nn.Module, path: str) -> str | None:
             return "attention products"
         case MultiHeadAttention():
             return "attention projections"
+        case Baseline():
+            return "recurrence or convolution"
         case FeedForward() | GatedFeedForward():
             return "feed-forward"
         case nn.LayerNorm():

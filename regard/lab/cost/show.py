@@ -16,7 +16,7 @@ from regard.lab.experiment import Curve, Plot, Table
 from regard.lab.show import table as drawn_table
 from regard.lab.terminal import indented
 from regard.model.classifier import ClassifierConfig
-from regard.model.formula import PARTS, model_formula
+from regard.model.formula import PARTS, Part, model_formula
 from regard.model.language import LanguageConfig
 from regard.model.transformer import TransformerConfig
 
@@ -146,6 +146,8 @@ def model_page(name: str, cost: ModelCost, printed: int | float | None) -> Page:
     rows = []
     for part in PARTS:
         formula, counted = cost.formula[part], cost.measured[part]
+        if formula == counted == Part():
+            continue
         rows.append(
             (
                 part,

@@ -40,9 +40,9 @@ from regard.decode.search.greedy import Paths
 from regard.decode.search.sample import Sampled
 from regard.model.block import Block, BlockCache
 from regard.model.embedding import Patches
-from regard.model.lengths import Lengths, causal_mask, own_mask
+from regard.model.lengths import Lengths, causal_mask
 from regard.model.stack import StackCache
-from regard.model.transformer import Transformer
+from regard.model.transformer import Transformer, source_mask
 
 Size: TypeAlias = tuple[int, int, int, tuple[int, ...]]
 """Sentences, beams of each, length, and the shape of a source."""
@@ -71,6 +71,7 @@ class CudaEngine:
         """Copies of weights."""
         self.decoder = twin(model.decoder, self.joined)
         self.output, self.target = model.output, target(model)
+        self.window = model.config.window
         if isinstance(model, Transformer):
             self.source: nn.Module = model.source
             self.encoder = twin(model.encoder, self.joined)
@@ -207,7 +208,8 @@ class Space:
             read = CrossCache()
             if cross is not None:
                 read = MemoryCache(self.rows, cross, sentences, self.longest, dtype)
-            self.cache.blocks.append(BlockCache(SlotCache(self.rows, own, dtype), read))
+            slots = SlotCache(self.rows, own, dtype, engine.window)
+            self.cache.blocks.append(BlockCache(slots, read))
         self.source: Tensor | None = None
         self.lengths = torch.ones(sentences, dtype=torch.int64, device=device)
         self.positions = engine.positions(length)
@@ -233,7 +235,8 @@ class Space:
             x = kernels.embed(self.last, *vectors)[:, None]
         else:
             x = target(self.last[:, None], rows.filled[:, None])
-        states = engine.decoder(x, mask=causal_mask(None), cache=self.cache)
+        mask = causal_mask(None, engine.window)
+        states = engine.decoder(x, mask=mask, cache=self.cache)
         rows.filled += 1
         return engine.output(states[:, -1])
 
@@ -257,7 +260,7 @@ class Space:
     def _encode(self, padded: bool) -> None:
         engine = self.engine
         assert engine.encoder is not None
-        mask = own_mask(self.lengths if padded else None)
+        mask = source_mask(engine.source, self.lengths if padded else None, engine.window)
         memory = engine.encoder(engine.source(self.source, 0), mask=mask).flatten(0, 1)
         for joined, block in zip(engine.project_memory, self.memory):
             block.memory.copy_(joined(memory))
@@ -330,7 +333,8 @@ class CudaSession(Session):
         rows.chosen = here
         try:
             x = engine.target(tokens.to(self.device), 0)
-            engine.decoder(x, mask=causal_mask(None), cache=self.space.cache)
+            mask = causal_mask(None, engine.window)
+            engine.decoder(x, mask=mask, cache=self.space.cache)
         finally:
             rows.chosen = None
         slots = torch.arange(n, device=self.device) * len(rows) + here[:, None]

@@ -26,10 +26,10 @@ LOG2E = math.log2(math.e)
 
 @triton.jit
 @no_type_check
-def _self_attention(qkv, cached, table, filled, out, turns, partners, R, columns, beta,
+def _self_attention(qkv, cached, table, filled, out, turns, partners, R, columns, window, beta,
                     H: tl.constexpr, G: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
                     ROTARY: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
-    """Caches a row's new key and value, and attends to them and to those before."""
+    """Caches a row's new key and value, and attends to them and to `window` before."""
     r, h = tl.program_id(0), tl.program_id(1)
     g = h // (H // G)
     KV: tl.constexpr = G * (K + V)
@@ -57,7 +57,8 @@ def _self_attention(qkv, cached, table, filled, out, turns, partners, R, columns
     most = tl.sum(q * key.to(tl.float32), 0)
     total = 1.0
     sums = value.to(tl.float32)
-    for begin in range(0, t, BLOCK):
+    first = tl.maximum(0, t - window)
+    for begin in range(first, t, BLOCK):
         s = begin + tl.arange(0, BLOCK)
         real = s < t
         at = tl.load(table + r * columns + s, mask=real, other=0).to(tl.int64)[:, None] * KV
@@ -147,12 +148,15 @@ def self_attention(
     sizes: tuple[int, int, int, int],
     beta: float,
     rotary: tuple[Tensor, Tensor] | None,
+    window: int | None,
 ) -> Tensor:
     """Of one new token in each row; `sizes` are heads, key heads, key width and value width."""
     R, H, V = len(qkv), sizes[0], sizes[3]
     out = torch.empty(R, H * V, dtype=qkv.dtype, device=qkv.device)
     turns, partners = (qkv, qkv) if rotary is None else rotary
-    given = (qkv, cached, table, filled, out, turns, partners, R, table.shape[1], beta * LOG2E)
+    columns = table.shape[1]
+    reach = columns if window is None else window
+    given = (qkv, cached, table, filled, out, turns, partners, R, columns, reach, beta * LOG2E)
     _self_attention[(R, H)](*given, *sizes, ROTARY=rotary is not None, BLOCK=16, num_warps=1)
     return out
 

@@ -15,7 +15,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from regard.attention.cache import CrossCache, Pair, SelfCache
-from regard.attention.mask import Mask, Prefix
+from regard.attention.mask import Mask, Prefix, window
 from regard.attention.multihead import MultiHeadAttention
 from regard.attention.position import Rotary
 from regard.decode.engine.cuda import kernels
@@ -50,8 +50,15 @@ class Rows:
 class SlotCache(SelfCache):
     """Keys and values of a block in slots: (slots, G (K + V))."""
 
-    def __init__(self, rows: Rows, attention: MultiHeadAttention, dtype: torch.dtype):
+    def __init__(
+        self,
+        rows: Rows,
+        attention: MultiHeadAttention,
+        dtype: torch.dtype,
+        reach: int | None = None,
+    ):
         super().__init__()
+        self.reach = reach
         G, K, V = attention.key_heads, attention.key_width, attention.value_width
         self.rows, self.sizes = rows, (attention.heads, G, K, V)
         R, length = rows.table.shape
@@ -79,8 +86,11 @@ class SlotCache(SelfCache):
         self.slots[at] = new[:, 0]
         rows.table[each, rows.filled] = at.int()
         keys, values = self.slots[rows.table.long()].split((G * K, G * V), -1)
-        # A step has one query, which sees all that is before it.
-        return split(keys, G), split(values, G), Prefix(rows.filled + 1)
+        # A step has one query, which sees all that is before it, or what is in its window.
+        seen: Mask = Prefix(rows.filled + 1)
+        if self.reach is not None:
+            seen = window(self.reach, 0, rows.filled) & seen
+        return split(keys, G), split(values, G), seen
 
 
 class MemoryCache(CrossCache):
@@ -155,7 +165,7 @@ class StepAttention(MultiHeadAttention):
         rows = cache.rows
         seen = kernels.self_attention(
             self.joined(x[:, 0]), cache.slots, rows.table, rows.filled, cache.sizes,
-            scale(self), cache.rotary,
+            scale(self), cache.rotary, cache.reach,
         )  # fmt: skip
         return self.output(seen)[:, None]
 

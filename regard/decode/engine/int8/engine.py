@@ -21,7 +21,7 @@ from regard.decode.engine.parts import Model, has_hooks, modules, target
 from regard.decode.engine.session import Session
 from regard.decode.search import topk
 from regard.decode.search.constraints import Constraints
-from regard.model.embedding import Tokens
+from regard.model.embedding import Patches, Tokens
 from regard.model.language import LanguageModel
 from regard.model.lengths import Lengths, places
 from regard.model.transformer import Transformer
@@ -39,11 +39,12 @@ class Int8Engine:
         # What the kernels point to stays, even where a module is given other tensors.
         self._held = [x.detach() for x in (*model.parameters(), *model.buffers())]
         self._seen = _seen(model)
-        self.tokens, self.decoder = Embedder(target(model)), Blocks(model.decoder)
+        window = model.config.window
+        self.tokens, self.decoder = Embedder(target(model)), Blocks(model.decoder, window)
         self.source = self.encoder = None
         if isinstance(model, Transformer):
             self.source = Embedder(model.source) if type(model.source) is Tokens else None
-            self.encoder = Blocks(model.encoder)
+            self.encoder = Blocks(model.encoder, window)
         self.output = cast(Int8Linear, model.output).address()
         self.buffers = Buffers()
 
@@ -69,6 +70,8 @@ class Int8Engine:
             return f"in the encoder, {reason}"
         if reason := unknown(model.decoder, Int8Linear, cross=across):
             return f"in the decoder, {reason}"
+        if model.config.window is not None and isinstance(getattr(model, "source", None), Patches):
+            return "the window of patches has rows and columns"
         if type(target(model)) is not Tokens:
             return f"tokens are embedded by a {type(target(model)).__name__}"
         return ""

@@ -77,6 +77,7 @@ struct Cache {
 
 struct Tokens {
     int64_t count, width, causal;
+    int64_t window;  // positions to either side that self-attention reads; 0: no limit
     float* x;  // (count, width), becomes the result; null where nobody wants it
     const int64_t *sequence, *position;
     Embedding embedding;
@@ -378,21 +379,29 @@ class Pass {
 
     // Of all heads, joined and projected: queries are in the rows of room.wide.
     void attend_all(const Attention& a, const Cache& cache, int64_t block, bool causal,
-                    int64_t stride) {
+                    int64_t window, int64_t stride) {
         const Slot slot(a);
         const int64_t H = a.heads, K = a.key_width, V = a.value_width;
         const uint16_t* keys = cache.data + block * cache.slots * slot.width;
         const uint16_t* values = keys + a.key_heads * slot.key;
+        const auto first = [&](int64_t t) {
+            return window ? std::max(int64_t(0), at.position[t] - window) : 0;
+        };
         const auto count = [&](int64_t t) {
-            return causal ? at.position[t] + 1 : cache.length[at.sequence[t]];
+            const int64_t length = cache.length[at.sequence[t]], here = at.position[t];
+            const int64_t end = causal   ? here + 1
+                                : window ? std::min(length, here + window + 1)
+                                         : length;
+            return end - first(t);
         };
         int64_t longest = 0;
         for (int64_t t = 0; t < at.count; t++) longest = std::max(longest, count(t));
         const auto head = [&](int64_t i) {
             const int64_t t = i / H, h = i % H, group = h / (H / a.key_heads);
             attend(a, slot, &room.wide[t * stride + h * K], keys + group * slot.key,
-                   values + group * slot.value, cache.table + at.sequence[t] * cache.width,
-                   count(t), &room.heads[i * V]);
+                   values + group * slot.value,
+                   cache.table + at.sequence[t] * cache.width + first(t), count(t),
+                   &room.heads[i * V]);
         };
         const bool few = at.count < 8;  // too few for threads to share, unless head by head
         const int64_t work = longest * (K + V) / 4;
@@ -437,11 +446,11 @@ class Pass {
             multiply({&b.self.query, &b.self.key, &b.self.value}, room.wide.data(), stride);
             cache_keys(b.self, at.cache, n, b.self.query.out);
             if (last && at.causal && !output) return;
-            attend_all(b.self, at.cache, n, at.causal, stride);
+            attend_all(b.self, at.cache, n, at.causal, at.window, stride);
             add(b.self_norm, b.cross.heads ? b.cross_norm : b.feed_forward_norm);
             if (b.cross.heads) {
                 multiply({&b.cross.query}, room.wide.data(), b.cross.query.out);
-                attend_all(b.cross, at.memory, n, false, b.cross.query.out);
+                attend_all(b.cross, at.memory, n, false, 0, b.cross.query.out);
                 add(b.cross_norm, b.feed_forward_norm);
             }
             feed_forward(b);

@@ -104,7 +104,7 @@ class Cache(Told):
 
 class Tokens(Told):
     _fields_ = _fields(
-        (_int, "count width causal"),
+        (_int, "count width causal window"),
         (_pointer, "x sequence position"),
         (Embedding, "embedding"),
         (Rotary, "rotary"),

@@ -66,7 +66,8 @@ class Embedder:
 class Blocks:
     """A stack, and the positions by which it rotates queries and keys."""
 
-    def __init__(self, stack: Stack):
+    def __init__(self, stack: Stack, window: int | None):
+        self.window = window or 0
         self.array = (native.Block * len(stack.blocks))(*map(_block, stack.blocks))
         self.norm = _norm(stack.norm)
         self.width = self.array[0].self_attention.query.inner
@@ -108,7 +109,7 @@ class Blocks:
         self, vectors: Vectors, at: Places, cache: Cache, memory: Cache | None, causal: bool
     ) -> native.Tokens:
         return native.Tokens(
-            *(len(at.row), self.width, causal, native.address(vectors.x)),
+            *(len(at.row), self.width, causal, self.window, native.address(vectors.x)),
             *(at.row.ctypes.data, at.position.ctypes.data),
             *(vectors.embedding, native.Rotary(), cache.address()),
             native.Cache() if memory is None else memory.address(),
