@@ -48,8 +48,8 @@ clean:
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(VENV)/ready-demo: extras =
-$(VENV)/ready-test: extras = [test,peers,export]
-$(VENV)/ready-lint: extras = [lint]
+$(VENV)/ready-test: extras = [test,peers,export,serve]
+$(VENV)/ready-lint: extras = [lint,serve]
 
 modern = $(shell $(PYTHON) -c 'import sys; print(sys.version_info >= (3, 11))' 2>&1 || true)
 found = $(shell $(PYTHON) --version 2>&1 || true)

@@ -222,7 +222,7 @@ def test_everything_installed_is_pinned() -> None:
     if importlib.metadata.version("torch").split("+")[0] != pinned["torch"]:
         pytest.skip("another torch than the Makefile installs")
 
-    waiting, seen = requirements("regard", {"test", "peers", "export"}), set[str]()
+    waiting, seen = requirements("regard", {"test", "peers", "export", "serve"}), set[str]()
     while waiting:
         name = waiting.pop()
         seen.add(name)

@@ -52,6 +52,10 @@ def _command(name: str) -> Callable[[Sequence[str]], int | None]:
             from regard.lab.commands.lab import lab
 
             return lab
+        case "serve":
+            from regard.cli.serve import serve
+
+            return serve
         case "look":
             from regard.cli.look import look
 
@@ -128,6 +132,7 @@ def _parser() -> argparse.ArgumentParser:
         ("attend", "work out attention by hand, step by step"),
         ("cost", "count what a layer or a model costs, beside the formula"),
         ("lab", "test what is taught about attention, with a verdict"),
+        ("serve", "serve models over HTTP"),
     ):
         command = commands.add_parser(name, help=about, add_help=False, prefix_chars="\0")
         command.add_argument("words", nargs=argparse.REMAINDER)
@@ -195,7 +200,7 @@ def main(words: Sequence[str] | None = None) -> int:
     def run() -> int | None:
         check_words(given)
         options = _parser().parse_args(given)
-        if given[0] not in ("lab", "studio") and not {"-h", "--help"} & set(given):
+        if given[0] not in ("lab", "studio", "serve") and not {"-h", "--help"} & set(given):
             with uninterrupted():
                 import torch  # noqa: F401
         status: int | None = options.run(options)

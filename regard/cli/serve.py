@@ -1,0 +1,149 @@
+"""regard serve RUN…: models over HTTP."""
+
+import asyncio
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from regard.cli.arguments import parse
+from regard.service.requests import Limits
+from regard.task.settings import check_positive
+
+
+@dataclass(frozen=True, kw_only=True)
+class Serve:
+    """Serves models over HTTP: translation, language models, images and labels."""
+
+    host: str = "127.0.0.1"
+    """Address to listen at. By default only this machine can ask; 0.0.0.0 is for everybody."""
+    port: int = 8000
+    """Port to listen at; 0 is any that is free."""
+    workers: int = 1
+    """Worker processes that compute, behind one port: one for each GPU, or group of cores."""
+    threads: int = 0
+    """Threads of each worker on the CPU; 0 shares the cores among the workers."""
+    device: str = "auto"
+    """Device: auto is a GPU where there is one; or cpu, cuda, cuda:1. Of several workers on cuda,
+    each has a GPU of its own."""
+    precision: Literal["fp32", "bf16", "fp16", "int8"] = "fp32"
+    """Precision of weights and activations. int8 is the fastest on a cpu, and its answers do not
+    depend on what else is in a batch, to the last bit."""
+    memory: float | None = None
+    """GB of weights that a worker holds at most; beyond, the model that has not been asked for the
+    longest is let go, and loaded again when it is asked for."""
+    keys: str | None = None
+    """File with API keys, one in each line; or set REGARD_API_KEYS, separated by commas. Without
+    any, everybody who can connect may ask."""
+    cors: tuple[str, ...] = ()
+    """Origins whose pages may ask from a browser, such as https://example.org; by default none."""
+    characters: int = Limits.characters
+    """Characters of a request, at most."""
+    pixels: int = Limits.pixels
+    """Pixels of an image, at most."""
+    beams: int = Limits.beams
+    """Beam size that may be asked for, at most."""
+    seconds: float = Limits.seconds
+    """Seconds in which a request is answered, or given up."""
+    queue: int = Limits.queue
+    """Sentences and images that may wait in a worker; beyond, requests are refused for a while."""
+    drain: float = 60.0
+    """Seconds that are left for what was accepted, once the server is told to end."""
+    log: Literal["debug", "info", "warning", "error"] = "info"
+    """What is logged, as JSON on standard error."""
+    log_text: bool = False
+    """Log the texts of requests too."""
+
+    def __post_init__(self) -> None:
+        check_positive(self, "workers", "characters", "pixels", "beams", "queue")
+        for name in ("threads", "port"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} ({getattr(self, name)}) must be 0 or more")
+        for name in ("seconds", "memory", "drain"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise ValueError(f"{name} ({value}) must be above 0")
+
+
+def serve(words: Sequence[str]) -> int:
+    folders = []
+    for word in words:
+        if word.startswith("-"):
+            break
+        folders.append(word)
+    if not folders and not {"-h", "--help"} & set(words):
+        raise ValueError(
+            "serve needs runs' or models' folders, before all flags: regard serve RUN, or NAME=RUN"
+        )
+    options = parse(Serve, Serve(), words[len(folders) :], "regard serve RUN")
+    try:
+        import fastapi  # noqa: F401
+        import uvicorn  # noqa: F401
+    except ImportError:
+        raise ValueError(
+            "serve needs FastAPI and uvicorn: python -m pip install 'regard[serve]'"
+        ) from None
+    from regard.serve import logs
+    from regard.serve.app import Options
+    from regard.serve.server import bound
+    from regard.serve.server import serve as run
+    from regard.serve.workers import Settings, Workers, cores, named
+
+    models = named(folders)
+    for _, folder in models:
+        if not Path(folder).is_dir():
+            raise ValueError(f"{folder} cannot be found; name a run's or a model's folder")
+    limits = Limits(
+        characters=options.characters,
+        pixels=options.pixels,
+        beams=options.beams,
+        seconds=options.seconds,
+        queue=options.queue,
+    )
+    settings = Settings(
+        models,
+        limits,
+        options.device,
+        options.precision,
+        None if options.memory is None else round(options.memory * 1e9),
+        options.threads or max(1, cores() // options.workers),
+    )
+    keys = _keys(options.keys)
+    listening = bound(options.host, options.port)
+    logs.start(options.log)
+
+    def ready(workers: Workers) -> None:
+        host, port = listening.getsockname()[:2]
+        address = f"[{host}]" if ":" in host else host
+        for model in workers.models():
+            print(f"regard: {model['name']}: {model['task']}, {model['engine']}", file=sys.stderr)
+        print(f"regard: http://{address}:{port}/docs", file=sys.stderr, flush=True)
+
+    shown = Options(limits=limits, keys=keys, cors=options.cors, log_text=options.log_text)
+    with listening:
+        asyncio.run(
+            run(
+                listening,
+                settings,
+                shown,
+                workers=options.workers,
+                drain=options.drain,
+                ready=ready,
+            )
+        )
+    return 0
+
+
+def _keys(file: str | None) -> tuple[str, ...]:
+    words = os.environ.get("REGARD_API_KEYS", "").split(",")
+    if file is not None:
+        try:
+            words += Path(file).read_text(encoding="utf-8").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise ValueError(f"keys ({file}) cannot be read: {error}") from None
+    keys = tuple(word.strip() for word in words if word.strip())
+    if file is not None and not keys:
+        raise ValueError(f"keys ({file}) has no key in it; write one in each line")
+    return keys

@@ -1,0 +1,46 @@
+"""Logs as JSON, a line for each event, with the id of the request and without what users wrote."""
+
+import json
+import logging
+import sys
+import time
+from typing import Any
+
+
+class JsonLines(logging.Formatter):
+    """time, level, event; and what `extra={"about": {…}}` adds."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line: dict[str, Any] = {
+            "time": f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(record.created))}"
+            f".{int(record.msecs):03}Z",
+            "level": record.levelname.lower(),
+            "event": record.getMessage(),
+            **getattr(record, "about", {}),
+        }
+        if record.exc_info:
+            # Only names and lines of code: the words of an exception may quote a user's.
+            line["exception"] = _trace(record.exc_info[2])
+            line["kind"] = record.exc_info[0].__name__ if record.exc_info[0] else ""
+        return json.dumps(line)
+
+
+def _trace(traceback: Any) -> list[str]:
+    lines = []
+    while traceback is not None:
+        code = traceback.tb_frame.f_code
+        lines.append(f"{code.co_filename}:{traceback.tb_lineno} {code.co_name}")
+        traceback = traceback.tb_next
+    return lines[-8:]
+
+
+def start(level: str) -> None:
+    """Sends the server's logs to standard error."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JsonLines())
+    for name in ("regard.serve", "uvicorn", "uvicorn.error", "asyncio"):
+        logger = logging.getLogger(name)
+        logger.handlers = [handler] if "." not in name or name == "regard.serve" else []
+        logger.propagate = name == "uvicorn.error"
+        # What uvicorn says of itself is said by us; its warnings are kept.
+        logger.setLevel(level.upper() if name == "regard.serve" else logging.WARNING)

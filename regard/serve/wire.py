@@ -1,0 +1,110 @@
+"""What the HTTP process and its workers say to each other: JSON, and bytes that stay as they are.
+
+length of the header · header as JSON · bytes, whose sizes the header has
+
+to a worker     {"id": 7, "ask": "Translate", "fields": {…}, "stream": false}
+                {"id": 7, "cancel": true}       {"reload": "en-de", "id": 8}       {"close": true}
+from a worker   {"ready": […]}  {"failed": "…"}  {"stats": {…}}
+                {"id": 7, "delta": [0, "Ein"]}  {"id": 7, "answer": …}  {"id": 7, "error": […]}
+"""
+
+import dataclasses
+import json
+import struct
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+from regard.service import requests
+from regard.service.requests import Busy, Refused, Request
+
+Message: TypeAlias = dict[str, Any]
+
+_SIZE = struct.Struct("<I")
+LARGEST = 2**30
+"""Bytes of a header; nobody sends more."""
+
+KINDS: dict[str, type[Request]] = {
+    kind.__name__: kind
+    for kind in (
+        requests.Translate,
+        requests.Generate,
+        requests.Read,
+        requests.Classify,
+        requests.Label,
+        requests.Attend,
+    )
+}
+
+REFUSALS: dict[str, type[Refused]] = {
+    kind.__name__: kind
+    for kind in (
+        requests.Refused,
+        requests.TooLarge,
+        requests.Unknown,
+        requests.Busy,
+        requests.Late,
+        requests.Lost,
+    )
+}
+
+
+def encode(message: Message, blobs: tuple[bytes, ...] = ()) -> bytes:
+    if blobs:
+        message = {**message, "blobs": [len(blob) for blob in blobs]}
+    header = json.dumps(message, separators=(",", ":")).encode()
+    return b"".join((_SIZE.pack(len(header)), header, *blobs))
+
+
+def decode(read: Callable[[int], bytes]) -> tuple[Message, list[bytes]]:
+    """The next message, from a function that reads so many bytes."""
+    (size,) = _SIZE.unpack(read(_SIZE.size))
+    message: Message = json.loads(read(size))
+    return message, [read(count) for count in message.get("blobs", ())]
+
+
+def pack(request: Request) -> tuple[Message, tuple[bytes, ...]]:
+    """A request as a message."""
+    fields = {field.name: getattr(request, field.name) for field in dataclasses.fields(request)}
+    blobs: tuple[bytes, ...] = fields.pop("images", ())
+    if (image := fields.pop("image", None)) is not None:
+        blobs = (image,)
+    return {"ask": type(request).__name__, "fields": fields}, blobs
+
+
+def unpack(message: Message, blobs: list[bytes]) -> Request:
+    kind, fields = KINDS[message["ask"]], dict(message["fields"])
+    for name in ("texts", "prompts"):
+        if name in fields:
+            fields[name] = tuple(fields[name])
+    if kind is requests.Attend:
+        fields["image"] = blobs[0] if blobs else None
+    elif any(field.name == "images" for field in dataclasses.fields(kind)):
+        fields["images"] = tuple(blobs)
+    return kind(**fields)
+
+
+def pack_error(error: BaseException) -> list[Any]:
+    """Its kind and words. A fault of our own has no words that a client should see."""
+    if isinstance(error, Refused):
+        return [type(error).__name__, str(error), getattr(error, "retry_after", 1)]
+    if isinstance(error, ValueError):
+        return ["Refused", str(error).splitlines()[0] if str(error) else "refused", 1]
+    return ["Fault", type(error).__name__, 1]
+
+
+def unpack_error(error: list[Any]) -> Exception:
+    kind, words, retry_after = error
+    if kind == "Busy":
+        return Busy(words, retry_after)
+    return REFUSALS[kind](words) if kind in REFUSALS else RuntimeError(words)
+
+
+def plain(answer: object) -> Any:
+    """An answer as JSON has it."""
+    if dataclasses.is_dataclass(answer) and not isinstance(answer, type):
+        return {
+            field.name: plain(getattr(answer, field.name)) for field in dataclasses.fields(answer)
+        }
+    if isinstance(answer, list | tuple):
+        return [plain(one) for one in answer]
+    return answer
