@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from regard.attention.position import InputPosition
 from regard.interop import cards
 from regard.interop.format import Task
-from regard.interop.refusal import Obstacle, own_parts, refuse
+from regard.interop.refusal import Obstacle, other_mixing, own_parts, refuse
 from regard.interop.tensors import Pair, give, new_folder, put
 from regard.interop.verify import Verified, compare, reference, texts
 from regard.interop.vocabulary import kept, source_names, target_names, unknown
@@ -92,7 +92,7 @@ def _obstacles(model: Transformer | LanguageModel) -> list[Obstacle]:
     if config.norm == "post" and config.final_norm:
         text = "its stacks of norm='post' have no final_norm"
         obstacles.append(Obstacle(text, "--model.final-norm False"))
-    return obstacles + own_parts(model)
+    return obstacles + other_mixing(config) + own_parts(model)
 
 
 def _tokens(config: Config, task: Task | None) -> dict[str, int]:

@@ -22,6 +22,7 @@ from regard.attention.position import Sinusoidal
 from regard.checkpoint import unfilled
 from regard.config import from_json
 from regard.interop.format import Imported, Task
+from regard.interop.refusal import other_mixing
 from regard.interop.tensors import Pair, Tensors, fill, give, load, new_folder, settings, store
 from regard.interop.transformers import verified
 from regard.interop.verify import Verified, texts
@@ -362,6 +363,7 @@ def _refuse(model: Transformer, task: Task | None) -> None:
         reasons.append(f"it has as many key heads ({config.key_heads}) as heads ({config.heads})")
     if config.epsilon != 1e-5:
         reasons.append(f"its LayerNorms have epsilon 1e-5, not {config.epsilon}")
+    reasons += [obstacle.reason for obstacle in other_mixing(config)]
     with torch.device("meta"):
         plain = Transformer(config)
     if [type(part) for part in model.modules()] != [type(part) for part in plain.modules()]:

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from regard.model.build import BlockConfig
+
 
 @dataclass(frozen=True)
 class Obstacle:
@@ -30,6 +32,18 @@ def refuse(library: str, obstacles: Sequence[Obstacle], preset: str | None = Non
         short = f"{preset}, or " if preset else ""
         text += f"; a model that is trained with {short}{' '.join(flags)} can be exported"
     raise ValueError(text)
+
+
+def other_mixing(config: BlockConfig) -> list[Obstacle]:
+    """Whether tokens are mixed by anything but attention to all that masks allow."""
+    obstacles = []
+    if config.window is not None:
+        text = f"its self-attention has no window ({config.window})"
+        obstacles.append(Obstacle(text, "--model.window None"))
+    if config.mixer != "attention":
+        text = f"its blocks have self-attention, not {config.mixer}"
+        obstacles.append(Obstacle(text, "--model.mixer attention"))
+    return obstacles
 
 
 def own_parts(model: nn.Module) -> list[Obstacle]:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from regard.checkpoint import unfilled
 from regard.config import from_json
 from regard.interop.format import Imported, Task
+from regard.interop.refusal import other_mixing
 from regard.interop.tensors import Pair, Tensors, fill, give, load, new_folder, settings, store
 from regard.interop.transformers import verified
 from regard.interop.verify import Verified
@@ -243,6 +244,7 @@ def _check_writable(model: VisionTransformer) -> None:
         ),
     }
     refused = [reason for reason, holds in reasons.items() if holds]
+    refused += [obstacle.reason for obstacle in other_mixing(config)]
     if refused:
         raise ValueError(f"Hugging Face's ViT has no such model: {'; '.join(refused)}")
     with torch.device("meta"):

@@ -216,6 +216,8 @@ def test_an_export_that_computes_something_else_is_never_written(
     [
         ({"position": "linear-bias"}, "--model.position rotary can be exported"),
         ({"final_norm": True}, "--model.final-norm False can be exported"),
+        ({"window": 5}, "--model.window None can be exported"),
+        ({"mixer": "lstm"}, "--model.mixer attention can be exported"),
         ({"source": AudioSource()}, "its source is text, not audio$"),
     ],
 )

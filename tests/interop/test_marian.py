@@ -404,6 +404,8 @@ def test_there_and_back_is_the_same_folder(tmp_path: Path) -> None:
         ({"position": "learned", "epsilon": 1e-6}, ["learned", "1e-06"]),
         ({"key_heads": 1}, ["key heads (1)", "heads (3)"]),
         ({"source": AudioSource(features=7)}, ["audio"]),
+        ({"window": 5}, ["no window (5)"]),
+        ({"mixer": "gru", "width": 36}, ["self-attention, not gru"]),
     ],
 )
 def test_what_marian_has_no_place_for(

@@ -229,6 +229,7 @@ def test_cropping_goes_to_the_processor_that_crops(tmp_path: Path) -> None:
         ({"head_width": 7}, r"tanh layer \(head_width 7\)"),
         ({"activation": "swiglu"}, r"activation \('swiglu'\)"),
         ({"norm": "post"}, r"norm \('post'\) is not 'pre'; there is no final"),
+        ({"window": 2}, r"no window \(2\)"),
         ({"key_heads": 1}, r"key_heads \(1\) are fewer than heads \(3\)"),
     ],
     ids=str,
