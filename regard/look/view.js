@@ -19,7 +19,7 @@ function fill(made, attributes, children) {
   for (const [name, value] of Object.entries(attributes)) {
     if (value === undefined || value === null || value === false) continue;
     if (name.startsWith("on")) made.addEventListener(name.slice(2), value);
-    else if (name === "style") Object.assign(made.style, value);
+    else if (name === "style") for (const [key, said] of Object.entries(value)) key.startsWith("--") ? made.style.setProperty(key, said) : (made.style[key] = said);
     else if (name === "value" || name === "checked") made[name] = value;
     else made.setAttribute(name, value === true ? "" : value);
   }

@@ -514,3 +514,38 @@ def view(
                 predictor.find_head([str(text)])
             return translated(predictor, str(text), changes, effect=effect).view
     raise ValueError(f"a {type(predictor).__name__} cannot be looked into")
+
+
+@torch.inference_mode()
+def numbers_of_head(
+    translator: Translator, text: str, attention: str, head: int, changes: Changes = NONE
+) -> dict[str, Any]:
+    """Queries, keys and values of one head while a text was translated, for attention by hand."""
+    model, end, start = translator.model, translator.search.end, translator.search.start
+    found = translated(translator, text, changes)
+    source = translator.cut(text)[0].ids
+    with changes.made(model), record(model, lambda name: name == attention) as seen:
+        model(_ids([*source, end], model), _ids([start, *found.tokens], model))
+    asked = seen[attention]
+    heads = asked.query.shape[1]
+    if not 0 <= head < heads:
+        raise ValueError(f"head ({head}) of {attention} must lie from 0 to {heads - 1}")
+    one = next(one for one in found.view.maps if attention in one.layers)
+    L, S, K = asked.query.shape[2], asked.key.shape[2], asked.query.shape[3]
+    group = head // (heads // asked.key.shape[1])
+    value = asked.value
+    assert value is not None
+    allowed = None
+    if asked.mask is not None:
+        allowed = asked.mask.tensor(L, S)[0].expand(heads, L, S)[head].int().tolist()
+    beta = asked.beta[head] if isinstance(asked.beta, Tensor) else asked.beta
+    return {
+        "query": asked.query[0, head].double().tolist(),
+        "key": asked.key[0, group].double().tolist(),
+        "value": value[0, group].double().tolist(),
+        "beta": K**-0.5 if beta is None else float(beta),
+        "allowed": allowed,
+        "rows": list(one.written or one.rows),
+        "columns": list(one.columns),
+        "weights": asked.weights()[0, head].double().tolist(),
+    }

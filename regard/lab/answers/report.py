@@ -44,7 +44,7 @@ def section(one: Page) -> str:
         f'<tr><td class="n">{point.marks:g}</td><td>{html(point.words)}</td></tr>'
         for point in answer.points
     )
-    mistakes = "".join(_mistake(each, run) for each, run in zip(answer.mistakes, one.mistakes))
+    mistakes = "".join(mistake(each, run) for each, run in zip(answer.mistakes, one.mistakes))
     return f"""<article id="{_id(place)}" class="{"holds" if one.stands else "wrong"}">
 <header><h3><a href="#{_id(place)}">{escape(place.section)}</a></h3>
 <span class="where">{escape(place.about)}</span>
@@ -66,7 +66,8 @@ def _id(place: Place) -> str:
     )
 
 
-def _mistake(mistake: Mistake, run: Demonstration) -> str:
+def mistake(mistake: Mistake, run: Demonstration) -> str:
+    """A wrong answer, why it fails, and what came out when it was tried."""
     return f"""<section class="mistake"><h4>A wrong answer</h4>
 <p class="said">{html(mistake.answer)}</p><p>{html(mistake.why)}</p>
 {_demonstration(run)}</section>"""

@@ -1,0 +1,352 @@
+"""What a page may ask: a function for each question, from JSON to JSON.
+
+What needs a model goes through `models`, one question at a time, since a change inside a model is a
+change for everybody. Heavy modules are imported by the questions that need them.
+"""
+
+import base64
+import binascii
+import math
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from regard.studio.runs import DEMOS, Runs, metrics
+
+Question = Mapping[str, Any]
+
+LONGEST = 2000
+"""Characters of a text that is looked into."""
+
+
+def questions(runs: Runs) -> dict[str, Callable[[Question], Any]]:
+    """Every question, by the name that a page asks it by."""
+    models = Models(runs)
+    return {
+        "runs": lambda asked: {
+            "runs": [run.to_json() for run in runs.all().values()],
+            "demos": {page: command for page, (_, command) in DEMOS.items()},
+        },
+        "training": lambda asked: _training(runs, asked),
+        "translate": models.translate,
+        "classify": models.classify,
+        "read": models.read,
+        "head": models.head,
+        "samples": samples,
+        "mask": mask,
+        "architecture": lambda asked: architecture(runs, asked),
+        "course": lambda asked: course(),
+        "answer": answer,
+    }
+
+
+def warm_up(runs: Runs) -> None:
+    """Imports torch while the reader looks at the first page, which does not need it."""
+    import torch
+
+    import regard.task.inspect
+
+    del torch, regard
+
+
+class Models:
+    """The models that have been asked for, each loaded once."""
+
+    def __init__(self, runs: Runs):
+        self.runs = runs
+        self.loaded: dict[tuple[str, float], Any] = {}
+        self.lock = threading.Lock()
+
+    def translate(self, asked: Question) -> Any:
+        from regard.task.inspect import translated
+        from regard.task.translator import Translator
+
+        text = _text(asked)
+        with self.lock:
+            translator = self._model(asked, Translator, "translates")
+            if asked.get("effect") and translator.found is None:
+                translator.find_head([text])
+            beams = _whole(asked, "beams", 1, 12) if "beams" in asked else None
+            found = translated(
+                translator,
+                text,
+                _changes(asked),
+                beams=beams,
+                effect=bool(asked.get("effect")),
+            )
+        return found.view.to_json()
+
+    def classify(self, asked: Question) -> Any:
+        from regard.task.classify import Classifier
+        from regard.task.inspect import classified
+
+        with self.lock:
+            model = self._model(asked, Classifier, "classifies images")
+            view = classified(
+                model, _image(asked), _changes(asked), effect=bool(asked.get("effect"))
+            )
+        return view.to_json()
+
+    def read(self, asked: Question) -> Any:
+        from regard.task import inspect
+        from regard.task.read import Reader
+
+        with self.lock:
+            model = self._model(asked, Reader, "reads images")
+            view = inspect.read(
+                model, _image(asked), _changes(asked), effect=bool(asked.get("effect"))
+            )
+        return view.to_json()
+
+    def head(self, asked: Question) -> Any:
+        """The queries, keys and values of one head, as they were: to be opened in By hand."""
+        from regard.task.inspect import numbers_of_head
+        from regard.task.translator import Translator
+
+        with self.lock:
+            translator = self._model(asked, Translator, "translates")
+            return numbers_of_head(
+                translator,
+                _text(asked),
+                str(asked.get("attention")),
+                _whole(asked, "head", 0, 1000),
+                _changes(asked),
+            )
+
+    def _model(self, asked: Question, kind: type, does: str) -> Any:
+        from regard.task.folder import model_folder
+        from regard.task.load import load
+
+        run = self.runs.named(asked.get("run"))
+        place = model_folder(run.folder)
+        key = str(place), (place / "config.json").stat().st_mtime
+        if key not in self.loaded:
+            while len(self.loaded) >= 4:
+                del self.loaded[next(iter(self.loaded))]
+            self.loaded[key] = load(run.folder)
+        model = self.loaded[key]
+        if not isinstance(model, kind):
+            raise ValueError(f"run ({run.name}) is not one that {does}")
+        return model
+
+
+def _text(asked: Question) -> str:
+    text = asked.get("text")
+    if not isinstance(text, str) or not text.strip():
+        raise ValueError("text (nothing) must have a word in it")
+    if len(text) > LONGEST:
+        raise ValueError(f"text ({len(text):,} characters) must have at most {LONGEST:,}")
+    return text
+
+
+def _whole(asked: Question, name: str, least: int, most: int) -> int:
+    number = asked.get(name)
+    if not isinstance(number, int) or isinstance(number, bool) or not least <= number <= most:
+        raise ValueError(f"{name} ({number!r}) must be a whole number from {least} to {most}")
+    return number
+
+
+def _image(asked: Question) -> bytes:
+    """A picture, as base64."""
+    try:
+        return base64.b64decode(str(asked.get("image")), validate=True)
+    except (binascii.Error, ValueError):
+        raise ValueError("image must be a picture in base64") from None
+
+
+def _changes(asked: Question) -> Any:
+    from regard.task.inspect import Changes
+
+    def items(name: str) -> list[Any]:
+        some = asked.get(name, [])
+        if not isinstance(some, list) or len(some) > 4096:
+            raise ValueError(f"{name} must be a list of at most 4,096")
+        return some
+
+    try:
+        return Changes(
+            off=tuple((str(name), int(head)) for name, head in items("off")),
+            beta=tuple((str(name), int(head), _factor(x)) for name, head, x in items("beta")),
+            hidden=tuple(int(place) for place in items("hidden")),
+            forced=tuple(int(token) for token in items("forced")),
+        )
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"what is to be changed is not understood: {error}") from None
+
+
+def _factor(x: Any) -> float:
+    factor = float(x)
+    if not (math.isfinite(factor) and 0 <= factor <= 100):
+        raise ValueError(f"β times {factor} must be from 0 to 100")
+    return factor
+
+
+def _training(runs: Runs, asked: Question) -> Any:
+    wanted = asked.get("runs")
+    if not isinstance(wanted, dict) or len(wanted) > 20:
+        raise ValueError("runs must be an object of at most 20 names and where they were read to")
+    known = runs.all()
+    return {
+        name: metrics(known[name], end if isinstance(end, int) else 0)
+        for name, end in wanted.items()
+        if name in known
+    }
+
+
+def samples(asked: Question) -> Any:
+    """Pictures of handwritten digits, or strips of them, as base64 PNG."""
+    import io
+
+    import numpy as np
+    from PIL import Image
+    from sklearn.datasets import load_digits  # type: ignore[import-untyped]
+
+    digits = load_digits().images[-200:]
+    made = []
+    for n in range(10):
+        if asked.get("kind") == "strip":
+            some = [digits[(7 * n + 31 * k) % 200] for k in range(2 + n % 3)]
+            canvas = np.zeros((12, 44))
+            for k, one in enumerate(some):
+                canvas[2 : 2 + 8, 3 + 10 * k : 11 + 10 * k] = one
+        else:
+            canvas = digits[(13 * n) % 200]
+        pixels = (canvas * 255 / 16).astype("uint8")
+        file = io.BytesIO()
+        Image.fromarray(pixels).save(file, "png")
+        made.append(base64.b64encode(file.getvalue()).decode())
+    return made
+
+
+# Masks and the map
+
+
+def mask(asked: Question) -> Any:
+    """A composed mask: which backend runs, and why; where it may attend."""
+    import torch
+
+    from regard.attention.attend import explain
+
+    L, S = _whole(asked, "queries", 1, 64), _whole(asked, "keys", 1, 64)
+    made = _mask(asked.get("mask"), L, S)
+    query, key = torch.zeros(1, 2, L, 8), torch.zeros(1, 2, S, 8)
+    plan = explain(query, key, key, mask=made)
+    allowed = torch.ones(L, S, dtype=torch.bool)
+    if made is not None:
+        allowed = made.tensor(L, S)[0, 0]
+    return {
+        "text": "no mask" if made is None else str(made),
+        "backend": plan.backend,
+        "kernel": plan.kernel,
+        "reason": plan.reason,
+        "allowed": allowed.expand(L, S).int().tolist(),
+    }
+
+
+def _mask(said: Any, L: int, S: int, depth: int = 0) -> Any:
+    """A mask from lists: ["and", a, b], ["window", 2], ["causal"]."""
+    import torch
+
+    from regard.attention import mask as make
+
+    if said is None:
+        return None
+    if not isinstance(said, list) or not said or depth > 12:
+        raise ValueError("a mask is a list that begins with its name")
+    kind, *given = said
+    if kind in ("and", "or", "not"):
+        parts = [_mask(part, L, S, depth + 1) for part in given]
+        if not parts or any(part is None for part in parts):
+            raise ValueError(f"{kind} needs masks")
+        if kind == "not":
+            return ~parts[0]
+        whole = parts[0]
+        for part in parts[1:]:
+            whole = whole & part if kind == "and" else whole | part
+        return whole
+    numbers = [int(x) for x in given[0]] if given and isinstance(given[0], list) else given
+    match kind:
+        case "causal":
+            return make.causal()
+        case "window":
+            return make.window(int(given[0]))
+        case "padding":
+            return make.padding([int(given[0])])
+        case "prefix":
+            return make.prefix(int(given[0]))
+        case "documents":
+            return make.documents(numbers)
+        case "drawn":
+            cells = torch.tensor(given[0], dtype=torch.bool)
+            if tuple(cells.shape) != (L, S):
+                raise ValueError(f"a drawn mask must have {L} × {S} cells")
+            return make.Mask.from_tensor(cells)
+    raise ValueError(
+        f"mask ({kind!r}) is unknown; choose from causal, window, padding, prefix, documents, drawn"
+    )
+
+
+def architecture(runs: Runs, asked: Question) -> Any:
+    """A model's boxes: parameters of each, counted, and the shapes between them."""
+    from regard.studio.boxes import boxes
+
+    name = asked.get("model")
+    folder = None
+    if name not in ("tiny", "base", "big", "vit-b/16"):
+        folder = runs.named(name).folder
+    return boxes(str(name), folder)
+
+
+# The course
+
+
+def course() -> Any:
+    """Documents, sections and questions, without running anything."""
+    from regard.lab.answers import FILES, answers
+    from regard.lab.answers.prose import html
+    from regard.lab.place import TITLES
+
+    return [
+        {
+            "document": name,
+            "title": TITLES[name],
+            "questions": [
+                {
+                    "section": one.place.section,
+                    "about": one.place.about,
+                    "question": html(one.question),
+                    "marks": one.marks,
+                    "mistakes": [html(mistake.answer) for mistake in one.mistakes],
+                }
+                for one in answers(name)
+            ],
+        }
+        for name in FILES
+    ]
+
+
+_lab = threading.Lock()
+
+
+def answer(asked: Question) -> Any:
+    """A question's model answer, run; or, with `mistake`, a wrong answer tried."""
+    import torch
+
+    from regard.lab.answers import answers, document, report
+    from regard.lab.answers.answer import Page
+
+    section = asked.get("section")
+    found = [
+        one for one in answers(document(str(asked.get("document")))) if one.place.section == section
+    ]
+    if not found:
+        raise ValueError(f"section ({section!r}) is not in this document")
+    one = found[0]
+    with _lab, torch.random.fork_rng():
+        torch.manual_seed(0)
+        if "mistake" in asked:
+            number = _whole(asked, "mistake", 0, len(one.mistakes) - 1)
+            run = one.mistakes[number].run()
+            return {"html": report.mistake(one.mistakes[number], run), "stands": run.stands}
+        page = Page(one, one.run(), (), ())
+    return {"html": report.section(page), "stands": page.shown.stands}

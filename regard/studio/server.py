@@ -1,0 +1,195 @@
+"""HTTP for the studio: a fixed table of files, and questions in JSON.
+
+Who may ask: the pages of this very server, on this machine. The Host must be the address that is
+served (so that no other name leads here), an Origin must be the server itself, questions are JSON
+of limited size, and a content security policy keeps pages from loading anything else. No path from
+a request reaches the file system: files are looked up in a table that is read at the start.
+
+The standard library's server is enough for one reader, and listens within milliseconds: torch is
+imported only when a model is asked for.
+"""
+
+import json
+import socket
+import threading
+from collections.abc import Callable, Mapping
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib.resources import files
+from typing import Any
+
+LARGEST = 3 << 20
+"""Bytes of a question; a picture of a page is much smaller."""
+
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
+    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+
+HEADERS = {
+    "Content-Security-Policy": POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-cache",
+}
+
+TYPES = {
+    "html": "text/html; charset=utf-8",
+    "js": "text/javascript; charset=utf-8",
+    "css": "text/css; charset=utf-8",
+    "svg": "image/svg+xml",
+}
+
+PAGES = (
+    *("byhand", "geometry", "as", "positions", "masks", "translate", "vision", "read"),
+    *("cost", "training", "course"),
+)
+"""The pages, each a module in static/."""
+
+Ask = Callable[[Mapping[str, Any]], Any]
+
+
+def table() -> dict[str, tuple[bytes, str]]:
+    """Every file that is served, by its address."""
+    names = ["index.html", "app.js", "core.js", "ui.js", "studio.css", "icon.svg"]
+    static, look, lab = files("regard.studio") / "static", files("regard.look"), files("regard.lab")
+    sources = {
+        **{name: static / name for name in (*names, *(f"{page}.js" for page in PAGES))},
+        "view.js": look / "view.js",
+        "view.css": look / "view.css",
+        "report.css": lab / "report.css",
+        "answers.css": lab / "answers.css",
+    }
+    served = {
+        f"/{name}": (source.read_bytes(), TYPES[name.rpartition(".")[2]])
+        for name, source in sources.items()
+    }
+    return {**served, "/": served["/index.html"]}
+
+
+class Server(ThreadingHTTPServer):
+    """Serves one table of files, and answers questions by name."""
+
+    daemon_threads = True
+    allow_reuse_address = True
+
+    def __init__(self, host: str, port: int, asks: Mapping[str, Ask]):
+        if ":" in host:
+            self.address_family = socket.AF_INET6
+        super().__init__((host, port), Handler)
+        self.asks, self.files = asks, table()
+        self.host, self.port = host, int(self.server_address[1])
+        loopback = ("127.0.0.1", "localhost", "[::1]")
+        shown = f"[{host}]" if ":" in host else host
+        self.hosts = {f"{name}:{self.port}" for name in {shown, *loopback}}
+        self.busy = threading.Lock()
+        """One model at a time: what is changed inside it is changed for all."""
+
+    @property
+    def address(self) -> str:
+        return f"http://{f'[{self.host}]' if ':' in self.host else self.host}:{self.port}/"
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Somebody who went away is nobody's fault; all else is answered where it happens."""
+
+
+class RefusedError(Exception):
+    """A request that is not answered, and its status."""
+
+    def __init__(self, status: HTTPStatus, reason: str):
+        super().__init__(reason)
+        self.status = status
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Server
+    protocol_version = "HTTP/1.1"
+    server_version, sys_version = "Regard", ""
+    timeout = 60
+
+    def do_GET(self) -> None:
+        self._answered(self._file)
+
+    do_HEAD = do_GET  # noqa: N815
+
+    def do_POST(self) -> None:
+        self._answered(self._asked)
+
+    def _answered(self, answer: Callable[[], tuple[bytes, str]]) -> None:
+        status = HTTPStatus.OK
+        try:
+            self._check_sender()
+            body, kind = answer()
+        except RefusedError as refused:
+            status = refused.status
+            body, kind = _json({"error": str(refused)}), "application/json"
+            self.close_connection = True
+        self.send_response(status)
+        for name, value in {**HEADERS, "Content-Type": kind, "Content-Length": len(body)}.items():
+            self.send_header(name, str(value))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def _check_sender(self) -> None:
+        host = self.headers.get_all("Host") or []
+        if len(host) != 1 or host[0].lower() not in self.server.hosts:
+            raise RefusedError(
+                HTTPStatus.MISDIRECTED_REQUEST, "this is not the host that is served"
+            )
+        origin = self.headers.get("Origin")
+        if origin is not None and origin.lower() != f"http://{host[0].lower()}":
+            raise RefusedError(HTTPStatus.FORBIDDEN, "only the studio's own pages may ask")
+        if self.headers.get("Sec-Fetch-Site", "same-origin") not in ("same-origin", "none"):
+            raise RefusedError(HTTPStatus.FORBIDDEN, "only the studio's own pages may ask")
+
+    def _file(self) -> tuple[bytes, str]:
+        found = self.server.files.get(self.path.partition("?")[0])
+        if found is None:
+            raise RefusedError(HTTPStatus.NOT_FOUND, "there is no such page")
+        return found
+
+    def _asked(self) -> tuple[bytes, str]:
+        name = self.path.removeprefix("/api/") if self.path.startswith("/api/") else ""
+        ask = self.server.asks.get(name)
+        if ask is None:
+            raise RefusedError(HTTPStatus.NOT_FOUND, "there is no such question")
+        kind = self.headers.get_content_type()
+        if kind != "application/json":
+            raise RefusedError(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "questions are application/json")
+        question = self._body()
+        try:
+            answer = _json(ask(question))
+        except (ValueError, OSError, KeyError, TypeError) as error:
+            text = " ".join(str(error).split()) or type(error).__name__
+            raise RefusedError(HTTPStatus.UNPROCESSABLE_ENTITY, text[:2000]) from None
+        except Exception as error:
+            text = f"this is a fault of the studio's own ({type(error).__name__}: {error})"
+            raise RefusedError(HTTPStatus.INTERNAL_SERVER_ERROR, text[:2000]) from None
+        return answer, "application/json"
+
+    def _body(self) -> Mapping[str, Any]:
+        length = self.headers.get("Content-Length", "")
+        if not length.isascii() or not length.isdigit():
+            raise RefusedError(HTTPStatus.LENGTH_REQUIRED, "a question needs a Content-Length")
+        if int(length) > LARGEST:
+            raise RefusedError(
+                HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"a question has at most {LARGEST:,} bytes"
+            )
+        try:
+            question = json.loads(self.rfile.read(int(length)))
+        except (ValueError, RecursionError):
+            raise RefusedError(HTTPStatus.BAD_REQUEST, "this is not JSON") from None
+        if not isinstance(question, dict):
+            raise RefusedError(HTTPStatus.BAD_REQUEST, "a question is a JSON object")
+        return question
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Nothing: the terminal belongs to whoever started the studio."""
+
+
+def _json(answer: object) -> bytes:
+    """As JSON has no infinity, neither has an answer."""
+    return json.dumps(answer, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()

@@ -1,0 +1,5 @@
+import { el } from "/view.js";
+
+export function show(root) {
+  root.append(el("p", {}, "…"));
+}
