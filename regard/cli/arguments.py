@@ -8,7 +8,8 @@ import re
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TypeVar
+from types import NoneType, UnionType
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from regard.config import fits_64_bits
 from regard.words import check_once
@@ -19,14 +20,64 @@ Settings = TypeVar("Settings")
 def with_folder(
     command: str, kind: type[Settings], default: Settings, words: Sequence[str]
 ) -> tuple[Path, Settings]:
-    """The folder that comes first, and what the flags say; `--help` needs no folder."""
-    named = bool(words) and not words[0].startswith("-")
-    if not named and not {"-h", "--help"} & set(words):
+    """A folder and what the flags say, in any order; `--help` needs no folder."""
+    folder, names, options = with_inputs(command, kind, default, words)
+    if names:
+        raise ValueError(f"{command} takes one folder, {folder}, and {names[0]} is another word")
+    return folder, options
+
+
+def with_inputs(
+    command: str, kind: type[Settings], default: Settings, words: Sequence[str]
+) -> tuple[Path, list[str], Settings]:
+    """The folder, which is the first name, the names after it, and what the flags say.
+
+    Flags may stand before, between and after the names; one that takes any number of values takes
+    all that follow it. After a lone `--` there are only names.
+    """
+    names, flags = _names(kind, words)
+    if not names and not {"-h", "--help"} & set(words):
         raise ValueError(
-            f"{command} needs a run's or a model's folder, before all flags: regard {command} RUN"
+            f"{command} needs a run's or a model's folder, before any flag that takes several "
+            f"values: regard {command} RUN"
         )
-    options = parse(kind, default, words[named:], f"regard {command} RUN")
-    return Path(words[0]), options
+    options = parse(kind, default, flags, f"regard {command} RUN")
+    return Path(names[0]), names[1:], options
+
+
+def _names(kind: type[Any], words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The words that are no flags, nor values of one, and the others."""
+    hints = get_type_hints(kind)
+    counts = {f"--{name.replace('_', '-')}": _values(hint) for name, hint in hints.items()}
+    names: list[str] = []
+    flags: list[str] = []
+    waiting: int | None = 0  # values that the last flag still takes; None for any number
+    for n, word in enumerate(words):
+        if word == "--":
+            return [*names, *words[n + 1 :]], flags
+        if waiting and waiting > 0:
+            flags.append(word)
+            waiting -= 1
+        elif re.match(r"--?[A-Za-z]", word):
+            flags.append(word)
+            waiting = 0 if "=" in word else counts.get(word.replace("_", "-"), 0)
+        elif waiting is None:
+            flags.append(word)
+        else:
+            names.append(word)
+    return names, flags
+
+
+def _values(hint: Any) -> int | None:
+    """How many words a flag of this type takes; None for any number."""
+    kinds = [one for one in get_args(hint) if one is not NoneType]
+    if isinstance(hint, UnionType) or get_origin(hint) is Union:
+        return _values(kinds[0])
+    if hint is bool:
+        return 0
+    if get_origin(hint) is tuple:
+        return None if kinds[-1] is Ellipsis else len(kinds)
+    return 1
 
 
 def parse(kind: type[Settings], default: Settings, words: Sequence[str], prog: str) -> Settings:

@@ -73,11 +73,17 @@ def evaluate(words: Sequence[str]) -> None:
     for problem in result.problems:
         print("regard: left out:", problem, file=sys.stderr)
     if options.json:
-        everything = {"folder": str(folder), "scores": scores, "notes": notes}
-        print(json.dumps({**everything, "problems": result.problems}, ensure_ascii=False))
+        everything: dict[str, object] = {"folder": str(folder), "scores": scores, "notes": notes}
+        everything["problems"] = result.problems
+        if result.confusion is not None:
+            everything["classes"] = result.confusion.scores()
+            everything["confusion"] = result.confusion.to_json()
+        print(json.dumps(everything, ensure_ascii=False))
         return
     for score, value in scores.items():
         print(f"{score} {value:.4g}" + (f"  {notes[score]}" if score in notes else ""))
+    if result.confusion is not None:
+        print("", *result.confusion.lines(), sep="\n")
 
 
 def _evaluated(folder: Path, options: Evaluate) -> Evaluation:

@@ -1,7 +1,9 @@
 """The commands that use a trained model: words or pictures in, words out.
 
 echo "…" | regard translate RUN        a line for each line, in order, as they are ready
-regard classify RUN picture.png …      a label and its probability for each picture
+regard translate RUN text.en …         the same for files, and for those in folders
+regard classify RUN picture.png …      a label and its probability for each picture, or of a folder
+find … | regard classify RUN           the same for names that come in a pipe
 regard read RUN picture.png …          the text in each picture
 echo "…" | regard generate RUN         each line gone on with
 echo "…" | regard label RUN            a label for each line
@@ -9,27 +11,31 @@ echo "…" | regard label RUN            a label for each line
 
 import io
 import json
+import os
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
-from regard.cli.arguments import with_folder
-from regard.cli.stream import Bar, Line, Lines, Unreadable, answers, tried
+from regard.cli.arguments import with_inputs
+from regard.cli.stream import STDIN, Bar, Line, Lines, Unreadable, answers, tried
 from regard.data.files import LINE
 from regard.processes import Processes, launched
 from regard.task.settings import check_positive
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from regard.task.load import Predictor
     from regard.task.translator import Translator, Written
 
 Settings = TypeVar("Settings")
 Ready = TypeVar("Ready")
+Reads = TypeVar("Reads", bound="Translate | Generate | Label")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +95,7 @@ class Translate(EnsembleOptions):
 def translate(words: Sequence[str]) -> int:
     from regard.task.translator import NOTHING, Translator
 
-    folder, options = with_folder("translate", Translate, Translate(), words)
+    folder, options = _with_files("translate", Translate, Translate(), words)
     with launched() as here:
         lines, model = here.agreed(
             lambda: (
@@ -116,7 +122,7 @@ def translate(words: Sequence[str]) -> int:
 
         def without(number: int, reason: str) -> str:
             if options.json:
-                return json.dumps({"line": number, "error": reason}, ensure_ascii=False)
+                return _object(line=number, error=reason)
             return _shown(number, "", [NOTHING], model, options)
 
         found = answers(lines, answer, here, prepare)
@@ -162,9 +168,7 @@ def _shown(
             if options.align:
                 entry["alignment"] = one.alignment
             found.append(entry)
-        return json.dumps(
-            {"line": number, "source": source, "translations": found}, ensure_ascii=False
-        )
+        return _object(line=number, source=source, translations=found)
     rows = []
     for one in best:
         row = [one.text]
@@ -210,12 +214,10 @@ def classify(words: Sequence[str]) -> int:
     model = _loaded(folder, options, Classifier)
     left_out = LeftOut()
     for picture, probabilities in _each(pictures, model.probabilities, options.json, left_out):
-        values, places = probabilities.sort(stable=True, descending=True)
-        ranked = zip(places.tolist(), values.tolist())
-        best = [(model.labels[n], p) for n, p in ranked][: options.top]
+        best = _best(probabilities, model.labels, options.top)
         if options.json:
             labels = [{"label": label, "probability": p} for label, p in best]
-            _say(json.dumps({"picture": picture, "labels": labels}, ensure_ascii=False))
+            _say(_object(picture=picture, labels=labels))
         else:
             _say("\t".join([picture, *(f"{label} {p:.1%}" for label, p in best)]))
     return left_out.status()
@@ -246,7 +248,7 @@ def read(words: Sequence[str]) -> int:
     reader = partial(model.read, beams=options.beams)
     for picture, text in _each(pictures, reader, options.json, left_out):
         if options.json:
-            _say(json.dumps({"picture": picture, "text": text}, ensure_ascii=False))
+            _say(_object(picture=picture, text=text))
         else:
             _say(f"{picture}\t{text}")
     return left_out.status()
@@ -271,6 +273,8 @@ class Generate(EnsembleOptions):
     """Random seed; prompt n is sampled from (seed, n)."""
     longest: int = LINE
     """Maximum length of a line in characters; longer ones are left out."""
+    json: bool = False
+    """One JSON object for each line, for programs."""
 
     def __post_init__(self) -> None:
         check_positive(self, "length", "top_k", "longest")
@@ -286,7 +290,7 @@ def generate(words: Sequence[str]) -> int:
     from regard.model.fits import check_cache
     from regard.task.language import Generator
 
-    folder, options = with_folder("generate", Generate, Generate(), words)
+    folder, options = _with_files("generate", Generate, Generate(), words)
     model = _ensemble(folder, options, Generator)
     device = model.model.tokens.table.weight.device
     check_cache(model.model.config, 1, 1, options.length, device)
@@ -304,10 +308,14 @@ def generate(words: Sequence[str]) -> int:
                 seed=options.seed,
                 first=run[0][0],
             )
-            yield from (" ".join(text.splitlines()) for text in texts)
+            for (number, prompt), text in zip(run, texts):
+                if options.json:
+                    yield _object(line=number, prompt=prompt, text=text)
+                else:
+                    yield " ".join(text.splitlines())
 
     lines = Lines(options.files, options.longest)
-    return _write(lines, answers(lines, answer, Processes()))
+    return _write(lines, answers(lines, answer, Processes()), _without(options.json))
 
 
 @dataclass(frozen=True)
@@ -316,44 +324,82 @@ class Label(InferenceOptions):
 
     files: tuple[str, ...] = ()
     """Files with a text in each line, instead of standard input."""
+    top: int = 1
+    """How many labels of each text, the most probable first (top-k)."""
     longest: int = LINE
     """Maximum length of a line in characters; longer ones are left out."""
+    json: bool = False
+    """One JSON object for each line, for programs."""
 
     def __post_init__(self) -> None:
-        check_positive(self, "longest")
+        check_positive(self, "top", "longest")
 
 
 def label(words: Sequence[str]) -> int:
     from regard.task.label import Labeler
 
-    folder, options = with_folder("label", Label, Label(), words)
+    folder, options = _with_files("label", Label, Label(), words)
     model = _loaded(folder, options, Labeler)
 
     def answer(lines: list[Line]) -> Iterator[str]:
-        for row in model.probabilities([text for _, text in lines]):
-            best = int(row.argmax())
-            yield f"{model.labels[best]}\t{float(row[best]):.1%}"
+        rows = model.probabilities([text for _, text in lines])
+        for (number, text), row in zip(lines, rows):
+            best = _best(row, model.labels, options.top)
+            if options.json:
+                labels = [{"label": label, "probability": p} for label, p in best]
+                yield _object(line=number, text=text, labels=labels)
+            else:
+                yield "\t".join(f"{label}\t{p:.1%}" for label, p in best)
 
     lines = Lines(options.files, options.longest)
-    return _write(lines, answers(lines, answer, Processes()))
+    return _write(lines, answers(lines, answer, Processes()), _without(options.json))
 
 
 # Words
 
 
+def _with_files(
+    name: str, kind: type[Reads], default: Reads, words: Sequence[str]
+) -> tuple[Path, Reads]:
+    """The names after the folder are files, as those of --files are."""
+    folder, names, options = with_inputs(name, kind, default, words)
+    return folder, replace(options, files=(*options.files, *names))
+
+
 def _pictures(
     name: str, kind: type[Settings], default: Settings, words: Sequence[str]
-) -> tuple[Path, list[str], Settings]:
-    names = []
-    for word in words:
-        if word.startswith("-"):
-            break
-        names.append(word)
-    folder, options = with_folder(name, kind, default, [*names[:1], *words[len(names) :]])
-    pictures = names[1:]
-    if not pictures:
-        raise ValueError(f"{name} needs pictures: regard {name} {folder} picture.png …")
-    return folder, pictures, options
+) -> tuple[Path, Iterator[str | None], Settings]:
+    """The folder, the names of pictures as they come, None where no more are there for now."""
+    folder, names, options = with_inputs(name, kind, default, words)
+    listed = names in ([], [STDIN])
+    if listed and sys.stdin.isatty():
+        raise ValueError(
+            f"{name} needs pictures: regard {name} {folder} picture.png …, a folder of them, or "
+            "their names on standard input"
+        )
+    return folder, _named(name, Lines() if listed else names), options
+
+
+def _named(command: str, names: Iterable[str | Unreadable | None]) -> Iterator[str | None]:
+    """The pictures that names are, and those in folders among them."""
+    from regard.data.image import images_in
+    from regard.data.problems import Problems
+
+    some = False
+    for line in names:
+        if line is None:
+            yield None
+            continue
+        if isinstance(line, Unreadable):
+            raise ValueError(f"standard input must be the names of pictures: {line.reason}")
+        for name in filter(None, line.split("\0")):  # as find -print0 and git ls-files -z part them
+            some = True
+            if os.path.isdir(name):
+                yield from map(str, images_in(Path(name), Problems()))
+            else:
+                yield name
+    if not some:
+        raise ValueError(f"{command} needs pictures, and none was named: files, folders, or a list")
 
 
 def _ensemble(
@@ -439,22 +485,34 @@ class LeftOut:
 
 
 def _each(
-    pictures: list[str],
+    pictures: Iterable[str | None],
     answer: Callable[[list[str]], Iterable[Ready]],
     as_json: bool,
     left_out: LeftOut,
     batch: int = 64,
 ) -> Iterator[tuple[str, Ready]]:
     """Pictures with their answers; one without is left out, and as JSON an object says why."""
-    for begin in range(0, len(pictures), batch):
-        some = pictures[begin : begin + batch]
+    for some in _batches(pictures, batch):
         for picture, found in zip(some, tried(some, answer)):
             if not isinstance(found, Unreadable):
                 yield picture, found
                 continue
             left_out.add(found.reason)
             if as_json:
-                _say(json.dumps({"picture": picture, "error": found.reason}, ensure_ascii=False))
+                _say(_object(picture=picture, error=found.reason))
+
+
+def _batches(items: Iterable[str | None], most: int) -> Iterator[list[str]]:
+    """So many at a time, or fewer where no more are there for now."""
+    some: list[str] = []
+    for item in items:
+        if item is not None:
+            some.append(item)
+        if some and (item is None or len(some) == most):
+            yield some
+            some = []
+    if some:
+        yield some
 
 
 def _write(
@@ -479,6 +537,22 @@ def _write(
         bar.answered()
     bar.close()
     return left_out.status()
+
+
+def _object(**said: object) -> str:
+    """An answer for programs, in one line."""
+    return json.dumps(said, ensure_ascii=False)
+
+
+def _without(as_json: bool) -> Callable[[int, str], str]:
+    """What stands in the place of a line that has no answer."""
+    return lambda number, reason: _object(line=number, error=reason) if as_json else ""
+
+
+def _best(probabilities: "Tensor", labels: Sequence[str], top: int) -> list[tuple[str, float]]:
+    """The most probable labels; of equally probable ones the first."""
+    values, places = probabilities.sort(stable=True, descending=True)
+    return [(labels[n], p) for n, p in zip(places.tolist(), values.tolist())][:top]
 
 
 def _say(text: str) -> None:

@@ -60,16 +60,12 @@ PIECE = 2**16
 class Lines:
     """The lines of standard input, or of files, without their ends, which are line feeds alone.
 
-    Lines of more than `longest` characters, and bytes that are no UTF-8, are unreadable.
+    A folder stands for the files in it, and in folders within, by their names. Lines of more than
+    `longest` characters, and bytes that are no UTF-8, are unreadable.
     """
 
     def __init__(self, files: Sequence[str] = (), longest: int = LINE):
-        self.files = [Path(name) for name in files]
-        if absent := [str(path) for path in self.files if not path.is_file()]:
-            raise ValueError(
-                f"{', '.join(absent)} cannot be found; name text files, plain or compressed, or "
-                "none to read standard input"
-            )
+        self.files = [] if list(files) == [STDIN] else list(_files(files))
         self.longest = longest
         self.size = self._size()
         """Bytes in all; None where nobody knows."""
@@ -142,6 +138,38 @@ class Lines:
         return Unreadable(
             f"{where} has more than {self.longest:,} characters (--longest); split it at sentences"
         )
+
+
+STDIN = "-"
+"""The name of standard input, where files can be named."""
+
+
+def _files(names: Sequence[str]) -> Iterator[Path]:
+    """The files that these names are, or that are in their folders."""
+    for name in names:
+        path = Path(name)
+        if path.is_dir():
+            found = list(within(path))
+            if not found:
+                raise ValueError(f"{name} is a folder without files; name text files")
+            yield from found
+        elif path.is_file():
+            yield path
+        elif name == STDIN:
+            raise ValueError("- is standard input, which cannot be read among files; name it alone")
+        else:
+            raise ValueError(
+                f"{name} cannot be found; name text files, plain or compressed, or none to read "
+                "standard input"
+            )
+
+
+def within(folder: Path) -> Iterator[Path]:
+    """The files in a folder and in those within, by name; hidden ones are left alone."""
+    for path in sorted(folder.rglob("*")):
+        hidden = any(part.startswith(".") for part in path.relative_to(folder).parts)
+        if not hidden and path.is_file():
+            yield path
 
 
 def _cut(pieces: Iterable[bytes | None], most: int) -> Iterator[tuple[bytes | None, int] | None]:

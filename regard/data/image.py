@@ -169,7 +169,7 @@ def folders(
         )
     problems, files, labels = Problems(), [], []
     for place in found:
-        for file in _images(place, problems):
+        for file in images_in(place, problems):
             files.append(file)
             labels.append(names.index(place.name))
     pixels, kept = _decoded(root, files, how, problems, on_bad, cache, workers, progress)
@@ -209,7 +209,7 @@ def captions(
     elif other := _separator(root, start):
         raise ValueError(f"{text.names[0]} names images before a {other}; add --separator {other}")
     else:
-        images = list(_images(root, problems))
+        images = list(images_in(root, problems))
         numbered = list(text.numbered())
         count = len(numbered) + text.problems.total
         if images and count != len(images):
@@ -249,7 +249,7 @@ def _within(root: Path, name: str) -> bool:
     return not path.is_absolute() and ".." not in path.parts and os.path.isfile(root / path)
 
 
-def _images(folder: Path, problems: Problems) -> Iterator[Path]:
+def images_in(folder: Path, problems: Problems) -> Iterator[Path]:
     """The image files under a folder, in the order of their names; others are counted."""
     from PIL import Image
 

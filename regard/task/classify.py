@@ -29,6 +29,7 @@ from regard.data.text import OnBad
 from regard.model.embedding import Size, image_size
 from regard.model.vit import VisionConfig, VisionShape, VisionTransformer
 from regard.seeding import seeded
+from regard.task.classes import Confusion
 from regard.task.folder import model_folder
 from regard.task.pictures import Picture, Preparation, split, told
 from regard.task.settings import (
@@ -253,19 +254,30 @@ def _check_classes(train: Images, path: str | None) -> None:
         )
 
 
-@torch.no_grad()
 def measure(model: nn.Module, images: Images, preparation: Preparation) -> dict[str, float]:
     """The share of images whose class is the model's first choice, and the mean loss."""
-    device = next(model.parameters()).device
-    right = torch.zeros((), device=device, dtype=torch.float64)
-    loss = torch.zeros_like(right)
+    scores, _ = judge(model, images, preparation)
+    return scores
+
+
+@torch.no_grad()
+def judge(
+    model: nn.Module, images: Images, preparation: Preparation
+) -> tuple[dict[str, float], Confusion]:
+    """The same, and what was taken for what."""
+    weight = next(model.parameters())
+    assert images.labels is not None
+    chosen = []
+    loss = torch.zeros((), device=weight.device, dtype=torch.float64)
     for begin in range(0, len(images), 256):
         some = np.arange(begin, min(begin + 256, len(images)))
-        batch = _batch(images, some).to(device)
-        logits = model(preparation.normalized(batch.inputs)).float()
-        right += (logits.argmax(-1) == batch.labels).sum()
+        batch = _batch(images, some).to(weight.device)
+        logits = model(preparation.normalized(batch.inputs).to(weight.dtype)).float()
+        chosen.append(logits.argmax(-1))
         loss += F.cross_entropy(logits, batch.labels, reduction="sum")
-    return {"accuracy": float(right) / len(images), "validation_loss": float(loss) / len(images)}
+    confusion = Confusion.of(images.classes, torch.from_numpy(images.labels), torch.cat(chosen))
+    accuracy = int(confusion.counts.trace()) / len(images)
+    return {"accuracy": accuracy, "validation_loss": float(loss) / len(images)}, confusion
 
 
 def evaluate(
@@ -293,8 +305,9 @@ def evaluate(
         form = Images(np.empty((0, C, *size), np.uint8), classes=tuple(classifier.labels))
         decoding = Decoding(size, C, config.fit, config.background)
         held = _read(config, decoding, images, labels, form, progress)
-    scores = measure(classifier.model, held, preparation)
-    return Evaluation(scores, problems=held.problems.lines())
+    scores, confusion = judge(classifier.model, held, preparation)
+    scores["macro_f1"] = confusion.macro_f1
+    return Evaluation(scores, problems=held.problems.lines(), confusion=confusion)
 
 
 def _batch(images: Images, indices: np.ndarray) -> LabelBatch:

@@ -28,6 +28,7 @@ from regard.data.tokenizer import AnyTokenizer, Tokenizer, files, read_pair
 from regard.model.classifier import ClassifierConfig, EncoderShape, TextClassifier
 from regard.model.transformer import Transformer
 from regard.seeding import seeded
+from regard.task.classes import Confusion
 from regard.task.folder import model_folder
 from regard.task.settings import (
     Preset,
@@ -341,17 +342,23 @@ def _model(
     return model.freeze() if config.freeze else model
 
 
-@torch.no_grad()
 def measure(model: TextClassifier, held: Texts, budget: int) -> dict[str, float]:
     """The share of texts whose likeliest label is theirs, and the mean loss."""
-    device, right, loss = model.head.weight.device, 0, 0.0
+    right, chosen, loss = judge(model, held, budget)
+    return {"accuracy": float((right == chosen).double().mean()), "validation_loss": loss}
+
+
+@torch.no_grad()
+def judge(model: TextClassifier, held: Texts, budget: int) -> tuple[Tensor, Tensor, float]:
+    """The right label of each text, the one that is chosen, and the mean loss."""
+    device, right, chosen, loss = model.head.weight.device, [], [], 0.0
     for indices in plan(held.lengths, budget, 0, 0):
         batch = held.batch(indices).to(device)
         logits = model(batch.inputs, lengths=batch.lengths).float()
-        right += int((logits.argmax(-1) == batch.labels).sum())
+        right.append(batch.labels.cpu())
+        chosen.append(logits.argmax(-1).cpu())
         loss += float(F.cross_entropy(logits, batch.labels, reduction="sum"))
-    count = len(held.labels)
-    return {"accuracy": right / count, "validation_loss": loss / count}
+    return torch.cat(right), torch.cat(chosen), loss / len(held.labels)
 
 
 def evaluate(
@@ -379,8 +386,14 @@ def evaluate(
     read_as = Texts(held, labeler.labels, labeler.tokenizer, labeler.longest)
     if progress:
         progress("tokens", 1.0)
-    scores = measure(labeler.model, read_as, config.training.batch)
-    return Evaluation(scores, problems=problems.lines())
+    right, chosen, loss = judge(labeler.model, read_as, config.training.batch)
+    confusion = Confusion.of(labeler.labels, right, chosen)
+    scores = {
+        "accuracy": float((right == chosen).double().mean()),
+        "validation_loss": loss,
+        "macro_f1": confusion.macro_f1,
+    }
+    return Evaluation(scores, problems=problems.lines(), confusion=confusion)
 
 
 # Use

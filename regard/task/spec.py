@@ -10,6 +10,7 @@ import torch
 
 from regard.checkpoint import Saved
 from regard.config import Object, to_json
+from regard.task.classes import Confusion
 from regard.task.settings import Preset
 
 
@@ -22,6 +23,8 @@ class Evaluation:
     """What a scorer says of itself, such as sacreBLEU, by the name of its score."""
     problems: list[str] = field(default_factory=list)
     """What was left out of the data, and why, one line each."""
+    confusion: Confusion | None = None
+    """Where classes are told apart: what was taken for what."""
 
 
 @dataclass(frozen=True)

@@ -95,7 +95,7 @@ def test_cards_show_the_task_s_command(run: Path) -> None:
         (["evaluate"], "evaluate needs a run's or a model's folder"),
         (["evaluate", "nowhere"], "nowhere does not exist"),
         (["translate"], "translate needs a run's or a model's folder"),
-        (["classify", "R"], "classify needs pictures: regard classify R picture.png"),
+        (["classify"], "classify needs a run's or a model's folder"),
     ],
 )
 def test_wrong_words_get_one_line(
