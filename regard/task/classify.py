@@ -66,7 +66,13 @@ def _short() -> TrainingConfig:
 
 @dataclass(frozen=True)
 class Config:
-    """Image classification by a Vision Transformer."""
+    """Image classification by a Vision Transformer.
+
+    --size base is ViT-B/16 and big ViT-L/16, as in the paper: learned positions, a class token,
+    patches of 16 pixels in images of 224. tiny, for small images on two cores, has sinusoidal
+    positions, the mean of all patches instead of a class token, and patches from 4 pixels on; to
+    have them as in the paper: --model.position learned --model.pool class.
+    """
 
     images: str | None = None
     """A folder with one folder of images for each class, an idx file, or an npz archive; by default
@@ -119,19 +125,20 @@ class Config:
 
 
 def preset(size: Preset) -> Config:
-    """tiny learns digits in a minute on two cores; base and big are ViT-S and ViT-B with the
-    augmentation of Touvron et al. (2021), for photographs and a GPU."""
+    """tiny learns digits in a minute on two cores; base and big are ViT-B/16 and ViT-L/16 of
+    Dosovitskiy et al. (2021) with the augmentation of Touvron et al. (2021), which made do with
+    ImageNet, for photographs and a GPU."""
     check_preset(size)
     if size == "tiny":
         return Config()
-    small = VisionShape(width=384, heads=6, feed_forward=1536)
+    large = VisionShape(layers=24, width=1024, heads=16, feed_forward=4096)
     return Config(
         pixels=224,
         held_out=0.1,
         augmentation=Augmentation(
             flip=True, crop=(0.08, 1.0), policy="rand", erase=0.25, mixup=True, cutmix=True
         ),
-        model=small if size == "base" else VisionShape(),
+        model=VisionShape() if size == "base" else large,
         training=TrainingConfig(
             epochs=100 if size == "base" else 300,
             batch=1024,

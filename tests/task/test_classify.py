@@ -4,6 +4,7 @@ import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -335,6 +336,26 @@ def test_sizes() -> None:
         assert from_json(Config, to_json(config)) == config
     with pytest.raises(ValueError, match=r"huge.*choose from"):
         classify.preset("huge")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("size", "paper"), [("base", VisionConfig.base(7)), ("big", VisionConfig.large(7))]
+)
+def test_the_sizes_of_the_paper(size: Any, paper: VisionConfig) -> None:
+    config = classify.preset(size)
+    assert config.pixels == 224
+    made = VisionConfig(7, 224, classify._patch(224, 224), **vars(config.model))
+    assert made == paper
+
+
+def test_how_tiny_differs_from_the_paper() -> None:
+    """As its help says."""
+    tiny = classify.preset("tiny").model
+    assert (tiny.position, tiny.pool, tiny.class_token) == ("sinusoidal", "mean", None)
+    assert classify._patch(8, 8) == 4
+    said = " ".join(Config.__doc__.split()) if Config.__doc__ else ""
+    for words in ("sinusoidal positions", "mean of all patches", "--model.position learned"):
+        assert words in said
 
 
 @pytest.mark.slow
