@@ -68,6 +68,7 @@ def _command(name: str) -> Callable[[Sequence[str]], int | None]:
 
     predictors = {
         "translate": predict.translate,
+        "score": predict.score,
         "classify": predict.classify,
         "read": predict.read,
         "generate": predict.generate,
@@ -123,6 +124,7 @@ def _parser() -> argparse.ArgumentParser:
         ("train", "train a model on data of one's own"),
         ("evaluate", "score a trained model"),
         ("translate", "translate lines of text"),
+        ("score", "score given translations"),
         ("classify", "classify images"),
         ("read", "read the text in images"),
         ("generate", "continue a text with a language model"),
@@ -168,7 +170,10 @@ def _parser() -> argparse.ArgumentParser:
     export.add_argument("folder", help="the Regard folder to read, a model's or a run's")
     export.add_argument("out", help="the folder to write, which must be new")
     export.add_argument(
-        "--to", required=True, choices=["ctranslate2", "marian", "vit"], help="the format"
+        "--to",
+        required=True,
+        choices=["ctranslate2", "onnx", "torch-export", "marian", "vit"],
+        help="the format",
     )
     export.add_argument(
         "--precision",

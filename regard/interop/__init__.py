@@ -3,8 +3,9 @@
     imported = read("opus-mt-en-de")      a folder, a file in it, or a name on the hub
     write(model, "folder", "marian")      refused, with the reason, where Marian has no such model
 
-A format is one module of this package with two functions, `read` and `write`: see `format.py`. It
-reads files with `tensors.py`, and describes itself by a list of `Pair`s that serves both ways.
+A format is one module of this package with a function `read`, or `write`, or both: see `format.py`.
+One that renames tensors describes itself by a list of `Pair`s, of `tensors.py`, that serves both
+ways. What was written is compared with the model, by `verify.py`, in the engine it was written for.
 """
 
 import json
@@ -17,25 +18,18 @@ from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 if TYPE_CHECKING:
     from torch import nn
 
-    from regard.interop.format import Format, Imported, Task
+    from regard.interop.format import Imported, Reader, Task, Writer
     from regard.interop.verify import Verified
 
 Kind: TypeAlias = Literal["marian", "vit"]
-Target: TypeAlias = Literal["ctranslate2", "marian", "vit"]
-Precision: TypeAlias = Literal["fp32", "bf16", "fp16", "int8"]
+Target: TypeAlias = Literal["ctranslate2", "onnx", "torch-export", "marian", "vit"]
 _TIMM = ("vit_", "deit", "flexivit")  # how its names of plain ViTs begin
 
 
 def read(source: str | Path) -> "Imported":
     """Whatever model there is in a folder, in a file, or under a name on the hub."""
     path = find(source)
-    kind = detect(path)
-    if kind == "timm":
-        from regard.interop import timm
-
-        imported = timm.read(path)
-    else:
-        imported = _format(kind).read(path)
+    imported = _reader(detect(path)).read(path)
     if path == Path(source):
         return imported
     return replace(imported, origin=f"{source}, from the hub.")  # not the place it was put
@@ -64,7 +58,7 @@ def write(
         )
     if precision != "fp32":
         raise ValueError(f"precision ({precision!r}) is for CTranslate2; write --to {kind} in fp32")
-    return _format(kind).write(model, Path(folder), files=files or {}, task=task)
+    return _writer(kind).write(model, Path(folder), files=files or {}, task=task)
 
 
 def detect(source: Path) -> str:
@@ -114,14 +108,39 @@ def find(source: str | Path) -> Path:
     return folder
 
 
-def _format(kind: str) -> "Format":
+def _reader(kind: str) -> "Reader":
     match kind:
         case "marian":
-            import regard.interop.marian as marian
+            from regard.interop import marian
 
             return marian
+        case "timm":
+            from regard.interop import timm
+
+            return timm
         case "vit":
-            import regard.interop.vit as vit
+            from regard.interop import vit
+
+            return vit
+    raise AssertionError(kind)
+
+
+def _writer(kind: str) -> "Writer":
+    match kind:
+        case "marian":
+            from regard.interop import marian
+
+            return marian
+        case "onnx":
+            from regard.interop import onnx
+
+            return onnx
+        case "torch-export":
+            from regard.interop import torch_export
+
+            return torch_export
+        case "vit":
+            from regard.interop import vit
 
             return vit
     raise ValueError(f"format ({kind!r}) is unknown; choose from {', '.join(get_args(Target))}")

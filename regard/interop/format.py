@@ -1,9 +1,9 @@
-"""What every format of another library gives and takes: `Imported`, and `Format` itself."""
+"""What a module for another library's format has: a function `read`, or `write`, or both."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from typing import Any, Protocol, TypeAlias
 
 from torch import nn
 
@@ -27,12 +27,15 @@ class Imported:
     """What the user should know, one line each: what is missing, say."""
 
 
-@runtime_checkable
-class Format(Protocol):
-    """One library's way of keeping a model."""
+class Reader(Protocol):
+    """Reads one library's way of keeping a model."""
 
     def read(self, source: Path) -> Imported:
         """The model in a folder, or in a file whose config.json lies beside it."""
+
+
+class Writer(Protocol):
+    """Writes it."""
 
     def write(
         self,

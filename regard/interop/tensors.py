@@ -257,9 +257,12 @@ def store(
         metadata={"format": "pt"},
     )
     for name, content in said.items():
-        text = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
-        (folder / name).write_text(text, "utf-8")
+        write_json(folder / name, content)
     put(folder, files or {})
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", "utf-8")
 
 
 def put(folder: Path, files: Mapping[str, bytes | Path]) -> None:
