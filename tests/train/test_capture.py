@@ -48,12 +48,12 @@ def _language(tmp_path: Path) -> Any:
     )
 
 
-def _label(tmp_path: Path) -> Any:
+def _label(tmp_path: Path, **more: Any) -> Any:
     table = tmp_path / "texts.tsv"
     rows = [f"{'good' if n % 2 else 'bad'}\t{'yes ' * (1 + n % 5)}{n}" for n in range(60)]
     table.write_text("\n".join(rows) + "\n")
     config = label.preset("tiny")
-    shape = replace(config.model, width=32, heads=2, feed_forward=48, layers=1, dropout=0.0)
+    shape = replace(config.model, width=32, heads=2, feed_forward=48, layers=1, dropout=0.0, **more)
     return label.build(
         replace(config, texts=(str(table),), model=shape, training=SHORT, vocabulary=300)
     )
@@ -80,8 +80,11 @@ def _classify(tmp_path: Path) -> Any:
 
 TASKS: dict[str, Callable[[Path], Any]] = {
     "dates": lambda path: _dates(),
+    "dates, convolution": lambda path: _dates(mixer="convolution"),
+    "dates, window": lambda path: _dates(window=3),
     "language": _language,
     "label": _label,
+    "label, lstm": lambda path: _label(path, mixer="lstm"),
     "read": _read,
     "classify": _classify,
 }
