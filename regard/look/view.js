@@ -213,7 +213,7 @@ export function overlay(picture, weights, { size = 260, selected, onpick, hidden
     drawn.append(svg("rect", {
       x: column * w, y: row * h, width: w, height: h,
       class: ["patch", n === selected && "chosen", hidden.has(n) && "hidden"].filter(Boolean).join(" "),
-      "fill-opacity": hidden.has(n) ? 1 : ((0.82 * weights[n]) / most).toFixed(3),
+      "fill-opacity": hidden.has(n) ? 1 : ((0.68 * weights[n]) / most).toFixed(3),
       onclick: pick,
       role: onpick && "button", tabindex: onpick && "0", "aria-label": onpick && `patch ${row + 1}, ${column + 1}: ${figure(weights[n])}`,
       onkeydown: pick && ((event) => (event.key === "Enter" || event.key === " ") && (event.preventDefault(), pick())),
@@ -255,8 +255,9 @@ export function mount(root, view, options = {}) {
     const parts = [
       options.plain ? null : heading(view),
       toolbar(chosen),
-      el("div", { class: "split" }, el("section", { class: "heads" }, el("h2", {}, "Layers × heads"), gridOf(chosen)), el("section", { class: "one" }, single(chosen))),
-      ranking(chosen),
+      el("div", { class: "split" },
+        el("div", { class: "side" }, el("section", { class: "heads" }, el("h2", {}, "Layers × heads"), gridOf(chosen)), ranking(chosen)),
+        el("section", { class: "one" }, single(chosen))),
       view.effect ? effects(view.effect) : null,
       view.notes.length ? el("p", { class: "soft" }, view.notes.join(" ")) : null,
     ];

@@ -35,6 +35,7 @@ def questions(runs: Runs) -> dict[str, Callable[[Question], Any]]:
         "samples": samples,
         "mask": mask,
         "architecture": lambda asked: architecture(runs, asked),
+        "cost": lambda asked: model_costs(runs, asked),
         "course": lambda asked: course(),
         "answer": answer,
     }
@@ -295,6 +296,28 @@ def architecture(runs: Runs, asked: Question) -> Any:
     if name not in ("tiny", "base", "big", "vit-b/16"):
         folder = runs.named(name).folder
     return boxes(str(name), folder)
+
+
+def model_costs(runs: Runs, asked: Question) -> Any:
+    """Parameters and multiply-adds of models, part by part, from their configs alone."""
+    from regard.model.formula import model_formula
+    from regard.studio.boxes import config_of, positions
+
+    length, names = _whole(asked, "length", 1, 1 << 20), asked.get("models")
+    if not isinstance(names, list) or len(names) > 8:
+        raise ValueError("models must be a list of at most 8 names")
+    found = {}
+    for name in names:
+        known = name in ("tiny", "base", "big", "vit-b/16")
+        config = config_of(str(name), None if known else runs.named(name).folder)
+        parts = model_formula(config, length)
+        found[name] = {
+            "parameters": sum(part.parameters for part in parts.values()),
+            "multiplyAdds": sum(part.multiply_adds for part in parts.values()),
+            "length": positions(config, length),
+            "parts": {part: [one.parameters, one.multiply_adds] for part, one in parts.items()},
+        }
+    return found
 
 
 # The course

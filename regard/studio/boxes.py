@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from regard.lab.cost.models import build
+from regard.model.embedding import grid
 from regard.model.language import LanguageModel
 from regard.model.transformer import Transformer, TransformerConfig
 from regard.model.vit import VisionConfig, VisionTransformer
@@ -46,16 +48,28 @@ def boxes(name: str, folder: Path | None) -> dict[str, Any]:
     }
 
 
-def _model(name: str, folder: Path | None) -> nn.Module:
+def config_of(name: str, folder: Path | None) -> Any:
+    """The config of a preset, or of the model in a folder."""
     if folder is not None:
         from regard.task.load import load
 
-        loaded: nn.Module = load(folder).model
-        return loaded
+        return load(folder).model.config
+    if name == "vit-b/16":
+        return VisionConfig.base(1000)
+    return getattr(TransformerConfig, name)(VOCABULARY)
+
+
+def positions(config: Any, length: int) -> int:
+    """The positions that a model's encoder has: those of an image do not depend on a length."""
+    if isinstance(config, VisionConfig):
+        rows, columns = grid(config.image, config.patch)
+        return rows * columns + (config.pool == "class")
+    return length
+
+
+def _model(name: str, folder: Path | None) -> nn.Module:
     with torch.device("meta"):
-        if name == "vit-b/16":
-            return VisionTransformer(VisionConfig.base(1000))
-        return Transformer(getattr(TransformerConfig, name)(VOCABULARY))
+        return build(config_of(name, folder))
 
 
 def _source(model: Transformer) -> list[dict[str, Any]]:

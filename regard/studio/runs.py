@@ -12,12 +12,12 @@ from typing import Any
 
 DEMOS = {
     "translate": ("demo-dates", "regard demo dates"),
-    "classify": ("demo-digits", "regard demo digits"),
+    "vision": ("demo-digits", "regard demo digits"),
     "read": ("demo-read", "regard demo read"),
 }
 """For each kind of page, the demonstration that makes a model for it."""
 
-KINDS = {"dates": "translate", "translate": "translate", "classify": "classify", "read": "read"}
+KINDS = {"dates": "translate", "translate": "translate", "classify": "vision", "read": "read"}
 """The page that shows a task's models."""
 
 LARGEST = 1 << 20

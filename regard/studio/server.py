@@ -53,7 +53,16 @@ Ask = Callable[[Mapping[str, Any]], Any]
 
 def table() -> dict[str, tuple[bytes, str]]:
     """Every file that is served, by its address."""
-    names = ["index.html", "app.js", "core.js", "ui.js", "studio.css", "icon.svg"]
+    names = [
+        "index.html",
+        "app.js",
+        "core.js",
+        "ui.js",
+        "models.js",
+        "picture.js",
+        "studio.css",
+        "icon.svg",
+    ]
     static, look, lab = files("regard.studio") / "static", files("regard.look"), files("regard.lab")
     sources = {
         **{name: static / name for name in (*names, *(f"{page}.js" for page in PAGES))},

@@ -1,7 +1,8 @@
 // Attention by hand: every matrix from queries, keys and values to the output, and its arithmetic.
 
 import { attention, entropy, operations, parse, product, random, transpose } from "/core.js";
-import { ask, button, card, el, figure, lead, live, problem, select, slider, table, text, toggle } from "/ui.js";
+import { ask, button, card, el, figure, lead, live, problem, select, slider, table, text } from "/ui.js";
+import { sign } from "/view.js";
 
 const PRESETS = {
   exercise3: ["Exercise 3: two queries, three keys", { q: "1 2; 3 1", k: "2 1; 1 1; 0 1", v: "1 2 -2; 1 1 2; 0 1 -1" }],
@@ -42,7 +43,7 @@ export async function show(root) {
     parts.push(el("div", { class: "columns" }, card("Inputs", typing(state, set, inputs)), card("Sharpness and mask", settings(state, set, inputs))));
     if (inputs.error) return parts;
     const steps = attention(inputs.query, inputs.key, inputs.value, inputs);
-    parts.push(el("ol", { class: "steps" }, Object.keys(STEPS).filter((name) => name !== "masked" || inputs.allowed).map((name, n) => el("li", {}, step(n + 1, name, steps, inputs, state, set)))));
+    parts.push(el("ol", { class: "stages" }, Object.keys(STEPS).filter((name) => name !== "masked" || inputs.allowed).map((name, n) => el("li", {}, step(n + 1, name, steps, inputs, state, set)))));
     parts.push(counted(inputs, state));
     return parts;
   }
@@ -50,7 +51,7 @@ export async function show(root) {
   /** Queries, keys and values, from whatever was typed; or what is wrong with it. */
   function read(state) {
     if (real) {
-      return { query: real.query, key: real.key, value: real.value, allowed: real.allowed, beta: state.beta === "natural" ? real.beta : sharpness(state.beta, real.key[0].length), rows: real.rows, columns: real.columns, wrong: {} };
+      return { query: real.query, key: real.key, value: real.value, allowed: real.allowed, beta: state.beta === "natural" ? real.beta : sharpness(state.beta, real.key[0].length), rows: real.rows.map(sign), columns: real.columns.map(sign), wrong: {} };
     }
     const found = {};
     const wrong = {};
@@ -77,7 +78,7 @@ export async function show(root) {
   function typing(state, set, inputs) {
     if (real) {
       return [el("p", {}, `Head ${state.head + 1} of ${state.attention} in ${state.run}, while it translated “${state.text}”: ${real.query.length} queries, ${real.key.length} keys, width ${real.key[0].length}.`),
-        el("div", { class: "matrices" }, ["query", "key", "value"].map((name) => table(name[0].toUpperCase(), real[name], { rows: name === "query" ? real.rows : real.columns, digits: 2 }))),
+        el("details", {}, el("summary", {}, "Its queries, keys and values"), el("div", { class: "matrices" }, ["query", "key", "value"].map((name) => table(name[0].toUpperCase(), real[name], { rows: (name === "query" ? real.rows : real.columns).map(sign), digits: 2 })))),
         el("p", {}, button("Back to typed numbers", () => { real = null; set({ run: "", text: "", attention: "", head: 0, beta: "natural" }); }))];
     }
     const typedField = (name, label) => text(name, label, state[name], (value) => set({ [name]: value, preset: "own", order: "", cell: "" }), { rows: Math.min(6, Math.max(2, state[name].split(/[;\n]/).length)), invalid: inputs.wrong[name] });

@@ -1,5 +1,183 @@
-import { el } from "/view.js";
+// Translate: what a translator attends to, with controls that act on the model and decode again.
 
-export function show(root) {
-  root.append(el("p", {}, "…"));
+import { button, card, el, figure, lead, live, problem, select, svg, text } from "/ui.js";
+import { byWords, effects, mount, selection, sign, tokens, unpack, wordNames } from "/view.js";
+import { asker, changed, changes, chooser, headTools, list, nothingYet, runsFor, unlist } from "/models.js";
+
+const DEFAULTS = { run: "", text: "", beams: 4, off: "", beta: "", hidden: "", forced: "", map: "", layer: "", head: "", row: "", merge: "tokens", label: "written", order: "" };
+const NONE = { off: "", beta: "", hidden: "", forced: "" };
+const DATES = ["4. März 1983", "23 октября 2006 г.", "10 ธันวาคม ค.ศ. 1974", "1990年10月3日", "Friday, August 9, 2024"];
+const ABOUT = "Type a source. Switch heads off, sharpen them, hide words or force one: the model decodes again each time.";
+
+export async function show(root) {
+  const { ready, demo } = await runsFor("translate");
+  if (!ready.length) return void root.replaceChildren(...nothingYet("Translate", ABOUT, demo));
+  let view = null;
+  let plain = null;
+  let trouble = null;
+  let busy = true;
+  let detail = null;
+  const page = live(root, "translate", { ...DEFAULTS, run: ready[0].name, text: /date/.test(ready[0].name) ? DATES[0] : "A dog runs on the beach." }, draw);
+
+  const request = asker("translate", (found, error) => {
+    busy = false;
+    trouble = error;
+    if (found) {
+      view = found;
+      if (!edited(page.state)) plain = { text: found.text, logP: found.logP, key: key(page.state) };
+    }
+    page.render();
+  });
+  const compare = asker("translate", (found) => {
+    if (found) plain = { text: found.text, logP: found.logP, key: key(page.state) };
+    page.render();
+  });
+  const deepen = asker("translate", (found, error, question) => {
+    busy = false;
+    trouble = error;
+    if (found && detail === JSON.stringify(question)) {
+      view = found;
+      const { best } = found;
+      if (best && page.state.head === "") Object.assign(page.state, { map: "cross", layer: String(best.layer), head: String(best.head) });
+    }
+    page.render();
+  });
+
+  const key = (state) => JSON.stringify([state.run, state.text, state.beams]);
+  const edited = (state) => Boolean(state.off || state.beta || state.hidden || state.forced);
+  const question = (state) => ({ run: state.run, text: state.text, beams: state.beams, ...changes(state), forced: list(state.forced).map(([token]) => Number(token)) });
+
+  function again(state, wait) {
+    if (!state.text.trim()) return;
+    busy = true;
+    detail = null;
+    request(question(state), wait);
+    if (edited(state) && plain?.key !== key(state)) compare({ run: state.run, text: state.text, beams: state.beams }, wait);
+  }
+
+  function change(delta, wait = 0) {
+    const next = { ...page.state, ...delta };
+    page.set(delta);
+    again(next, wait);
+  }
+
+  again(page.state, 0);
+
+  function draw(state) {
+    const parts = [lead("Translate", ABOUT)];
+    const run = ready.find((one) => one.name === state.run);
+    parts.push(card(null,
+      el("div", { class: "columns" },
+        text("text", "Source", state.text, (value) => change({ text: value, ...NONE, row: "" }, 250)),
+        el("div", { class: "controls" }, chooser(ready, state, (delta) => change({ ...delta, ...NONE, map: "", layer: "", head: "", row: "" })), select("beams", "Beam size", String(state.beams), ["1", "2", "4", "8"].map((n) => [n, n === "1" ? "1, greedy" : n]), (beams) => change({ beams: Number(beams) })))),
+      run?.task === "dates" || /date/.test(state.run) ? el("p", { class: "words" }, DATES.map((date) => button(date, () => change({ text: date, ...NONE, row: "" }), { class: "mini" }))) : null,
+      trouble ? problem(trouble) : null,
+      view ? outcome(state) : el("p", { class: "soft", "aria-busy": "true" }, "The model is being read …")));
+    if (!view) return parts;
+    parts.push(el("div", { class: busy ? "busy" : null }, viewer(state)));
+    parts.push(card("Word alignment", alignment(state)));
+    parts.push(view.effect ? effects(view.effect) : null);
+    if (view.tree.length) parts.push(card("Beam tree", el("p", { class: "soft" }, "Every hypothesis that was open, step by step; in colour the one that won. A number is the log p of all so far."), tree()));
+    return parts;
+  }
+
+  function outcome(state) {
+    const cross = view.maps.find((one) => one.name === "cross");
+    const hidden = new Set(list(state.hidden).map(([place]) => Number(place)));
+    const hide = (places) => {
+      const all = places.every((place) => hidden.has(place));
+      for (const place of places) all ? hidden.delete(place) : hidden.add(place);
+      change({ hidden: unlist([...hidden].sort((a, b) => a - b).map((place) => [String(place)])), forced: "" });
+    };
+    const words = state.merge === "words" && cross.columnWords ? groups(cross.columnWords) : cross.columns.map((_, place) => [place]);
+    const names = state.merge === "words" && cross.columnWords ? wordNames(cross.columns, cross.columnWords) : cross.columns.map(sign);
+    return [
+      el("p", { class: "note" }, "Click a part of the source to hide it from all attention."),
+      el("div", { class: "words", role: "group", "aria-label": "parts of the source" }, words.map((places, n) => button(names[n], () => hide(places), { "data-key": `word-${places[0]}`, class: places.every((place) => hidden.has(place)) ? "struck" : null, "aria-pressed": String(places.every((place) => hidden.has(place))), title: "hide it" }))),
+      el("p", { class: "answer", "data-fact": "output", "aria-live": "polite" }, view.text || "∅"),
+      plain && edited(state) ? el("p", { class: "before" }, plain.text === view.text ? "Unchanged" : `Without changes: ${plain.text}`, `; log p ${figure(view.logP, 2)}, without changes ${figure(plain.logP, 2)} for its own.`) : el("p", { class: "before" }, `log p ${figure(view.logP, 2)}`),
+      forcing(state),
+      changed(state, change, NONE),
+    ];
+  }
+
+  /** Tokens that were written; each can be replaced by another, and the rest is decoded again. */
+  function forcing(state) {
+    const forced = list(state.forced).length;
+    return el("details", { "data-key": "forcing", open: forced > 0 },
+      el("summary", {}, "Tokens, and what might have been written instead"),
+      tokens(view.tokens),
+      el("div", { class: "scroll", tabindex: "0", role: "group", "aria-label": "alternatives" }, el("table", {}, el("tbody", {}, view.tokens.map(([piece], n) => el("tr", {}, el("th", { scope: "row" }, n < forced ? "▸ " : "", sign(piece)),
+        el("td", { class: "words" }, view.alternatives[n].map(([token, name, p]) => button([sign(name), " ", el("small", {}, figure(p, 2))], () => change({ forced: unlist([...view.ids.slice(0, n), token].map((id) => [String(id)])) }), { class: "mini", "data-key": `force-${n}-${token}`, title: "begin so, and go on from here" })))))))));
+  }
+
+  function viewer(state) {
+    const box = el("div");
+    const chosen = { map: state.map || undefined, layer: state.layer === "" ? undefined : Number(state.layer), head: state.head === "" ? undefined : state.head === "mean" || state.head === "rollout" ? state.head : Number(state.head), row: state.row === "" ? undefined : Number(state.row), merge: state.merge, label: state.label, order: state.order || undefined };
+    mount(box, { ...view, effect: null }, {
+      plain: true,
+      state: Object.fromEntries(Object.entries(chosen).filter(([, value]) => value !== undefined)),
+      onstate: (next) => page.set({ map: next.map ?? "", layer: next.layer === undefined ? "" : String(next.layer), head: next.head === undefined ? "" : String(next.head), row: next.row === undefined ? "" : String(next.row), merge: next.merge, label: next.label, order: next.order ?? "" }),
+      tools: (one) => headTools(one, state, change, [button("Open this head in By hand", () => { location.hash = `byhand?${new URLSearchParams({ run: state.run, text: state.text, attention: one.map.layers[one.layer], head: String(one.head) })}`; }, { "data-key": "to-byhand" }), view.effect ? null : button("Find what each head and word does", () => { busy = true; const asked = { ...question(state), effect: true }; detail = JSON.stringify(asked); deepen(asked); page.render(); }, { "data-key": "effects" })]),
+    });
+    return box;
+  }
+
+  function alignment(state) {
+    const cross = view.maps.find((one) => one.name === "cross");
+    const { layer, head } = view.best ?? selection(view, { map: "cross", layer: state.layer || undefined, head: state.head || undefined });
+    const shift = view.best?.shift ?? 0;
+    const all = typeof head === "number" ? unpack(cross)(layer, head) : selection(view, { map: "cross" }).weights;
+    const rows = shift ? [...all.slice(1), all.at(-1)] : all;
+    const merged = cross.columnWords && new Set(cross.rowWords).size > 2;
+    const weights = merged ? byWords(rows, cross.rowWords, cross.columnWords) : rows;
+    const sources = merged ? wordNames(cross.columns, cross.columnWords) : cross.columns.map(sign);
+    const targets = merged ? wordNames(cross.written, cross.rowWords) : cross.written.map(sign);
+    return [lines(weights, sources, targets), el("p", { class: "soft" }, view.best ? `From head ${head + 1} of layer ${layer + 1}, which aligns best: found by leaving words out.` : "From the head that is chosen above; “Find what each head and word does” finds the one that aligns best.")];
+  }
+
+  function lines(weights, sources, targets) {
+    const width = (name) => 22 + 9 * [...name].reduce((sum, letter) => sum + (letter.codePointAt(0) > 0x1100 ? 1.7 : 1), 0);
+    const row = (names) => { let x = 8; return names.map((name) => { const middle = x + width(name) / 2; x += width(name); return middle; }); };
+    const [top, bottom] = [row(sources), row(targets)];
+    const wide = Math.max(top.at(-1) ?? 0, bottom.at(-1) ?? 0) + 40;
+    const drawn = svg("svg", { viewBox: `0 0 ${wide} 150`, width: wide, height: 150, role: "img", "aria-label": `Alignment: ${targets.map((name, i) => `${name} from ${sources[weights[i].indexOf(Math.max(...weights[i]))]}`).join(", ")}` });
+    weights.forEach((line, i) => line.forEach((x, j) => { if (x > 0.08) drawn.append(svg("path", { d: `M${top[j]} 30C${top[j]} 80 ${bottom[i]} 70 ${bottom[i]} 118`, fill: "none", stroke: "var(--heat)", "stroke-width": (0.6 + 4 * x).toFixed(2), opacity: Math.min(1, 0.15 + x).toFixed(2) }, svg("title", {}, `${targets[i]} ← ${sources[j]}: ${figure(x, 3)}`))); }));
+    sources.forEach((name, j) => drawn.append(svg("text", { x: top[j], y: 22, "text-anchor": "middle", "font-size": 15 }, name)));
+    targets.forEach((name, i) => drawn.append(svg("text", { x: bottom[i], y: 136, "text-anchor": "middle", "font-size": 15 }, name)));
+    return el("div", { class: "scroll", tabindex: "0", role: "group", "aria-label": "word alignment" }, drawn);
+  }
+
+  function tree() {
+    const nodes = view.tree.map(([step, parent, token, name, gain, total]) => ({ step, parent, token, name, gain, total }));
+    const won = new Set();
+    const path = view.ids.slice(list(page.state.forced).length);
+    let at = -1;
+    path.forEach((token, step) => {
+      at = nodes.findIndex((node, n) => node.step === step && node.token === token && (node.parent ?? -1) === at && !won.has(n));
+      if (at >= 0) won.add(at);
+    });
+    const steps = Math.max(...nodes.map((node) => node.step)) + 1;
+    const ranks = new Map();
+    nodes.forEach((node, n) => { const rank = ranks.get(node.step) ?? 0; ranks.set(node.step, rank + 1); node.rank = rank; node.n = n; });
+    const most = Math.max(...ranks.values());
+    const [dx, dy] = [92, 34];
+    const x = (node) => 20 + node.step * dx;
+    const y = (node) => 24 + node.rank * dy;
+    const drawn = svg("svg", { width: steps * dx + 60, height: most * dy + 20, viewBox: `0 0 ${steps * dx + 60} ${most * dy + 20}`, role: "img", "aria-label": `Beam tree of ${steps} steps; the best: ${view.text}` });
+    for (const node of nodes) {
+      if (node.parent !== null) {
+        const from = nodes[node.parent];
+        drawn.append(svg("path", { d: `M${x(from) + 44} ${y(from) - 4}C${x(from) + 66} ${y(from) - 4} ${x(node) - 22} ${y(node) - 4} ${x(node) - 4} ${y(node) - 4}`, class: won.has(node.n) ? "won" : null }));
+      }
+      drawn.append(svg("g", { class: won.has(node.n) ? "won" : null }, svg("text", { x: x(node), y: y(node) }, `\u2068${sign(node.name)}\u2069 `, svg("tspan", { class: "tick" }, figure(node.total, 1))), svg("title", {}, `${sign(node.name)}: p = ${figure(Math.exp(node.gain), 3)}`)));
+    }
+    return el("div", { class: "tree", tabindex: "0", role: "group", "aria-label": "Beam tree" }, drawn);
+  }
+}
+
+function groups(words) {
+  const places = [];
+  words.forEach((word, place) => { if (word >= 0) (places[word] ??= []).push(place); });
+  return places;
 }

@@ -163,7 +163,7 @@ function ticks(low, high, count = 5) {
 
 export function short(x) {
   const size = Math.abs(x);
-  if (size >= 1e15) return x.toExponential(0).replace("e+", "e");
+  if (size >= 1e15 || (size > 0 && size < 1e-3)) return x.toExponential(0).replace("e+", "e").replaceAll("-", "−");
   for (const [power, unit] of [[1e12, "T"], [1e9, "G"], [1e6, "M"], [1e3, "k"]]) if (size >= power) return `${Number((x / power).toPrecision(3))} ${unit}`;
   return String(Number(x.toPrecision(3))).replace("-", "−");
 }
@@ -179,7 +179,7 @@ export function chart(title, curves, { x = "", y = "", logX = false, logY = fals
   const xs = real.flatMap((curve) => curve.at.map(([u]) => fx(u)));
   const ys = real.flatMap((curve) => curve.at.map(([, v]) => fy(v)));
   if (!xs.length) return el("p", { class: "soft" }, "Nothing to draw yet.");
-  const [left, right, top, bottom] = [58, 14, 12, 42];
+  const [left, right, top, bottom] = [64, 14, 12, 42];
   const [x0, x1] = [Math.min(...xs), Math.max(...xs)];
   let [y0, y1] = [low === undefined ? Math.min(...ys) : fy(low), high === undefined ? Math.max(...ys) : fy(high)];
   if (y0 === y1) [y0, y1] = [y0 - 1, y1 + 1];
@@ -198,9 +198,11 @@ export function chart(title, curves, { x = "", y = "", logX = false, logY = fals
     if (fx(mark.x) < x0 || fx(mark.x) > x1) continue;
     drawn.append(svg("line", { x1: px(mark.x), x2: px(mark.x), y1: top, y2: height - bottom, class: "mark" }), svg("text", { x: px(mark.x) + 4, y: top + 10, class: "tick" }, mark.name));
   }
+  const frame = `clip-${++numbered}`;
+  drawn.append(svg("clipPath", { id: frame }, svg("rect", { x: left, y: top - 2, width: width - left - right, height: height - top - bottom + 4 })));
   real.forEach((curve, n) => {
-    const clipped = curve.at.map(([u, v]) => `${px(u).toFixed(1)},${Math.max(top - 4, Math.min(height - bottom + 4, py(v))).toFixed(1)}`).join(" ");
-    drawn.append(svg("polyline", { points: clipped, class: `curve c${(curve.colour ?? n) % 6}${curve.faint ? " faint" : ""}` }));
+    const along = curve.at.map(([u, v]) => `${px(u).toFixed(1)},${py(v).toFixed(1)}`).join(" ");
+    drawn.append(svg("polyline", { points: along, "clip-path": `url(#${frame})`, class: `curve c${(curve.colour ?? n) % 6}${curve.faint ? " faint" : ""}` }));
     if (points && curve.at.length <= 60) for (const [u, v] of curve.at) drawn.append(svg("circle", { cx: px(u), cy: py(v), r: 3, class: `dot c${(curve.colour ?? n) % 6}` }, svg("title", {}, `${curve.name}: ${short(u)}, ${short(v)}`)));
   });
   drawn.append(svg("text", { x: (left + width - right) / 2, y: height - 6, class: "label", "text-anchor": "middle" }, x), svg("text", { x: 0, y: 0, class: "label", "text-anchor": "middle", transform: `translate(13 ${(top + height - bottom) / 2}) rotate(-90)` }, y));

@@ -1,0 +1,83 @@
+// What the pages of trained models have in common: choosing a run, and asking it again on changes.
+
+import { ask, button, card, el, lead, problem, select } from "/ui.js";
+
+/** The runs that a page can show, and the command that makes one. */
+export async function runsFor(page) {
+  const { runs, demos } = await ask("runs");
+  return { ready: runs.filter((run) => run.page === page && run.ready), demo: demos[page] };
+}
+
+export function nothingYet(title, words, demo) {
+  return [lead(title, words), el("section", { class: "offer" }, el("h2", {}, "No model yet"), el("p", {}, "This page looks into a trained model. The quickest one is made in a minute or two:"), el("p", {}, el("code", {}, demo)), el("p", { class: "soft" }, "Then reload this page. A run of your own: ", el("code", {}, "regard studio RUN")))];
+}
+
+export function chooser(runs, state, set) {
+  return select("run", "Model", state.run, runs.map((run) => [run.name, run.name]), (run) => set({ run }));
+}
+
+/** Asks a while after the last change, one question at a time; the last one counts. */
+export function asker(name, answered) {
+  let timer = null;
+  let number = 0;
+  return (question, wait = 0) => {
+    clearTimeout(timer);
+    const mine = ++number;
+    timer = setTimeout(async () => {
+      try {
+        const found = await ask(name, question);
+        if (mine === number) answered(found, null, question);
+      } catch (error) {
+        if (mine === number) answered(null, error, question);
+      }
+    }, wait);
+  };
+}
+
+// Lists in the address: "a~1,b~2"
+export const list = (text) => (text ? text.split(",").map((one) => one.split("~")) : []);
+export const unlist = (items) => items.map((one) => one.join("~")).join(",");
+
+/** Heads that are off and heads with another β, as the server wants them. */
+export function changes(state) {
+  return {
+    off: list(state.off).map(([name, head]) => [name, Number(head)]),
+    beta: list(state.beta).map(([name, head, factor]) => [name, Number(head), Number(factor)]),
+    hidden: list(state.hidden).map(([place]) => Number(place)),
+  };
+}
+
+/** Buttons for the chosen head: off, sharper, flatter. */
+export function headTools(chosen, state, change, more = []) {
+  if (typeof chosen.head !== "number") return el("p", { class: "soft" }, "Choose a single head to switch it off or to change its β.");
+  const name = chosen.map.layers[chosen.layer];
+  const head = String(chosen.head);
+  const offs = list(state.off);
+  const betas = list(state.beta);
+  const isOff = offs.some(([one, h]) => one === name && h === head);
+  const factor = Number(betas.find(([one, h]) => one === name && h === head)?.[2] ?? 1);
+  const setFactor = (x) => change({ beta: unlist([...betas.filter(([one, h]) => one !== name || h !== head), ...(x === 1 ? [] : [[name, head, String(x)]])]) });
+  const input = el("input", { type: "range", min: 0, max: 4, step: 0.1, "data-key": "head-beta", "aria-label": "β of this head, times", "aria-valuetext": `${factor} times`, onchange: (event) => setFactor(Number(event.target.value)) });
+  input.value = factor;
+  return el("div", { class: "controls" },
+    button(isOff ? "Head is off" : "Switch this head off", () => change({ off: unlist(isOff ? offs.filter(([one, h]) => one !== name || h !== head) : [...offs, [name, head]]) }), { "aria-pressed": String(isOff), "data-key": "head-off" }),
+    el("label", { class: "toggle" }, "β × ", input, el("output", {}, String(factor))), more);
+}
+
+export function changed(state, change, keys = { off: "", beta: "", hidden: "" }) {
+  const words = [];
+  for (const [name, head] of list(state.off)) words.push(`${short(name)}, head ${Number(head) + 1} is off`);
+  for (const [name, head, factor] of list(state.beta)) words.push(`${short(name)}, head ${Number(head) + 1} has β × ${factor}`);
+  if (state.hidden) words.push(`${list(state.hidden).length} hidden`);
+  if (state.forced) words.push("the beginning is forced");
+  if (!words.length) return null;
+  return el("p", { class: "controls" }, el("span", { class: "soft" }, `Changed: ${words.join("; ")}.`), button("Undo all", () => change(keys), { class: "mini" }));
+}
+
+function short(name) {
+  const match = /^(encoder|decoder)\.blocks\.(\d+)\.(attention|cross)$/.exec(name);
+  if (!match) return name;
+  return `${match[3] === "cross" ? "cross-attention" : match[1]} layer ${Number(match[2]) + 1}`;
+}
+
+export { card, problem };

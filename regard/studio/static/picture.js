@@ -1,0 +1,169 @@
+// What Vision and Read have in common: a picture that is chosen, drawn or opened, and a model's view.
+
+import { ask, button, card, el, figure, lead, live, problem, toggle } from "/ui.js";
+import { effects, mount, overlay } from "/view.js";
+import { asker, changed, changes, chooser, headTools, list, nothingYet, runsFor, unlist } from "/models.js";
+
+const DEFAULTS = { run: "", sample: 0, drawn: "", off: "", beta: "", hidden: "", hiding: false, map: "", layer: "", head: "", row: "", label: "written", order: "" };
+const NONE = { off: "", beta: "", hidden: "" };
+
+export async function showPictures(root, page, { title, about, question, kind, result }) {
+  const { ready, demo } = await runsFor(page);
+  if (!ready.length) return void root.replaceChildren(...nothingYet(title, about, demo));
+  let samples = [];
+  let opened = null;
+  let view = null;
+  let whole = null;
+  let trouble = null;
+  let busy = true;
+  const board = { width: 0, height: 0, cells: [] };
+  const defaults = { ...DEFAULTS, run: ready[0].name };
+  const one = live(root, page, defaults, draw);
+
+  const request = asker(question, (found, error, asked) => {
+    busy = false;
+    trouble = error;
+    if (found) {
+      view = found;
+      if (board.width !== found.picture.width || board.height !== found.picture.height) resize(found.picture);
+      if (!asked.off.length && !asked.beta.length && !asked.hidden.length) whole = found;
+    }
+    one.render();
+  });
+
+  function image(state) {
+    if (opened) return opened;
+    if (state.drawn && board.width) return png();
+    return samples[state.sample] ?? samples[0];
+  }
+
+  function again(state, wait = 0, effect = false) {
+    const data = image(state);
+    if (!data) return;
+    busy = true;
+    request({ run: state.run, image: data, ...changes(state), effect }, wait);
+  }
+
+  function change(delta, wait = 0) {
+    const next = { ...one.state, ...delta };
+    one.set(delta);
+    again(next, wait);
+  }
+
+  try {
+    samples = await ask("samples", { kind });
+    again({ ...one.state, drawn: "" });
+    if (one.state.drawn) setTimeout(() => again(one.state), 400);
+  } catch (error) { trouble = error; }
+  one.render();
+
+  function draw(state, set) {
+    const parts = [lead(title, about)];
+    parts.push(el("div", { class: "columns" },
+      card("The picture", chooser(ready, state, (delta) => change({ ...delta, ...NONE })),
+        el("div", { class: "gallery", role: "group", "aria-label": "samples" }, samples.map((data, n) => el("button", { type: "button", "data-key": `sample-${n}`, "aria-pressed": String(!opened && !state.drawn && n === state.sample), "aria-label": `sample ${n + 1}`, onclick: () => { opened = null; change({ sample: n, drawn: "", ...NONE }); } }, el("img", { src: `data:image/png;base64,${data}`, height: 34, alt: "" })))),
+        view ? drawing(state) : null,
+        el("p", {}, el("label", { class: "toggle" }, "Open a file: ", el("input", { type: "file", accept: "image/*", onchange: open })))),
+      card(result.title, trouble ? problem(trouble) : null, view ? [result.show(view, whole), changed(state, change, NONE), toggle("hiding", "Clicking a patch hides it", state.hiding, (hiding) => set({ hiding })), state.hiding ? hider(state) : null] : el("p", { class: "soft", "aria-busy": "true" }, "The model is being read …"))));
+    if (!view) return parts;
+    parts.push(el("div", { class: busy ? "busy" : null }, viewer(state)));
+    if (view.effect) parts.push(card("What hiding each patch does", el("p", { class: "soft" }, "By how much log p falls when nobody may attend to a patch. A weight says where a head looked; this says what it mattered."), overlay(view.picture, view.effect.falls.map((row) => Math.max(0, row.reduce((sum, x) => sum + x, 0))), { size: 420, label: "Fall of log p, patch by patch" }), effects(view.effect).querySelector(".bars")));
+    if (view.positions) parts.push(similar(state));
+    return parts;
+  }
+
+  function hider(state) {
+    const { picture } = view;
+    const hidden = hiddenPatches(state);
+    return [el("p", { class: "note" }, "Nobody may attend to a hidden patch, in any layer."),
+      overlay(picture, new Array(picture.rows * picture.columns).fill(0), { size: 300, hidden, label: "Click a patch to hide it", onpick: (n) => {
+        hidden.has(n) ? hidden.delete(n) : hidden.add(n);
+        change({ hidden: unlist([...hidden].sort((a, b) => a - b).map((place) => [String(place + picture.first)])) });
+      } })];
+  }
+
+  function hiddenPatches(state) {
+    return new Set(list(state.hidden).map(([place]) => Number(place) - view.picture.first));
+  }
+
+  function viewer(state) {
+    const box = el("div");
+    const chosen = { map: state.map || undefined, layer: state.layer === "" ? undefined : Number(state.layer), head: state.head === "" ? undefined : state.head === "mean" || state.head === "rollout" ? state.head : Number(state.head), row: state.row === "" ? undefined : Number(state.row), label: state.label, order: state.order || undefined };
+    mount(box, { ...view, effect: null }, {
+      plain: true, hidden: hiddenPatches(state),
+      state: Object.fromEntries(Object.entries(chosen).filter(([, value]) => value !== undefined)),
+      onstate: (next) => one.set({ map: next.map ?? "", layer: next.layer === undefined ? "" : String(next.layer), head: next.head === undefined ? "" : String(next.head), row: next.row === undefined ? "" : String(next.row), label: next.label, order: next.order ?? "" }),
+      tools: (head) => headTools(head, state, change, view.effect ? [] : [button("Find what each patch and head does", () => again(state, 0, true), { "data-key": "effects" })]),
+    });
+    return box;
+  }
+
+  /** How alike the position of one patch is to all others'. */
+  function similar(state) {
+    const n = Math.min(Math.max(0, Number(state.row || view.picture.first) - view.picture.first), view.positions.length - 1);
+    const row = view.positions[n].map((x) => Math.max(0, x));
+    return card("How alike positions are", overlay(view.picture, row, { size: 220, selected: n, label: "Similarity of positions", onpick: (m) => one.set({ row: String(m + view.picture.first) }) }), el("p", { class: "soft" }, `Cosine of patch ${n + 1}'s position with each other's: ${view.positions[n].slice(0, 6).map((x) => figure(x, 2)).join(", ")}${view.positions.length > 6 ? " …" : ""}`));
+  }
+
+  // Drawing
+
+  function resize(picture) {
+    Object.assign(board, { width: picture.width, height: picture.height, cells: new Array(picture.width * picture.height).fill(0) });
+    const said = one.state.drawn;
+    if (said.length === board.cells.length) board.cells = [...said].map((digit) => parseInt(digit, 16) / 15);
+  }
+
+  function png() {
+    const canvas = el("canvas", { width: board.width, height: board.height });
+    ink(canvas);
+    return canvas.toDataURL("image/png").split(",")[1];
+  }
+
+  function ink(canvas) {
+    const context = canvas.getContext("2d");
+    const pixels = context.createImageData(board.width, board.height);
+    board.cells.forEach((x, n) => pixels.data.set([255 * x, 255 * x, 255 * x, 255], 4 * n));
+    context.putImageData(pixels, 0, 0);
+  }
+
+  function drawing(state) {
+    if (!board.width || board.width * board.height > 4096) return null;
+    const scale = Math.max(4, Math.min(24, Math.floor(300 / board.width)));
+    const canvas = el("canvas", { class: "draw pixels", width: board.width, height: board.height, role: "img", "aria-label": "Draw here with the mouse or a finger", style: { width: `${board.width * scale}px` } });
+    ink(canvas);
+    let down = false;
+    const dab = (event) => {
+      const box = canvas.getBoundingClientRect();
+      const [x, y] = [((event.clientX - box.left) / box.width) * board.width, ((event.clientY - box.top) / box.height) * board.height];
+      for (let row = 0; row < board.height; row++) for (let column = 0; column < board.width; column++) {
+        const far = Math.hypot(column + 0.5 - x, row + 0.5 - y);
+        const n = row * board.width + column;
+        board.cells[n] = Math.min(1, Math.max(board.cells[n], 1.35 - far));
+      }
+      ink(canvas);
+    };
+    const done = () => {
+      if (!down) return;
+      down = false;
+      opened = null;
+      change({ drawn: board.cells.map((x) => Math.round(15 * Math.max(0, x)).toString(16)).join(""), ...NONE });
+    };
+    canvas.addEventListener("pointerdown", (event) => { down = true; canvas.setPointerCapture(event.pointerId); dab(event); });
+    canvas.addEventListener("pointermove", (event) => down && dab(event));
+    canvas.addEventListener("pointerup", done);
+    canvas.addEventListener("pointercancel", done);
+    return el("div", {}, el("p", { class: "note" }, "Or draw one:"), canvas, el("p", {}, button("Clear", () => { board.cells.fill(0); one.set({ drawn: "" }); one.render(); }, { class: "mini" })));
+  }
+
+  async function open(event) {
+    const [file] = event.target.files;
+    if (!file) return;
+    if (file.size > 2e6) { trouble = new Error("a picture may have at most 2 MB"); return one.render(); }
+    const bytes = new Uint8Array(await file.arrayBuffer());
+    let text = "";
+    for (const byte of bytes) text += String.fromCharCode(byte);
+    opened = btoa(text);
+    change({ drawn: "", ...NONE });
+  }
+}
+
