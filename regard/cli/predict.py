@@ -2,6 +2,7 @@
 
 echo "…" | regard translate RUN        a line for each line, in order, as they are ready
 regard translate RUN text.en …         the same for files, and for those in folders
+regard score RUN pairs.tsv …           the log p of each given translation
 regard classify RUN picture.png …      a label and its probability for each picture, or of a folder
 find … | regard classify RUN           the same for names that come in a pipe
 regard read RUN picture.png …          the text in each picture
@@ -11,6 +12,7 @@ echo "…" | regard label RUN            a label for each line
 
 import io
 import json
+import math
 import os
 import sys
 import warnings
@@ -35,7 +37,7 @@ if TYPE_CHECKING:
 
 Settings = TypeVar("Settings")
 Ready = TypeVar("Ready")
-Reads = TypeVar("Reads", bound="Translate | Generate | Label")
+Reads = TypeVar("Reads", bound="Translate | Score | Generate | Label")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,6 +81,10 @@ class Translate(EnsembleOptions):
     align: bool = False
     """Add ||| word alignments: 0-1 is the first word of the source and the second of the
     translation. Words are what white space separates."""
+    prefix: str = ""
+    """Forced prefix: every translation begins with this text."""
+    prefix_column: bool = False
+    """Forced prefixes, one for each line: source, a tab, and how its translation must begin."""
     longest: int = 20_000
     """Maximum length of a line in characters; longer ones are left out."""
     head: tuple[int, int, int] | None = None
@@ -90,6 +96,8 @@ class Translate(EnsembleOptions):
 
     def __post_init__(self) -> None:
         check_positive(self, "beams", "batch", "n_best", "longest")
+        if self.prefix and self.prefix_column:
+            raise ValueError("prefix and prefix_column both say how translations begin; give one")
 
 
 def translate(words: Sequence[str]) -> int:
@@ -105,20 +113,22 @@ def translate(words: Sequence[str]) -> int:
         )
 
         def answer(lines: list[Line]) -> Iterator[str]:
+            sources, prefixes = _prefixed([text for _, text in lines], options)
             translations = model.translations(
-                [text for _, text in lines],
+                sources,
                 n_best=options.n_best or 1,
                 beams=options.beams,
                 batch=options.batch,
+                prefix=prefixes,
                 align=options.align,
                 low_latency=False,
             )
-            for (number, source), best in zip(lines, translations):
+            for (number, _), source, best in zip(lines, sources, translations):
                 yield _shown(number, source, best, model, options)
 
         def prepare(sample: list[str]) -> None:
             if options.align and model.head is None:
-                model.find_head(sample)
+                model.find_head(_prefixed(sample, options)[0])
 
         def without(number: int, reason: str) -> str:
             if options.json:
@@ -127,6 +137,14 @@ def translate(words: Sequence[str]) -> int:
 
         found = answers(lines, answer, here, prepare)
         return _write(lines, found, without, lambda: _chosen(model))
+
+
+def _prefixed(lines: list[str], options: Translate) -> tuple[list[str], str | list[str]]:
+    """The sources, and what their translations begin with."""
+    if not options.prefix_column:
+        return lines, options.prefix
+    cells = [line.partition("\t") for line in lines]
+    return [source for source, _, _ in cells], [prefix for _, _, prefix in cells]
 
 
 def _translator(folder: Path, options: Translate, kind: type[Ready], here: Processes) -> Ready:
@@ -192,6 +210,72 @@ def _chosen(model: "Translator") -> str | None:
         f"word alignments are those of {head}, which reaches {share:.0%} of the best by "
         f"leave-one-out; {again} skips the search"
     )
+
+
+@dataclass(frozen=True)
+class Score(EnsembleOptions):
+    """Scores given translations: of each line, source and translation with a tab between them, the
+    log p of the translation."""
+
+    files: tuple[str, ...] = ()
+    """Files of such lines, one after the other, instead of standard input; plain or compressed."""
+    normalize: bool = False
+    """Divide log p by length^penalty, as search does with the model's length penalty."""
+    tokens: bool = False
+    """Append ||| log p of each token, </s> included."""
+    batch: int = 64
+    """Batch size in sentences."""
+    longest: int = 40_000
+    """Maximum length of a line in characters; longer ones are left out."""
+    json: bool = False
+    """One JSON object for each line, for programs."""
+
+    def __post_init__(self) -> None:
+        check_positive(self, "batch", "longest")
+
+
+def score(words: Sequence[str]) -> int:
+    from regard.task.translator import Translator
+
+    folder, options = _with_files("score", Score, Score(), words)
+    model = _ensemble(folder, options, Translator)
+    counted: list[float] = []
+
+    def answer(lines: list[Line]) -> Iterator[str]:
+        pairs = []
+        for number, line in lines:
+            source, tab, target = line.partition("\t")
+            if not (tab and source.strip() and target.strip()):
+                raise ValueError(f"line {number + 1:,} needs a source, a tab and a translation")
+            pairs.append((source, target))
+        for (number, _), (source, _), one in zip(
+            lines, pairs, model.score(pairs, batch=options.batch)
+        ):
+            counted.extend(one.token_scores)
+            value = one.score if options.normalize else one.log_p
+            if options.json:
+                pieces = model.tokenizer.pieces([*one.tokens, model.search.end])
+                tokens = [
+                    {"token": token, "log_p": p} for token, p in zip(pieces, one.token_scores)
+                ]
+                yield _object(
+                    line=number,
+                    source=source,
+                    target=one.text,
+                    score=one.score,
+                    log_p=one.log_p,
+                    **({"tokens": tokens} if options.tokens else {}),
+                )
+            else:
+                each = " ".join(f"{p:.6g}" for p in one.token_scores)
+                yield f"{value:.6g} ||| {each}" if options.tokens else f"{value:.6g}"
+
+    lines = Lines(options.files, options.longest)
+    status = _write(lines, answers(lines, answer, Processes()), _without(options.json))
+    if counted:
+        perplexity = math.exp(min(-math.fsum(counted) / len(counted), 700.0))
+        print(f"regard: perplexity {perplexity:.4g} over {len(counted):,} tokens", file=sys.stderr)
+    return status
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import repeat
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -16,7 +17,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from regard import checkpoint
-from regard.attention.checks import check_integer
+from regard.attention.checks import check_integer, shown
 from regard.checkpoint import CONFIG, Saved
 from regard.data.batch import text_batch
 from regard.data.tokenizer import AnyTokenizer, read_pair
@@ -79,6 +80,8 @@ class Part:
     words: list[int]
     others: tuple[list[int], ...] = ()
     """The same as each other member of an ensemble reads it."""
+    prefix: tuple[int, ...] = ()
+    """What the translation must begin with."""
 
 
 class Translator:
@@ -187,6 +190,7 @@ class Translator:
         n_best: int = 1,
         beams: int | None = None,
         batch: int = 64,
+        prefix: str | Sequence[str] = "",
         attention: bool = False,
         align: bool = False,
         low_latency: bool = True,
@@ -198,13 +202,16 @@ class Translator:
         empty. With `low_latency` the first few texts are decoded first, for somebody who waits;
         without, all of them are sorted by length, which is faster.
 
-        A text that is longer than the model is used to is cut into parts, at spaces where there
-        are any. What is found for the parts is joined, the best with the best, and so on.
+        `prefix` is what every translation must begin with, or there is one for each text; it is
+        scored with the rest. A text that is longer than the model is used to is cut into parts, at
+        spaces where there are any. What is found for the parts is joined, the best with the best,
+        and so on.
         """
         for name, number in (("n_best", n_best), ("batch", batch)):
             check_integer(name, number)
         settings = self.search if beams is None else replace(self.search, beams=beams)
         counts: deque[int] = deque()
+        prefixes = repeat(prefix) if isinstance(prefix, str) else iter(prefix)
 
         def parts() -> Iterator[Part | None]:
             for text in texts:
@@ -212,6 +219,10 @@ class Translator:
                     yield None
                     continue
                 cut = self.cut(text, align)
+                if forced := next(prefixes, "").strip():
+                    ids = tuple(self.tokenizer.encode(forced))
+                    self._check_prefix(forced, ids, settings)
+                    cut[0] = replace(cut[0], prefix=ids)
                 counts.append(len(cut))
                 yield from cut
 
@@ -273,8 +284,10 @@ class Translator:
         align: bool,
     ) -> list[list[Written]]:
         real = [part for part in parts if part.ids]
-        found = self._search(real, settings, n_best)
+        found = self._with_prefixes(real, self._search(real, settings, n_best))
         written = [[self.written(one, settings) for one in best] or [NOTHING] for best in found]
+        if any(part.prefix for part in real):  # whose tokens were not ranked
+            written = [sorted(best, key=lambda one: -one.score) for best in written]
         if attention or align:
             if align and self.head is None:
                 self._find([(part, best[0]) for part, best in zip(real, written)])
@@ -293,7 +306,82 @@ class Translator:
             return []
         most = [longest(len(part.ids)) for part in parts]
         opened = partial(self.open, parts)
-        return find(opened, len(parts), settings, most=most, n_best=n_best)
+        prefixes = [part.prefix for part in parts]
+        return find(opened, len(parts), settings, most=most, n_best=n_best, prefixes=prefixes)
+
+    def _check_prefix(self, forced: str, ids: tuple[int, ...], settings: SearchSettings) -> None:
+        if len(ids) >= settings.length:
+            raise ValueError(
+                f"the prefix {shown(forced)} has {len(ids)} tokens, and a translation at most "
+                f"{settings.length}; shorten it"
+            )
+
+    def _with_prefixes(
+        self, parts: Sequence[Part], found: list[list[Hypothesis]]
+    ) -> list[list[Hypothesis]]:
+        """What was found, after the prefixes that were forced, with the scores of all."""
+        forced = [n for n, part in enumerate(parts) if part.prefix]
+        scores = self._token_scores([parts[n] for n in forced], [parts[n].prefix for n in forced])
+        for n, before in zip(forced, scores):
+            prefix = list(parts[n].prefix)
+            begun = before[: len(prefix)]
+            found[n] = [
+                Hypothesis(
+                    [*prefix, *one.tokens], one.score + sum(begun), [*begun, *one.token_scores]
+                )
+                for one in found[n]
+            ]
+        return found
+
+    # Scores of given translations
+
+    def score(self, pairs: Sequence[Pair], *, batch: int = 64) -> list[Written]:
+        """Each target as if it were written for its source: log p of every token, and of EOS."""
+        for texts in zip(*pairs):
+            check_texts(texts)
+        parts = [Part(self._encode(source), []) for source, _ in pairs]
+        parts = [self.whole(part, source) for part, (source, _) in zip(parts, pairs)]
+        targets = [self.tokenizer.encode(target.strip()) for _, target in pairs]
+        order = sorted(range(len(pairs)), key=lambda n: len(parts[n].ids) + len(targets[n]))
+        results: dict[int, Written] = {}
+        for begin in range(0, len(order), batch):
+            some = order[begin : begin + batch]
+            scores = self._token_scores([parts[n] for n in some], [targets[n] for n in some])
+            for n, one in zip(some, scores):
+                ranked = _ranked(one, self.search)
+                results[n] = Written(pairs[n][1], ranked, targets[n], one)
+        return [results[n] for n in range(len(pairs))]
+
+    def whole(self, part: Part, text: str) -> Part:
+        """A part that is a whole text, as all who write together read it."""
+        return part
+
+    def _token_scores(
+        self, parts: Sequence[Part], targets: Sequence[Sequence[int]]
+    ) -> list[list[float]]:
+        """log p of each token of these targets, and of EOS after them."""
+        return self._log_p([part.ids for part in parts], targets)
+
+    @torch.inference_mode()
+    def _log_p(
+        self, sources: Sequence[list[int]], targets: Sequence[Sequence[int]]
+    ) -> list[list[float]]:
+        """By this model alone, which is shown all of a target at once."""
+        if not sources:
+            return []
+        start, end = self.search.start, self.search.end
+        batch = text_batch(list(zip(sources, map(list, targets))), start, end, source_end=end)
+        batch = batch.to(self.model.target.table.weight.device)
+        logits = self.model(
+            batch.source,
+            batch.target,
+            source_lengths=batch.source_lengths,
+            target_lengths=batch.target_lengths,
+        )[0].float()
+        if self.search.renormalize:
+            logits[:, list(self.search.banned)] = -math.inf
+        logs = logits.log_softmax(-1).gather(1, batch.labels.view(-1, 1)).view(-1)
+        return [one.tolist() for one in logs.cpu().split([len(one) + 1 for one in targets])]
 
     def open(self, parts: Sequence[Part], **hints: int) -> Session:
         return self._reading([part.ids for part in parts], **hints)
@@ -447,6 +535,21 @@ class TranslatorEnsemble(Translator):
         """What all members but the first read of a text, of which the first reads these ids."""
         others = zip(self.members[1:], self._alike)
         return tuple(ids if alike else other._encode(text) for other, alike in others)
+
+    def whole(self, part: Part, text: str) -> Part:
+        return replace(part, others=self._others(part.ids, text))
+
+    def _token_scores(
+        self, parts: Sequence[Part], targets: Sequence[Sequence[int]]
+    ) -> list[list[float]]:
+        """log Σ_m w_m p_m, the mean that chooses."""
+        read = zip(*((part.ids, *part.others) for part in parts))
+        each = [member._log_p(list(ids), targets) for member, ids in zip(self.members, read)]
+        shares = torch.tensor(self.weights, dtype=torch.float64).log()[:, None]
+        return [
+            torch.logsumexp(torch.tensor(logs, dtype=torch.float64) + shares, 0).tolist()
+            for logs in zip(*each)
+        ]
 
     def open(self, parts: Sequence[Part], **hints: int) -> Session:
         sources = zip(*((part.ids, *part.others) for part in parts))

@@ -98,6 +98,7 @@ def test_a_run_labels_texts(tmp_path: Path, config: Config) -> None:
     assert said is not None
     assert from_json(Config, {**said["config"], "training": to_json(TRAINING)}) == config
     scores = label.evaluate(run).scores
+    assert 0 <= scores.pop("macro_f1") <= 1
     assert scores == pytest.approx(build(config, run).evaluate(labeler.model))
     other = lines(tmp_path / "test.tsv", ["short\tab"])
     assert label.evaluate(run, texts=(other,)).scores["accuracy"] in (0.0, 1.0)
