@@ -24,6 +24,10 @@ Pair = tuple[Tensor, Tensor]
 """Keys (B, G, S, K) and values (B, G, S, V)."""
 
 
+STEP = 16
+"""Positions by which a cache is larger than its longest row, so that not every step copies it."""
+
+
 class Cache:
     """The interface of a KV cache; a custom one overrides `length` and `extend`."""
 
@@ -137,8 +141,16 @@ class SelfCache(Cache):
 
     def select(self, rows: Sequence[int] | Int[Tensor, "R"]) -> None:
         super().select(rows)
-        if self._lengths is not None:
-            self._lengths = self._lengths[integer_tensor(rows, "rows").to(self._lengths.device)]
+        if self._lengths is None:
+            return
+        lengths = self._lengths[integer_tensor(rows, "rows").to(self._lengths.device)]
+        self._lengths = lengths
+        if self.held is not None and on_host(lengths) and len(lengths):
+            # Rows may come and go without end: what the longest have filled goes with them.
+            self._filled = int(lengths.max())
+            size = (self._filled // STEP + 1) * STEP
+            key, value = (held[..., :size, :] for held in self.held)
+            self.held = key, value
 
     def join(self, other: Cache) -> None:
         assert isinstance(other, SelfCache)

@@ -60,6 +60,7 @@ if TYPE_CHECKING:
 Precision: TypeAlias = Literal["fp32", "bf16", "fp16", "int8"]
 Stream: TypeAlias = Callable[[Delta], None]
 
+SOME = ROWS // 4
 EXAMPLES = 64
 """Images or texts that are classified at once."""
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
@@ -185,6 +186,10 @@ class Served:
         if isinstance(self, Writer):
             check_beams(beams, self.model.config.vocabulary)
 
+    def before(self, request: Request) -> Callable[[], object] | None:
+        """What has to be found out before such a request, and takes long; nothing mostly."""
+        return None
+
     def take(self, job: Job, limits: Limits) -> None:
         """Makes of a request what waits; it may be refused."""
         raise NotImplementedError
@@ -259,6 +264,10 @@ class Writer(Served):
         rows = self.batch.rows
         while self._inbox:
             self._queues.append(deque(self._inbox.popleft()))
+        # To read a few costs almost as much as to read many. Where not all who wait can join, the
+        # next do when there is room for some.
+        if rows > ROWS - SOME and self.waiting > ROWS - rows:
+            return
         while self._queues:
             queue = self._queues.popleft()
             if not queue:
@@ -306,6 +315,20 @@ class ServedTranslator(Writer):
     def _open(self, sentences: Sequence[Sentence], *, beams: int, length: int) -> Session:
         sources = [cast(Part, sentence.source) for sentence in sentences]
         return self.translator.open(sources, beams=beams, length=length)
+
+    def before(self, request: Request) -> Callable[[], object] | None:
+        """Which head aligns words is asked of a copy, while this one answers the others."""
+        if not isinstance(request, Attend) or request.text is None or request.written is not None:
+            return None
+        text = request.text
+
+        def find() -> None:
+            if self.translator.head is None:
+                copy = cast(Translator, load(self.folder))
+                copy.find_head([text])
+                self.translator.head = copy.head
+
+        return find if self.translator.head is None else None
 
     def take(self, job: Job, limits: Limits) -> None:
         request = job.request

@@ -286,7 +286,18 @@ class Service:
         return max(1, min(60, math.ceil(self.waiting / self._speed)))
 
     def _take(self, served: Served, job: Job) -> None:
-        if getattr(job.request, "images", None) or getattr(job.request, "image", None):
+        if (before := served.before(job.request)) is not None:
+
+            def prepare() -> None:
+                try:
+                    before()
+                except Exception as error:
+                    job.fail(error)
+                    return
+                self._taken(served, job)
+
+            self._loader.submit(prepare)
+        elif getattr(job.request, "images", None) or getattr(job.request, "image", None):
             self._preparer.submit(self._taken, served, job)
         else:
             self._taken(served, job)
