@@ -118,13 +118,15 @@ def load(
     device: str | torch.device = "cpu",
     dtype: torch.dtype | None = None,
     verify: bool = True,
+    keep_int8: bool = False,
 ) -> Saved:
     """Loads a model's folder, and refuses one that is damaged or does not fit.
 
     `model` is a model with custom parts, whose parameters are replaced by the saved ones:
     build it on the `meta` device, where it takes no memory. `dtype` is that of floating-point
     tensors; by default they keep the one they were saved in. `verify=False` skips the checksums of
-    files, which read every byte, but not their sizes. A folder that is saved anew meanwhile gives
+    files, which read every byte, but not their sizes. Weights that were stored in 8 bits are
+    widened, unless they are kept: `model/quantized.py`. A folder that is saved anew meanwhile gives
     the old model or the new one.
     """
     target = named_device(device)
@@ -139,7 +141,7 @@ def load(
         # While this file is open, none that comes in its place is taken for it.
         with config:
             try:
-                saved = _load(place, config.read(), model, target, dtype, verify)
+                saved = _load(place, config.read(), model, target, dtype, verify, keep_int8)
             except ValueError as error:
                 fault = error
             if _unchanged(config, place):
@@ -311,6 +313,7 @@ def _load(
     device: torch.device,
     dtype: torch.dtype | None,
     verify: bool,
+    keep_int8: bool,
 ) -> Saved:
     where = str(place / CONFIG)
     header = _read_header(text, where)
@@ -331,10 +334,23 @@ def _load(
     if model is None:
         with unfilled(config, stored, where), _Unfilled():
             model = cls(config)
+    if any(tensor.dtype == torch.int8 for tensor in stored.values()):
+        stored = _quantized(_unwrapped(model), stored, keep_int8)
     _fill(_unwrapped(model), place / WEIGHTS, stored, device, dtype)
     return Saved(
         model.eval(), config, header.task, place, {name: place / name for name in header.files}
     )
+
+
+def _quantized(model: nn.Module, stored: dict[str, Tensor], keep: bool) -> dict[str, Tensor]:
+    """Has the model fit tensors some of which are of 8 bits, or the tensors the model."""
+    from regard.model.quantized import float_weights, make_room
+
+    if not keep:
+        return float_weights(stored, _ties(_state(model)))
+    with torch.device("meta"):
+        make_room(model, stored)
+    return stored
 
 
 @contextmanager

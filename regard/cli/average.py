@@ -37,10 +37,20 @@ def average(folders: Sequence[str], out: str) -> None:
         for name, value in first.model.state_dict().items():
             value.copy_(mean[name])
     names = ", ".join(str(place) for place in places)
-    own = (checkpoint.CONFIG, checkpoint.WEIGHTS, checkpoint.CARD, NUMBERS, TENSORS)
-    files = {name: path for name, path in first.files.items() if name not in own}
-    checkpoint.save(out, first.model, files=files, task=first.task, origin=f"The mean of {names}.")
+    checkpoint.save(
+        out,
+        first.model,
+        files=other_files(first),
+        task=first.task,
+        origin=f"The mean of {names}.",
+    )
     print(f"{out}: the mean of {len(places)} models: {names}")
+
+
+def other_files(saved: checkpoint.Saved) -> dict[str, Path]:
+    """What a model's folder holds beside the model, and beside the state of its training."""
+    own = (checkpoint.CONFIG, checkpoint.WEIGHTS, checkpoint.CARD, NUMBERS, TENSORS)
+    return {name: path for name, path in saved.files.items() if name not in own}
 
 
 def _models(folder: Path) -> list[Path]:

@@ -95,6 +95,12 @@ def _average(options: argparse.Namespace) -> None:
     average(options.folders, options.out)
 
 
+def _quantize(options: argparse.Namespace) -> None:
+    from regard.cli.quantize import quantized
+
+    quantized(options.folder, options.out)
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = Parser(
         prog="regard",
@@ -150,6 +156,16 @@ def _parser() -> argparse.ArgumentParser:
     average.add_argument("folders", nargs="+", metavar="RUN", help="runs, or models' folders")
     average.add_argument("out", help="the folder to write, which must be new")
     average.set_defaults(run=_average)
+
+    quantize = commands.add_parser(
+        "quantize",
+        help="store a model's weights in 8 bits",
+        description="Quantizes a model's linear layers to weights of 8 bits. The new folder is "
+        "about a quarter as large, and is used as any other; on a CPU it is the fastest.",
+    )
+    quantize.add_argument("folder", metavar="RUN", help="a run, or a model's folder")
+    quantize.add_argument("out", help="the folder to write, which must be new")
+    quantize.set_defaults(run=_quantize)
 
     import_ = commands.add_parser(
         "import",

@@ -20,6 +20,8 @@ from torch import nn
 
 from regard import checkpoint
 from regard.decode.engine.ensemble import Weights
+from regard.decode.engine.int8.linear import int8
+from regard.model.quantized import QuantizedLinear
 from regard.task.folder import model_folder
 from regard.task.specs import NAMES, spec
 
@@ -49,7 +51,8 @@ def load(
     """What a folder's model was trained for, ready for use; see `checkpoint.load` for the rest.
 
     `model` is a model with parts of one's own, which is filled with the folder's weights. With
-    `others`, all of them are an ensemble, in which each counts as its weight says.
+    `others`, all of them are an ensemble, in which each counts as its weight says. Weights that
+    `regard quantize` has stored in 8 bits stay so on a CPU, unless a `dtype` is given.
     """
     if others and model is not None:
         raise ValueError(
@@ -76,14 +79,21 @@ def ensemble(predictors: Sequence[Ready], weights: Weights | None = None) -> Rea
     return made
 
 
+def _for_kernels(dtype: torch.dtype | None, device: Any, model: Any, **others: Any) -> bool:
+    """Whether weights that were stored in 8 bits stay so: on a CPU, unless others are wanted."""
+    return dtype is None and model is None and torch.device(device).type == "cpu"
+
+
 @runtime_checkable
 class _Member(Protocol):
     def ensemble(self, others: Sequence[Any], weights: Weights | None) -> Any: ...
 
 
-def _one(folder: str | os.PathLike[str], **given: Any) -> Predictor:
+def _one(folder: str | os.PathLike[str], *, dtype: torch.dtype | None, **given: Any) -> Predictor:
     place = model_folder(folder)
-    saved = checkpoint.load(place, **given)
+    saved = checkpoint.load(place, dtype=dtype, **given, keep_int8=_for_kernels(dtype, **given))
+    if any(isinstance(part, QuantizedLinear) for part in saved.model.modules()):
+        int8(saved.model)
     name = (saved.task or {}).get("name")
     if name in NAMES:
         predictor: Predictor = spec(name).predictor(saved)

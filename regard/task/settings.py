@@ -10,6 +10,9 @@ from regard.config import from_json
 Preset: TypeAlias = Literal["tiny", "base", "big"]
 """How large a preset is: tiny is for two cores, the others for a GPU."""
 
+Precision: TypeAlias = Literal["auto", "fp32", "bf16", "fp16", "int8"]
+"""What weights and activations of a model in use are computed in."""
+
 Config = TypeVar("Config", bound=Any)
 Kind = TypeVar("Kind")
 

@@ -30,7 +30,7 @@ from regard.look.align import Example, Found, Head, Links, cross, links, words
 from regard.look.align import find as find_head
 from regard.model.transformer import Transformer
 from regard.task.folder import model_folder
-from regard.task.search import SearchSettings, check_same_tokens, find, open_reading
+from regard.task.search import Choices, SearchSettings, check_same_tokens, find, open_reading
 from regard.task.settings import check_texts
 
 Pair: TypeAlias = tuple[str, str]
@@ -249,6 +249,19 @@ class Translator:
         tokens = self.tokenizer.encode(written) if isinstance(written, str) else list(written)
         (weights,) = cross(self.model, [(source, tokens)], self.search.start, self.search.end)
         return self._attended(source, tokens, weights)
+
+    def choices(self, inputs: Sequence[str]) -> Choices:
+        """The next tokens that a model chooses along what greedy search writes for these texts."""
+        some = [part for text in inputs if (part := self.cut(text)[0]).ids]
+        parts = [part for part in some if len(part.ids) <= PROBED] or some[:1]
+        if not parts:
+            return lambda model: torch.empty(0, dtype=torch.long)
+        found = self._search(parts, replace(self.search, beams=1), 1)
+        pairs = [(part.ids, best[0].tokens) for part, best in zip(parts, found)]
+        start, end = self.search.start, self.search.end
+        batch = text_batch(pairs, start, end, source_end=end)
+        lengths = {"source_lengths": batch.source_lengths, "target_lengths": batch.target_lengths}
+        return lambda model: model(batch.source, batch.target, **lengths).argmax(-1).flatten()
 
     # Search
 
@@ -558,6 +571,9 @@ class TranslatorEnsemble(Translator):
         ]
         return ensemble(sessions, self.weights)
 
+
+PROBED = 64
+"""Tokens of a text, at most, where precisions are compared: a few hundred are wanted, no more."""
 
 SAMPLE = 64
 """Texts that are looked at for a head, at most."""

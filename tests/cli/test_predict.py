@@ -96,7 +96,9 @@ def running(words: list[Any]) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def test_every_bad_line_comes_out_as_one_line(folder: Path) -> None:
-    out, said = piped(["translate", folder, "--scores", "--align"], b"\n".join(BAD))
+    out, said = piped(
+        ["translate", folder, "--scores", "--align", "--precision", "fp32"], b"\n".join(BAD)
+    )
     assert said.startswith("regard: word alignments are those of head ")
     assert said.count("\n") == 1
     lines = out.decode().split("\n")  # UTF-8, and never another end of a line
@@ -305,16 +307,27 @@ def test_the_forms_of_what_is_written(
 ) -> None:
     model = load(folder)
     assert isinstance(model, Translator)
+    given = ["--files", table, "--precision", "fp32"]
     texts = ["ab cd efg", "", "hij klm"]
-    plain = said(capsys, "translate", folder, "--files", table).splitlines()
+    plain = said(capsys, "translate", folder, *given).splitlines()
     assert plain == model.translate(texts)
     found = model.hypotheses(texts, n_best=3)
-    ranked = said(capsys, "translate", folder, "--files", table, "--n-best", 3).splitlines()
+    ranked = said(capsys, "translate", folder, *given, "--n-best", 3).splitlines()
     assert ranked == [
         f"{n} ||| {one.text} ||| {one.score:.6g}" for n, best in enumerate(found) for one in best
     ]
     assert [len(best) for best in found] == [3, 1, 3]
-    words = ["translate", folder, "--files", table, "--json", "--scores", "--align"]
+    words = [
+        "translate",
+        folder,
+        "--files",
+        table,
+        "--precision",
+        "fp32",
+        "--json",
+        "--scores",
+        "--align",
+    ]
     rows = [json.loads(line) for line in said(capsys, *words, "--head", 2, 1, 1).splitlines()]
     assert [row["source"] for row in rows] == texts
     (first,), (empty,), _ = (row["translations"] for row in rows)

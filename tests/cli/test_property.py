@@ -489,14 +489,15 @@ def faults(world: World, case: Case, ended: Ended) -> list[str]:
     """All that is wrong with how a command ended."""
     found = []
     lines = ended.err.splitlines()
-    told = [line for line in lines if re.match(r"regard:(?! engine:)", line)]
+    told = [line for line in lines if re.match(r"regard:(?! engine:| precision:)", line)]
+    ends = [line for line in told if not line.startswith("regard: left out:")]
     # A signal ends a process, which a shell tells as 128 and its number, or is caught.
     number = int(case.signal)
     allowed = CODES | ({-number, 128 + number} if ended.signalled else set())
     if ended.code not in allowed:
         found.append(f"exit code {ended.code}")
-    if ended.code == 2 and (len(told) != 1 or lines[-1] != told[0]):
-        found.append(f"{len(told)} lines instead of one")
+    if ended.code == 2 and (len(ends) != 1 or lines[-1] != ends[0]):
+        found.append(f"{len(ends)} lines instead of one")
     if ended.code == 1 and not told:
         found.append("exit code 1 without a word")
     if "Traceback (most recent call last)" in ended.err + ended.out:

@@ -15,8 +15,8 @@ from regard.decode.engine.int8.linear import (
     int8,
     pack,
     product,
-    rounded,
 )
+from regard.model.quantized import rounded
 from tests.decode.int8.samples import kernels, made
 
 # Where there is no compiler, the same has to hold through torch.

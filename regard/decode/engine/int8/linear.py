@@ -17,6 +17,7 @@ from jaxtyping import Float, Int8, Int32
 from torch import Tensor, nn
 
 from regard.decode.engine.int8 import library as native
+from regard.model.quantized import QuantizedLinear, replace_linear, rounded
 from regard.model.stack import Stack
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -36,10 +37,10 @@ class Int8Linear(nn.Module):
     scale: Tensor
     bias: Tensor
 
-    def __init__(self, linear: nn.Linear):
+    def __init__(self, linear: nn.Linear | QuantizedLinear):
         super().__init__()
-        weight = linear.weight.detach()
-        if weight.device.type != "cpu" or weight.dtype != torch.float32:
+        weight = linear.weight if isinstance(linear, nn.Linear) else linear.integers
+        if weight.device.type != "cpu" or weight.dtype not in (torch.float32, torch.int8):
             raise ValueError(
                 f"8-bit layers are made of float32 weights on the cpu, not of {weight.dtype} on "
                 f"{weight.device}; load the model with precision fp32 on the cpu first"
@@ -50,9 +51,10 @@ class Int8Linear(nn.Module):
                 "for its sums to fit into 32 bits"
             )
         self.in_features, self.out_features = linear.in_features, linear.out_features
-        integers, scale = rounded(weight)
+        quantized = QuantizedLinear(linear) if isinstance(linear, nn.Linear) else linear
+        integers, scale = quantized.integers, quantized.scale
         start = torch.zeros(self.out_features, dtype=torch.int32)
-        bias = scale.new_zeros(self.out_features) if linear.bias is None else linear.bias.detach()
+        bias = scale.new_zeros(self.out_features) if quantized.bias is None else quantized.bias
         library = native.library()
         self.native = library is not None
         if library is not None:
@@ -109,15 +111,6 @@ class Int8Linear(nn.Module):
         return f"{self.in_features}, {self.out_features}"
 
 
-def rounded(x: Float[Tensor, "R D"]) -> tuple[Int8[Tensor, "R D"], Float[Tensor, "R"]]:
-    """Integers from -127 to 127, and each row's scale: NaN where not all of it is finite."""
-    most = x.abs().amax(1)
-    # Of the smallest numbers the inverse would be infinite.
-    by = (127 / most).clamp(max=torch.finfo(x.dtype).max).where(most > 0, 0.0)
-    integers = (x * by[:, None]).round().nan_to_num(0.0).to(torch.int8)
-    return integers, (most / 127).where(most.isfinite(), torch.nan)
-
-
 def product(x: Int8[Tensor, "R D"], w: Int8[Tensor, "N D"]) -> Int32[Tensor, "R N"]:
     """Σ_k x_rk w_nk, exactly.
 
@@ -141,24 +134,17 @@ def pack(weight: Int8[Tensor, "N D"], columns: int, depth: int) -> Int8[Tensor, 
 def int8(model: Model) -> Model:
     """Quantizes a model's stacks and its output layer to 8-bit weights, in place.
 
-    These take a quarter of the memory. The model is for inference alone: it cannot be trained or
-    saved. Embeddings stay as they are.
+    These take a quarter of the memory. The model is for inference alone: it cannot be trained, and
+    is saved by `regard quantize`. Embeddings stay as they are.
     """
     if model.training:
         raise ValueError("8-bit layers cannot be trained; call model.eval() first")
     if reason := native.missing():
         warnings.warn(f"8-bit layers run through torch, and slower: {reason}", stacklevel=2)
-    for part in model.modules():
-        if isinstance(part, Stack):
-            _replace(part)
-    if isinstance(output := getattr(model, "output", None), nn.Linear):
+    for kind in (nn.Linear, QuantizedLinear):
+        for part in model.modules():
+            if isinstance(part, Stack):
+                replace_linear(part, kind, Int8Linear)
+    if isinstance(output := getattr(model, "output", None), nn.Linear | QuantizedLinear):
         model.output = Int8Linear(output)
     return model
-
-
-def _replace(part: nn.Module) -> None:
-    for name, child in part.named_children():
-        if type(child) is nn.Linear:
-            setattr(part, name, Int8Linear(child))
-        else:
-            _replace(child)
