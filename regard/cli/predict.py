@@ -553,9 +553,10 @@ def _settling(
 ) -> Callable[[Sequence[str]], None]:
     """Picks a precision by the first inputs that it is shown, where none was asked for."""
     from regard.task.folder import model_folder
-    from regard.task.precision import settle
+    from regard.task.precision import Writes, settle
 
     open_question = options.precision == "auto" and next(ready.model.parameters()).is_cpu
+    open_question = open_question and isinstance(ready, Writes)
     if open_question and isinstance(options, EnsembleOptions) and options.ensemble:
         _tell("precision: fp32 (an ensemble)", options, here)
         open_question = False

@@ -21,7 +21,7 @@ import torch
 from safetensors import SafetensorError
 
 from regard.seeding import combined
-from regard.train import capture, distributed, optimizer, precision, schedule
+from regard.train import capture, distributed, optimizer, precision, schedule, sharing
 from regard.train.checkpointer import Checkpointer
 from regard.train.config import TrainingConfig
 from regard.train.display import Display, display
@@ -97,11 +97,7 @@ class _Fit:
             world,
             self.dtype,
         )
-        self.step = (
-            Step(parts)
-            if self.size is None
-            else capture.CapturedStep(parts, self.size, self.shown.say)
-        )
+        self.step = self._made_step(parts)
         self.autocast = parts.autocast
         run.rewind(self.state.step, config.tensorboard)
         self.meter = Meter(self.state, config, self.total, task.unit, world)
@@ -114,6 +110,12 @@ class _Fit:
             f"{run.folder}: {'resumes at' if saved else 'begins at'} step {self.state.step} on "
             f"{world}, in {', '.join(how)}"
         )
+
+    def _made_step(self, parts: Parts) -> Step:
+        if self.size is not None:
+            return capture.CapturedStep(parts, self.size, self.shown.say)
+        shared = sharing.shares(self.config, self.world.device, self.world.size)
+        return sharing.SharedStep(parts) if shared else Step(parts)
 
     def train(self) -> Result:
         config, now, checkpointer = self.config, self.state, self.checkpointer

@@ -9,7 +9,7 @@ import torch
 from regard.cli.main import main
 from regard.decode.engine import eager
 from regard.decode.engine.eager import EagerEngine
-from regard.decode.engine.threads import FEW, MANY, Threads
+from regard.threads import FEW, MANY, Threads
 from tests.model.samples import language
 
 Cost = Callable[[int, int], float]

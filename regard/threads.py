@@ -1,4 +1,4 @@
-"""How many of torch's threads a step on the CPU gets, found out while it runs.
+"""How many of torch's threads a step on the CPU gets, of decoding or of training.
 
 More threads are not always faster. A small step is over before a second one has begun; and on a
 busy machine all of them wait, after every operation, for one that another process has preempted,
@@ -57,19 +57,23 @@ class Threads:
 class Choice:
     """The number of threads of calls that take about equally long."""
 
-    def __init__(self, most: int):
+    def __init__(
+        self, most: int, *, cost: float = COST, few: int = FEW, many: int = MANY, first: int = FEW
+    ):
+        """Trials take a share of `cost`, `few` to `many` calls apart; `first` is before them."""
         self.most = self.count = most
+        self._cost, self._few, self._many = cost, few, many
         self.crowded = False
         self._last = self._now = self._usual = math.inf
         """Seconds: the last call, the faster of the last two, and calls before."""
-        self._calls, self._wait = 0, FEW
+        self._calls, self._wait = 0, first
         """Since the last trial, and until the next."""
         self._fewer = True
         """Whether the next one has half as many threads, where it may also have twice as many."""
 
     def next(self) -> int:
         """The number of threads of the next call."""
-        slow = self._calls >= FEW and self._now > SLOW * self._usual
+        slow = self._calls >= self._few and self._now > SLOW * self._usual
         if self._calls < self._wait and not (slow and self.count > 1):
             return self.count
         if self.count == self.most or (self.count > 1 and (slow or self._fewer)):
@@ -90,11 +94,12 @@ class Choice:
             all_, fewer = (seconds, self._now) if count == self.most else (self._now, seconds)
             self.crowded = all_ > SLOW * fewer
         self._fewer = not self._fewer
-        self._calls, self._wait = 0, FEW
+        self._calls, self._wait = 0, self._few
         if seconds < BETTER * self._now:
             self.count, self._now, self._last = count, seconds, seconds
         else:
-            self._wait = round(min(MANY, max(FEW, (seconds / self._now - 1) / COST)))
+            wait = (seconds / self._now - 1) / self._cost
+            self._wait = round(min(self._many, max(self._few, wait)))
 
 
 @contextmanager
