@@ -40,6 +40,10 @@ def _command(name: str) -> Callable[[Sequence[str]], int | None]:
             from regard.cli.evaluate import evaluate
 
             return evaluate
+        case "check":
+            from regard.cli.check import check
+
+            return check
         case "attend":
             from regard.lab.commands.attend import attend
 
@@ -129,6 +133,7 @@ def _parser() -> argparse.ArgumentParser:
     for name, about in (
         ("train", "train a model on data of one's own"),
         ("evaluate", "score a trained model"),
+        ("check", "prove that a model computes the same in each of its ways"),
         ("translate", "translate lines of text"),
         ("score", "score given translations"),
         ("classify", "classify images"),

@@ -47,6 +47,14 @@ class Verified:
         )
 
 
+class DifferenceError(ValueError):
+    """An export that computes something else than its model."""
+
+    def __init__(self, verified: Verified):
+        super().__init__(f"the export computes something else: {verified}; nothing was written")
+        self.verified = verified
+
+
 def compare(
     native: Sequence[Float[Tensor, "_ N"]],
     exported: Sequence[Float[Tensor, "_ N"]],
@@ -72,7 +80,7 @@ def compare(
     else:
         same = float(differences.square().mean().sqrt()) <= DEVIATION * float(ours.std())
     if not same:  # of NaN too
-        raise ValueError(f"the export computes something else: {verified}; nothing was written")
+        raise DifferenceError(verified)
     return verified
 
 

@@ -1,0 +1,104 @@
+"""A few steps of training, at once and in two halves."""
+
+import copy
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from regard import checkpoint
+from regard.check import compute
+from regard.check.compute import Example
+from regard.train.config import TrainingConfig
+from regard.train.display import Display
+from regard.train.fit import fit
+
+STEPS = 4
+
+
+@dataclass(frozen=True)
+class _Batch:
+    examples: list[Example]
+
+    def to(self, device: torch.device) -> "_Batch":
+        return self
+
+    def __len__(self) -> int:
+        return len(self.examples)
+
+
+class _Task:
+    """The examples as `train.fit` wants a task: the model learns to write what it reads, or the
+    first class."""
+
+    score = "loss"
+    unit = "rows"
+
+    def __init__(self, model: nn.Module, examples: Sequence[Example]):
+        self.model, self.examples = model, list(examples)
+        self.signatures: Mapping[str, str] = {}
+
+    def plan(self, epoch: int) -> list[np.ndarray]:
+        return np.array_split(np.arange(len(self.examples)), 2)
+
+    def batch(self, indices: np.ndarray, step: int) -> _Batch:
+        return _Batch([self.examples[i] for i in indices.tolist()])
+
+    def loss(self, batch: _Batch) -> tuple[Tensor, int]:
+        rows = torch.cat(compute.padded(self.model, batch.examples))
+        labels = [
+            torch.zeros(1, dtype=torch.long) if one.target is None else one.target
+            for one in batch.examples
+        ]
+        return F.cross_entropy(rows, torch.cat(labels), reduction="sum"), len(rows)
+
+    def evaluate(self, model: nn.Module) -> dict[str, float]:
+        return {"loss": 0.0}
+
+    def files(self) -> dict[str, bytes | Path]:
+        return {}
+
+    def run_files(self) -> dict[str, bytes]:
+        return {}
+
+    def about(self) -> dict[str, Any]:
+        return {"name": "check"}
+
+
+def twice(
+    model: nn.Module, examples: Sequence[Example]
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """The weights after some steps, and after as many with an interruption in the middle.
+
+    With dropout, gradient clipping and a moving average, all of which have a state or draw numbers.
+    """
+    config = TrainingConfig(
+        steps=STEPS,
+        lr=1e-3,
+        warmup=2,
+        ema=0.5,
+        evaluate_every=STEPS,
+        save_every=STEPS // 2,
+        tensorboard=False,
+        device="cpu",
+    )
+    with tempfile.TemporaryDirectory() as folder:
+
+        def trained(name: str, steps: int) -> None:
+            task = _Task(copy.deepcopy(model), examples)
+            fit(task, replace(config, steps=steps), Path(folder) / name, shown=Display())
+
+        def weights(name: str) -> dict[str, Tensor]:
+            loaded = checkpoint.load(Path(folder) / name / "last").model.state_dict()
+            return {key: tensor.clone() for key, tensor in loaded.items()}
+
+        trained("whole", STEPS)
+        trained("halves", STEPS // 2)
+        trained("halves", STEPS)
+        return weights("whole"), weights("halves")
