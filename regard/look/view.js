@@ -363,6 +363,7 @@ export function mount(root, view, options = {}) {
     const heads = map.habits.flatMap((one, n) => one.map((habit, h) => ({ n, h, ...habit, align: map.name === "cross" && view.best ? view.best.shares[n][h] : undefined, fall: map.falls?.[n]?.[h] })));
     const keys = [["entropy", "entropy", "in nats; 0 looks at one key"], ["same", "same", "share on its own position"], ["previous", "previous", "share on the position before"], ["next", "next", "share on the position after"], ["first", "first", "share on the first key"], ["last", "last", "share on the last key"]];
     if (map.name === "cross") keys.splice(1, 3);
+    if (map.picture) keys.splice(map.name === "cross" ? 1 : 2);
     if (map.name === "cross" && view.best) keys.unshift(["align", "alignment", "of what leaving words out can cost, the share that the words linked by this head cost"]);
     if (map.falls) keys.unshift(["fall", "effect", "by how much log p falls with this head off"]);
     const order = keys.some(([key]) => key === state.order) ? state.order : keys[0][0];
@@ -372,7 +373,7 @@ export function mount(root, view, options = {}) {
       el("div", { class: "scroll", tabindex: "0", role: "group", "aria-label": "Heads, ranked" }, el("table", {},
         el("thead", {}, el("tr", {}, el("th", { scope: "col" }, "head"), keys.map(([key, name, title]) =>
           el("th", { scope: "col", class: "n", "aria-sort": key === order ? (key === "entropy" ? "ascending" : "descending") : null }, el("button", { type: "button", class: "sort", title, onclick: () => set({ order: key }) }, name, key === order ? " ↓" : ""))))),
-        el("tbody", {}, heads.slice(0, 24).map((one) =>
+        el("tbody", {}, heads.slice(0, 16).map((one) =>
           el("tr", { class: one.n === layer && one.h === head ? "chosen" : null },
             el("th", { scope: "row" }, el("button", { type: "button", class: "link", onclick: () => set({ layer: one.n, head: one.h, map: map.name }) }, `layer ${one.n + 1}, head ${one.h + 1}`)),
             keys.map(([key]) => el("td", { class: "n" }, meter(Math.abs(one[key]) / most[key], one[key] < 0), figure(one[key], 3)))))))));

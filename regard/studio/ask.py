@@ -202,7 +202,8 @@ def samples(asked: Question) -> Any:
     from PIL import Image
     from sklearn.datasets import load_digits  # type: ignore[import-untyped]
 
-    digits = load_digits().images[-200:]
+    loaded = load_digits()
+    digits, names = loaded.images[-200:], loaded.target[-200:]
     made = []
     for n in range(10):
         if asked.get("kind") == "strip":
@@ -211,7 +212,7 @@ def samples(asked: Question) -> Any:
             for k, one in enumerate(some):
                 canvas[2 : 2 + 8, 3 + 10 * k : 11 + 10 * k] = one
         else:
-            canvas = digits[(13 * n) % 200]
+            canvas = digits[names == n][0]
         pixels = (canvas * 255 / 16).astype("uint8")
         file = io.BytesIO()
         Image.fromarray(pixels).save(file, "png")
@@ -265,7 +266,6 @@ def _mask(said: Any, L: int, S: int, depth: int = 0) -> Any:
         for part in parts[1:]:
             whole = whole & part if kind == "and" else whole | part
         return whole
-    numbers = [int(x) for x in given[0]] if given and isinstance(given[0], list) else given
     match kind:
         case "causal":
             return make.causal()
@@ -276,7 +276,7 @@ def _mask(said: Any, L: int, S: int, depth: int = 0) -> Any:
         case "prefix":
             return make.prefix(int(given[0]))
         case "documents":
-            return make.documents(numbers)
+            return make.documents([int(x) for x in given[0]])
         case "drawn":
             cells = torch.tensor(given[0], dtype=torch.bool)
             if tuple(cells.shape) != (L, S):
@@ -338,7 +338,7 @@ def course() -> Any:
                     "section": one.place.section,
                     "about": one.place.about,
                     "question": html(one.question),
-                    "marks": one.marks,
+                    "marks": sum(point.marks for point in one.points),
                     "mistakes": [html(mistake.answer) for mistake in one.mistakes],
                 }
                 for one in answers(name)

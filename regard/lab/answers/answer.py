@@ -69,7 +69,7 @@ class Answer:
 
     @property
     def marks(self) -> float:
-        return sum(point.marks for point in self.points)
+        return float(sum(point.marks for point in self.points))
 
 
 @dataclass(frozen=True)

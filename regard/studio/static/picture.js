@@ -63,7 +63,7 @@ export async function showPictures(root, page, { title, about, question, kind, r
       card("The picture", chooser(ready, state, (delta) => change({ ...delta, ...NONE })),
         el("div", { class: "gallery", role: "group", "aria-label": "samples" }, samples.map((data, n) => el("button", { type: "button", "data-key": `sample-${n}`, "aria-pressed": String(!opened && !state.drawn && n === state.sample), "aria-label": `sample ${n + 1}`, onclick: () => { opened = null; change({ sample: n, drawn: "", ...NONE }); } }, el("img", { src: `data:image/png;base64,${data}`, height: 34, alt: "" })))),
         view ? drawing(state) : null,
-        el("p", {}, el("label", { class: "toggle" }, "Open a file: ", el("input", { type: "file", accept: "image/*", onchange: open })))),
+        el("div", {}, el("label", { class: "file" }, "Or open a file:", el("input", { type: "file", accept: "image/*", onchange: open })))),
       card(result.title, trouble ? problem(trouble) : null, view ? [result.show(view, whole), changed(state, change, NONE), toggle("hiding", "Clicking a patch hides it", state.hiding, (hiding) => set({ hiding })), state.hiding ? hider(state) : null] : el("p", { class: "soft", "aria-busy": "true" }, "The model is being read …"))));
     if (!view) return parts;
     parts.push(el("div", { class: busy ? "busy" : null }, viewer(state)));

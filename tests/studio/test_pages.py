@@ -1,0 +1,430 @@
+"""Every page in a real browser: numbers from the page, the keyboard, narrow and dark, and axe.
+
+What models answer is tested on small ones that are trained here, so `make test-all` runs these.
+"""
+
+import json
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from regard.studio.ask import questions
+from regard.studio.runs import Runs
+from regard.studio.server import PAGES, Server
+from tests.studio.conftest import Open, serving
+from tests.studio.golden import golden
+from tests.studio.test_smoke import cells
+
+pytestmark = pytest.mark.slow
+
+TOYS = ("byhand", "geometry", "as", "positions", "masks", "cost", "course")
+DATES = ("4. März 1983", "23 October 2006", "3 octobre 1990", "12. Mai 2021", "August 9, 2024")
+
+
+@pytest.fixture(scope="session")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Three small models: dates, digits, and strips of digits."""
+    from regard.cli.main import main
+
+    place = tmp_path_factory.mktemp("runs")
+    for task, name, steps in (
+        ("dates", "dates", 450),
+        ("classify", "digits", 150),
+        ("read", "strips", 60),
+    ):
+        words = ["train", task, str(place / name), "--training.steps", str(steps)]
+        assert main([*words, "--training.evaluate-every", str(steps)]) == 0
+    return [place / "dates", place / "digits", place / "strips"]
+
+
+@pytest.fixture(scope="session")
+def studio(runs: list[Path]) -> Iterator[Server]:
+    with serving(runs) as server:
+        yield server
+
+
+def fact(page: Any, name: str) -> str:
+    text: str = page.inner_text(f"[data-fact='{name}']")
+    return text
+
+
+def settled(page: Any) -> None:
+    page.wait_for_timeout(350)
+    # A page's policy allows no expression to be polled.
+    page.wait_for_selector("[aria-busy=true], .busy", state="detached")
+
+
+# All pages
+
+
+@pytest.mark.parametrize("name", PAGES)
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_nothing_overflows_on_a_phone(
+    studio: Server, open_page: Open, name: str, dark: bool
+) -> None:
+    page = open_page(studio, name, width=360, height=740, dark=dark)
+    settled(page)
+    wide = page.evaluate("document.documentElement.scrollWidth")
+    assert wide <= 360, f"{name} is {wide} pixels wide"
+    page.click("button.menu")
+    assert page.get_attribute("button.menu", "aria-expanded") == "true"
+    page.click("#pages a[href='#cost']")
+    page.wait_for_selector("body[data-ready=cost]")
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_pages_fill_a_large_screen(studio: Server, open_page: Open, name: str) -> None:
+    page = open_page(studio, name, width=3840, height=2160)
+    assert page.evaluate("document.documentElement.scrollWidth") <= 3840
+
+
+@pytest.fixture(scope="session")
+def axe(tmp_path_factory: pytest.TempPathFactory) -> str:
+    npm = shutil.which("npm")
+    if npm is None:
+        pytest.skip("axe needs npm: apt install npm")
+    place = tmp_path_factory.mktemp("axe")
+    done = subprocess.run(
+        [npm, "install", "--silent", "--no-save", "--prefix", str(place), "axe-core@4"],
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    found = place / "node_modules" / "axe-core" / "axe.min.js"
+    if not found.is_file():
+        pytest.skip(f"npm cannot fetch axe-core here: {done.stderr[-200:]}")
+    return found.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", PAGES)
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_axe_finds_nothing_serious(
+    studio: Server, open_page: Open, axe: str, name: str, dark: bool
+) -> None:
+    page = open_page(studio, name, dark=dark)
+    settled(page)
+    page.evaluate(axe)
+    found = page.evaluate("axe.run(document, {resultTypes: ['violations']})")
+    serious = [
+        f"{one['id']}: {one['help']}: {[node['html'][:120] for node in one['nodes'][:3]]}"
+        for one in found["violations"]
+        if one["impact"] in ("serious", "critical")
+    ]
+    assert serious == []
+
+
+def test_the_first_page_is_painted_within_a_second(toys: Server, open_page: Open) -> None:
+    page = open_page(toys, "byhand")
+    page.wait_for_timeout(200)
+    script = "performance.getEntriesByName('first-contentful-paint')[0].startTime"
+    assert page.evaluate(script) < 1000
+
+
+def test_numbers_in_the_page_equal_pythons(toys: Server, open_page: Open) -> None:
+    page = open_page(toys, "byhand")
+    compare = (Path(__file__).parent / "compare.js").read_text(encoding="utf-8")
+    script = compare.replace("export function", "function")
+    found = page.evaluate(
+        f"""async (golden) => {{
+            {script}
+            const [core, view, byhand] = await Promise.all(
+                ["/core.js", "/view.js", "/byhand.js"].map((name) => import(name)));
+            return compare(core, view, golden, byhand.PRESETS);
+        }}""",
+        golden(),
+    )
+    assert found["wrong"] == []
+    assert found["checked"] > 3000
+
+
+# Toy pages
+
+
+def test_by_hand_explains_any_cell(toys: Server, open_page: Open) -> None:
+    page = open_page(toys, "byhand")
+    page.focus("[data-key='Weights-0-0']")
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("Enter")
+    assert page.inner_text(".arithmetic") == "0.493 / (1.000 + 0.493 + 0.243) = 0.284"
+    before = cells(page, "output")
+    page.click("text=Shuffle keys and values together")
+    assert cells(page, "output") == before
+    assert cells(page, "weights") != [["0.576", "0.284", "0.140"], ["0.882", "0.106", "0.013"]]
+    address = page.url
+    page.reload()
+    page.wait_for_selector("body[data-ready=byhand]")
+    assert page.url == address
+    assert cells(page, "output") == before
+
+
+def test_by_hand_masks_and_projects(toys: Server, open_page: Open) -> None:
+    page = open_page(
+        toys,
+        "byhand?preset=words&q=1+0+0%3B+0+1+0%3B+1+1+0&k=1+0+0%3B+0+1+0%3B+1+1+0&v=1+0%3B+0+1%3B+1+1",
+    )
+    page.select_option("[data-key=mask]", "causal")
+    weights = cells(page, "weights")
+    assert weights[0] == ["1.000", "0.000", "0.000"]
+    assert weights[1][2] == "0.000"
+    page.select_option("[data-key=preset]", "projected")
+    # X = 1 0 1; 0 2 0; 1 1 1 and W_Q = 1 0; 0 1; 1 0 make q = 2 0; 0 2; 2 1.
+    query = page.eval_on_selector_all(
+        "table[data-matrix='Q = X W_Q'] tbody tr",
+        "rows => rows.map((row) => [...row.cells].map((cell) => Number(cell.innerText)))",
+    )
+    assert query == [[2, 0], [0, 2], [2, 1]]
+    page.fill("[data-key=wk]", "1 2 3; 4 5")
+    assert "rows have 3 and 2 numbers" in page.inner_text("[role=alert]")
+
+
+def test_a_moved_key_slides_the_output_along_its_line(toys: Server, open_page: Open) -> None:
+    page = open_page(toys, "geometry?mx=0&my=0")
+    assert fact(page, "gap") == "0.000"
+    page.focus("[data-key='key-0']")
+    for _ in range(12):
+        page.keyboard.press("ArrowUp")
+    assert fact(page, "delta") == "0.360"  # 12 steps of 0.05, times the query's 0.6
+    assert fact(page, "weight") == fact(page, "formula")
+    assert float(fact(page, "line").replace("−", "-")) < 1e-9
+    assert float(fact(page, "gap")) > 0
+    box = page.locator("[data-key='key-1']").bounding_box()
+    page.mouse.move(box["x"] + 8, box["y"] + 8)
+    page.mouse.down()
+    page.mouse.move(box["x"] + 60, box["y"] + 30)
+    page.mouse.up()
+    assert "j=1" in page.url
+
+
+@pytest.mark.parametrize(
+    ("kind", "beta", "most"),
+    [
+        ("identity", 30, 1e-9),
+        ("permutation", 30, 1e-9),
+        ("mean", 3, 1e-12),
+        ("pointwise", 30, 1e-9),
+        ("convolution", 30, 1e-9),
+        ("dictionary", 30, 1e-9),
+    ],
+)
+def test_attention_as_other_operations(
+    toys: Server, open_page: Open, kind: str, beta: int, most: float
+) -> None:
+    page = open_page(toys, f"as?as={kind}&beta={beta}")
+    assert float(fact(page, "error").split()[-1].replace("−", "-")) < most
+    if kind != "mean":
+        page = open_page(toys, f"as?as={kind}&beta=1")
+        assert float(fact(page, "error").split()[-1]) > 0.01
+
+
+def test_positions_make_order(toys: Server, open_page: Open) -> None:
+    page = open_page(toys, "positions")
+    words = fact(page, "order").replace("−", "-").split()
+    assert float(words[1]) < 1e-12
+    assert float(words[4]) > 0.01
+
+
+def test_masks_say_which_backend_runs(toys: Server, open_page: Open) -> None:
+    page = open_page(toys, "masks")
+    settled(page)
+    assert fact(page, "mask") == "causal()"
+    assert "kernel flag" in fact(page, "reason")
+    page.select_option("[data-key=b]", "padding")
+    page.wait_for_selector("[data-fact=mask]:has-text('padding')")
+    assert fact(page, "mask") == "causal() & padding([6])"
+    page.click("[data-key='cell-0-7']")
+    page.wait_for_selector("[data-key='cell-0-7'][aria-pressed=true]")
+    assert "padding" not in fact(page, "mask")
+    page.click("[data-key='box-1']")
+    assert fact(page, "parameters").startswith("1,050,624 × 6")
+
+
+def test_costs_cross_where_python_says(toys: Server, open_page: Open) -> None:
+    page = open_page(toys, "cost")
+    settled(page)
+    assert fact(page, "cross-0-2") == "n > 512"
+    assert fact(page, "cross-4-8") == "n > 1,024"
+    assert fact(page, "cross-4-2") == "always"
+    from regard.model.transformer import Transformer
+
+    with torch.device("meta"):
+        base = Transformer.base(37_000)
+    count = sum(parameter.numel() for parameter in base.parameters())
+    assert fact(page, "parameters-base") == f"{count:,}"
+
+
+def test_toy_pages_answer_within_50_ms(toys: Server, open_page: Open) -> None:
+    page = open_page(toys, "byhand")
+    for name, key in (("byhand", "beta"), ("geometry", "stretch"), ("as", "beta"), ("cost", "d")):
+        page.goto(f"{toys.address}#{name}")
+        page.wait_for_selector(f"body[data-ready={name}] [data-key={key}]")
+        took = page.evaluate(
+            """async (key) => {
+                const times = [];
+                for (let n = 0; n < 15; n++) {
+                    const input = document.querySelector(`[data-key="${key}"]`);
+                    input.value = Number(input.value) + Number(input.step);
+                    const begin = performance.now();
+                    input.dispatchEvent(new Event("input", { bubbles: true }));
+                    await new Promise((done) => setTimeout(done));
+                    times.push(performance.now() - begin);
+                }
+                return Math.min(...times);
+            }""",
+            key,
+        )
+        assert took < 50, f"{name} took {took:.0f} ms"
+
+
+def test_the_course_runs_answers_and_mistakes(toys: Server, open_page: Open) -> None:
+    page = open_page(toys, "course")
+    page.click("[data-key='run-3']")
+    page.wait_for_selector("[data-fact=verdict]")
+    assert fact(page, "verdict") == "✓ stands"
+    page.click("[data-key='wrong-3'] summary")
+    page.click("[data-key='try-3-0']")
+    page.wait_for_selector(".mistake .chip")
+    assert "fails" in page.inner_text(".mistake .chip")
+
+
+# Models
+
+
+def test_without_a_run_the_command_is_offered(toys: Server, open_page: Open) -> None:
+    for name, command in (("translate", "dates"), ("vision", "digits"), ("read", "read")):
+        page = open_page(toys, name)
+        assert f"regard demo {command}" in page.inner_text("main")
+
+
+def test_the_best_head_off_changes_the_output(
+    studio: Server, runs: list[Path], open_page: Open
+) -> None:
+    asks = questions(Runs(runs, Path("no-such-folder")))
+    for text in DATES:
+        asked = {"run": "dates", "text": text, "effect": True}
+        found = asks["translate"](asked)
+        best = found["best"]
+        name = next(one for one in found["maps"] if one["name"] == "cross")["layers"][best["layer"]]
+        other = asks["translate"]({**asked, "effect": False, "off": [[name, best["head"]]]})
+        if other["text"] != found["text"]:
+            break
+    page = open_page(studio, f"translate?text={text.replace(' ', '+')}&beams=4")
+    settled(page)
+    assert fact(page, "output") == found["text"]
+    page.click("[data-key='head-1-0']")
+    page.click("[data-key=effects]")
+    page.wait_for_selector(".effect", timeout=60_000)
+    settled(page)
+    page.click(f"[data-key='head-{best['layer']}-{best['head']}']")
+    page.click("[data-key=head-off]")
+    settled(page)
+    assert fact(page, "output") == other["text"] != found["text"]
+    page.click("text=Undo all")
+    settled(page)
+    assert fact(page, "output") == found["text"]
+
+
+def test_words_are_hidden_and_forced(studio: Server, open_page: Open) -> None:
+    page = open_page(studio, "translate?text=4.+M%C3%A4rz+1983")
+    settled(page)
+    before = fact(page, "output")
+    for place in range(8, 12):  # 1983
+        page.click(f"[data-key='word-{place}']")
+        settled(page)
+    assert fact(page, "output") != before
+    page.click("text=Undo all")
+    settled(page)
+    page.click("summary:has-text('might have been written')")
+    other = page.locator("[data-key^='force-0-']").nth(1)
+    token = other.inner_text().split()[0]
+    other.click()
+    settled(page)
+    assert fact(page, "output").startswith(token)
+
+
+def test_a_real_head_by_hand_has_the_models_weights(
+    studio: Server, runs: list[Path], open_page: Open
+) -> None:
+    page = open_page(studio, "translate?text=4.+M%C3%A4rz+1983&map=cross&layer=1&head=2")
+    settled(page)
+    page.click("[data-key=to-byhand]")
+    page.wait_for_selector("table[data-step=weights]")
+    asks = questions(Runs(runs, Path("no-such-folder")))
+    asked = {
+        "run": "dates",
+        "text": "4. März 1983",
+        "attention": "decoder.blocks.1.cross",
+        "head": 2,
+    }
+    expected = asks["head"](asked)["weights"]
+    shown = [[float(x.replace("−", "-")) for x in row] for row in cells(page, "weights")]
+    for row, numbers in zip(shown, expected, strict=True):
+        assert row == pytest.approx(numbers, abs=6e-4)
+
+
+def test_the_demo_models_answer_within_300_ms(runs: list[Path]) -> None:
+    asks = questions(Runs(runs, Path("no-such-folder")))
+    question = {"run": "dates", "text": "4. März 1983", "beams": 4}
+    asks["translate"](question)
+    times = []
+    for _ in range(7):
+        begin = time.perf_counter()
+        json.dumps(asks["translate"](question))
+        times.append(time.perf_counter() - begin)
+    assert sorted(times)[1] < 0.3
+
+
+def test_vision_hides_patches(studio: Server, open_page: Open) -> None:
+    page = open_page(studio, "vision")
+    settled(page)
+    before = page.inner_text(".bars")
+    assert fact(page, "label") in "0123456789"
+    page.check("[data-key=hiding]")
+    page.locator(".overlay[aria-label='Click a patch to hide it'] .patch").first.click()
+    settled(page)
+    assert page.inner_text(".bars") != before
+    page.click("[data-key='sample-7']")
+    settled(page)
+    page.click("[data-key=effects]")
+    page.wait_for_selector("text=What hiding each patch does")
+
+
+@pytest.mark.parametrize(("name", "what"), [("vision", "label"), ("read", "text")])
+def test_what_is_drawn_is_read(studio: Server, open_page: Open, name: str, what: str) -> None:
+    page = open_page(studio, name)
+    settled(page)
+    box = page.locator("canvas.draw").bounding_box()
+    page.mouse.move(box["x"] + box["width"] * 0.5, box["y"] + 15)
+    page.mouse.down()
+    page.mouse.move(box["x"] + box["width"] * 0.5, box["y"] + box["height"] - 15, steps=8)
+    page.mouse.up()
+    settled(page)
+    assert "drawn=" in page.url
+    assert fact(page, what)
+    address = page.url
+    page.goto("about:blank")
+    page = open_page(studio, address.partition("#")[2])
+    settled(page)
+    assert page.url == address
+
+
+def test_training_is_shown_while_it_grows(
+    studio: Server, runs: list[Path], open_page: Open
+) -> None:
+    page = open_page(studio, "training?runs=dates,digits")
+    page.wait_for_selector("[data-fact='step-digits']")
+    assert fact(page, "step-dates") == "450"
+    path = runs[0] / "metrics.jsonl"
+    before = path.read_bytes()
+    try:
+        with path.open("ab") as file:
+            file.write(b'{"step": 460, "loss": 0.5, "seconds": 99.0}\n')
+        page.wait_for_selector("[data-fact=step-dates]:has-text('460')")
+        assert "training" in page.inner_text("tr:has([data-fact=step-dates])")
+    finally:
+        path.write_bytes(before)
