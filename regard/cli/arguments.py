@@ -150,12 +150,12 @@ def _plainly(problem: str) -> str:
 def _wanted(match: re.Match[str]) -> str:
     """A value that is of none of a flag's types."""
     given = match["given"].replace("', '", " ").strip("'")
-    kinds = [
-        _KINDS[kind] for kind in re.findall(r"(?:INT|FLOAT)(?: (?:INT|FLOAT))*", match["kinds"])
-    ]
+    kinds = [_KINDS[kind] for kind in re.findall(rf"{_TYPE}(?: {_TYPE})*", match["kinds"])]
     value = f" ({given})" if given else ""
     return f"{match['flag']}{value} must be {' or '.join(kinds) or match['kinds']}"
 
+
+_TYPE = r"(?:INT\|STR|INT|FLOAT)"
 
 _KINDS = {
     "INT": "a whole number",
@@ -163,6 +163,7 @@ _KINDS = {
     "INT INT INT": "three whole numbers",
     "FLOAT": "a number",
     "FLOAT FLOAT": "two numbers",
+    "INT|STR INT|STR": "two numbers or names",
 }
 
 _FORMS = (

@@ -14,6 +14,7 @@ from typing import Literal
 from regard import checkpoint
 from regard.cli.arguments import Progress, with_folder
 from regard.data.diagnosis import Separator
+from regard.data.table import Column
 from regard.task.folder import model_folder
 from regard.task.settings import check_positive
 from regard.task.size import check_held
@@ -31,9 +32,13 @@ class Evaluate:
     """translate: reference translations."""
     pairs: tuple[str, ...] = ()
     """translate: instead, tables with both sides."""
-    columns: tuple[int, int] | None = None
-    """translate: which columns of the tables, counted from 0, are source and target. label: which
-    are label and text. By default as in training."""
+    columns: tuple[Column, Column] | None = None
+    """translate: which columns of the tables, numbers from 0 on or names, are source and target.
+    label: which are label and text. By default as in training."""
+    tags: tuple[Column, ...] | None = None
+    """translate: columns whose values are tags. By default as in training."""
+    tag: tuple[str, ...] = ()
+    """translate: tags of all sources, such as the language to write."""
     separator: Separator | None = None
     """translate, label, read: what separates the columns of tables. By default as in training."""
     bleu: Literal["13a", "intl", "zh", "char", "none"] | None = None

@@ -86,6 +86,8 @@ class Translate(EnsembleOptions):
     """Forced prefix: every translation begins with this text."""
     prefix_column: bool = False
     """Forced prefixes, one for each line: source, a tab, and how its translation must begin."""
+    tag: tuple[str, ...] = ()
+    """Tags, of a model that was trained with some: what is asked for, such as the language."""
     longest: int = 20_000
     """Maximum length of a line in characters; longer ones are left out."""
     head: tuple[int, int, int] | None = None
@@ -121,6 +123,7 @@ def translate(words: Sequence[str]) -> int:
                 beams=options.beams,
                 batch=options.batch,
                 prefix=prefixes,
+                tags=options.tag,
                 align=options.align,
                 low_latency=False,
             )
@@ -155,6 +158,7 @@ def _translator(folder: Path, options: Translate, kind: type[Ready], here: Proce
     from regard.task.search import check_search
 
     model: Any = _ensemble(folder, options, kind, here)
+    model.check_tags(options.tag)
     beams = max(options.beams or model.search.beams, options.n_best or 1)
     check_search(model.model.config, beams, model.model.target.table.weight.device)
     if options.head is not None:

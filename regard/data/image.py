@@ -34,7 +34,8 @@ from regard.data.diagnosis import SEPARATORS, Separator
 from regard.data.files import beginning, check_file
 from regard.data.pixels import Decoding, Fit, channels_first, decode, decode_some, fitted
 from regard.data.problems import Problems, reason
-from regard.data.reading import Lines, Table, Text
+from regard.data.reading import Lines, Text
+from regard.data.table import Table
 from regard.data.text import OnBad
 from regard.data.workers import processors, spread
 from regard.seeding import combined, seeded

@@ -8,6 +8,7 @@ _KINDS = {
     "undecodable": "bytes that are not UTF-8",
     "control": "control characters",
     "columns": "too few columns",
+    "json": "lines that are not JSON",
     "long": "too long",
     "ratio": "sides of very unequal length",
     "broken": "images that cannot be decoded",

@@ -1,4 +1,4 @@
-"""Text in files as examples: lines, pairs of lines, columns of tables, documents.
+"""Text in files as examples: lines, pairs of lines, documents; `table.py` has columns of tables.
 
 Lines end with a newline, whatever else Unicode takes for one; blanks around them are dropped. The
 work is in two halves: the files are cut into chunks of bytes, and any process makes examples of a
@@ -13,10 +13,10 @@ import re
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, cast, get_args
+from typing import NamedTuple, cast
 
 from regard.data.cache import PathLike
-from regard.data.diagnosis import SEPARATORS, Separator, columns, encoding, endings, separated
+from regard.data.diagnosis import encoding, endings
 from regard.data.files import LineFile, Reading, beginning, check_file
 from regard.data.problems import Problems
 
@@ -118,11 +118,15 @@ class Text:
     def advise(self, problems: Problems) -> None:
         """Adds what can be done about whole files, judged by how they begin."""
         judges = {kind: self._judges[kind] for kind in problems.counts if kind in self._judges}
-        for path in self.paths if judges else ():
+        for path in filter(self.is_text, self.paths if judges else ()):
             start = beginning(path)
             for kind, judge in judges.items():
                 if advice := judge(start):
                     problems.advise(kind, f"{path.name} {advice}")
+
+    def is_text(self, path: Path) -> bool:
+        """Whether a file's own lines are read, so that how it begins can be judged."""
+        return True
 
     @property
     def _judges(self) -> dict[str, Callable[[bytes], str | None]]:
@@ -134,10 +138,16 @@ class Text:
         names = iter(self.names)
         for group in self.groups:
             with contextlib.ExitStack() as stack:
-                files = [LineFile(path, reading, stack, next(names)) for path in group]
+                files = [self.open(path, reading, stack, next(names)) for path in group]
                 yield from self._chunks(files)
                 for file in files:
                     file.finish()
+
+    def open(
+        self, path: Path, reading: Reading, stack: contextlib.ExitStack, name: str
+    ) -> LineFile:
+        """One of the files, as lines."""
+        return LineFile(path, reading, stack, name)
 
     def _chunks(self, files: list["LineFile"]) -> Iterator[Chunk]:
         names = tuple(str(file.path) for file in files)
@@ -182,7 +192,7 @@ class Text:
                 problems.add(*fault)
                 continue
             row = self._cells(lines, chunk, i)
-            if isinstance(row, _Fault):
+            if isinstance(row, Fault):
                 problems.add(*row)
                 continue
             sides = tuple(map(str.strip, row))
@@ -194,7 +204,7 @@ class Text:
                 numbers.append(chunk.line + i)
         return kept, numbers, problems
 
-    def _cells(self, lines: tuple[str, ...], chunk: Chunk, i: int) -> "tuple[str, ...] | _Fault":
+    def _cells(self, lines: tuple[str, ...], chunk: Chunk, i: int) -> "tuple[str, ...] | Fault":
         """The sides of an example that stands in these lines."""
         return lines
 
@@ -203,7 +213,7 @@ class Lines(Text):
     """One side: every line is an example."""
 
     def __init__(self, *paths: PathLike, flag: str = ""):
-        super().__init__([(path,) for path in paths], 1, _given(flag))
+        super().__init__([(path,) for path in paths], 1, given(flag))
 
 
 class Pairs(Text):
@@ -224,83 +234,13 @@ class Pairs(Text):
         super().__init__(list(zip(sources, targets)), 2, flags)
 
 
-class Table(Text):
-    """Columns of files, as many sides as columns are chosen; counted from 0.
-
-    Between tabs all is text. Other separators are CSV's: cells that hold one stand in quotes.
-    """
-
-    def __init__(
-        self,
-        *paths: PathLike,
-        columns: Sequence[int] = (0, 1),
-        separator: Separator = "tab",
-        flag: str = "",
-    ):
-        super().__init__([(path,) for path in paths], len(columns), _given(flag))
-        self.columns, self.separator = tuple(columns), separator
-        if not columns or min(columns) < 0:
-            raise ValueError(f"columns ({self.columns}) must be numbers from 0 on; try (0, 1)")
-        if separator not in get_args(Separator):
-            known = ", ".join(get_args(Separator))
-            raise ValueError(f"separator ({separator!r}) is unknown; choose from {known}")
-        self._sign, self._last = SEPARATORS[separator], max(columns)
-
-    def form(self) -> list[object]:
-        quoted = [] if self.separator == "tab" else [self.separator]
-        return [*super().form(), list(self.columns), *quoted]
-
-    def _cells(self, lines: tuple[str, ...], chunk: Chunk, i: int) -> "tuple[str, ...] | _Fault":
-        (line,) = lines
-        quoted = self.separator != "tab" and '"' in line
-        cells = self._unquoted(line, chunk, i) if quoted else line.split(self._sign)
-        if len(cells) > self._last:
-            return tuple(cells[column] for column in self.columns)
-        if not line.strip():
-            return ("",) * self.sides
-        return _Fault("columns", f"{chunk.place(i)} has {len(cells)}: {shown(line)}")
-
-    def _unquoted(self, line: str, chunk: Chunk, i: int) -> list[str]:
-        if (cells := _unquoted(line, self._sign)) is None:
-            # Where a cell goes on in the next line, nobody could tell which lines are rows.
-            raise ValueError(
-                f"{chunk.place(i)}: its quotes do not pair up: {shown(line)}; a cell must begin "
-                'and end with a quote, in one line, and a quote within is written as ""'
-            )
-        return cells
-
-    @property
-    def _judges(self) -> dict[str, Callable[[bytes], str | None]]:
-        return {**super()._judges, "columns": self._advice}
-
-    def _advice(self, start: bytes) -> str | None:
-        number = columns(start, self.separator)
-        if number > self._last:
-            return None
-        if other := separated(start, self._last + 1):
-            name, number = other
-            return (
-                f"has {number:,} columns separated by {SEPARATORS[name]!r}; add --separator {name}"
-            )
-        if number == 1:
-            return (
-                f"has one column, without a {self.separator}; put one between the columns, or name "
-                "another with --separator"
-            )
-        asked = " ".join(map(str, self.columns))
-        return (
-            f"has {number:,} columns, of which the first is 0, and --columns {asked} asks for "
-            f"{self._last}; name others"
-        )
-
-
 class Documents(Text):
     """One side: documents that are parted by blank lines, and by the ends of files."""
 
     unit = "document"
 
     def __init__(self, *paths: PathLike, flag: str = ""):
-        super().__init__([(path,) for path in paths], 1, _given(flag))
+        super().__init__([(path,) for path in paths], 1, given(flag))
 
     def _full(self, lines: int, size: int, last: list[bytes | None]) -> bool:
         between = bool(last) and last[0] is not None and not last[0].strip()
@@ -334,34 +274,34 @@ _IN_LINES = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _NOT_UTF8 = re.compile("[\udc80-\udcff]")
 
 
-class _Fault(NamedTuple):
+class Fault(NamedTuple):
     """What is wrong with a line."""
 
     kind: str
     example: str
 
 
-def _overlong(chunk: Chunk, i: int) -> _Fault | None:
+def _overlong(chunk: Chunk, i: int) -> Fault | None:
     """Of a chunk's last line."""
     for side, length in enumerate(chunk.overlong):
         if length:
-            return _Fault("long", f"{chunk.place(i, side)} has {length:,} bytes")
+            return Fault("long", f"{chunk.place(i, side)} has {length:,} bytes")
     return None
 
 
-def _fault(chunk: Chunk, i: int, lines: tuple[str, ...], sides: tuple[str, ...]) -> _Fault | None:
+def _fault(chunk: Chunk, i: int, lines: tuple[str, ...], sides: tuple[str, ...]) -> Fault | None:
     for side, text in enumerate(sides):
         column = min(side, len(lines) - 1)
         if not text:
             other = next((text for text in sides if text), "")
             beside = f" beside {shown(other)}" if other else ""
-            return _Fault("empty", f"{chunk.place(i, column)}{beside}")
+            return Fault("empty", f"{chunk.place(i, column)}{beside}")
         if fault := _garbled(chunk, i, column, text, _IN_LINES):
             return fault
     return None
 
 
-def _garbled(chunk: Chunk, i: int, side: int, text: str, control: re.Pattern[str]) -> _Fault | None:
+def _garbled(chunk: Chunk, i: int, side: int, text: str, control: re.Pattern[str]) -> Fault | None:
     if bad := _NOT_UTF8.search(text):
         # The first such byte from this line on is the one in this text.
         before = sum(len(line) + 1 for line in chunk.blobs[side].split(b"\n", i + 1)[:i])
@@ -370,10 +310,10 @@ def _garbled(chunk: Chunk, i: int, side: int, text: str, control: re.Pattern[str
             rest.decode(errors="surrogateescape").split(bad[0])[0].encode(errors="surrogateescape")
         )
         place = f"{chunk.place(i, side)}, byte {chunk.offsets[side] + before + at:,}"
-        return _Fault("undecodable", f"{place} (0x{rest[at]:02X}): {shown(text)}")
+        return Fault("undecodable", f"{place} (0x{rest[at]:02X}): {shown(text)}")
     if bad := control.search(text):
         place = chunk.place(i, side)
-        return _Fault("control", f"{place} has U+{ord(bad[0]):04X}: {shown(text)}")
+        return Fault("control", f"{place} has U+{ord(bad[0]):04X}: {shown(text)}")
     return None
 
 
@@ -382,26 +322,7 @@ def shown(text: str) -> str:
     return text if len(text) <= 60 else f"{text[:58]}…{text[-1]}"
 
 
-def _unquoted(line: str, sign: str) -> list[str] | None:
-    """The cells of a line of CSV; None where its quotes do not pair up."""
-    cells: list[str] = []
-    parts, odd = list[str](), 0
-    for part in line.split(sign):
-        parts.append(part)
-        odd ^= part.count('"') % 2
-        if odd:
-            continue
-        cell, parts = sign.join(parts).strip(), []
-        if '"' in cell:
-            within = cell[1:-1]
-            if cell[0] + cell[-1] != '""' or '"' in within.replace('""', ""):
-                return None
-            cell = within.replace('""', '"')
-        cells.append(cell)
-    return None if odd else cells
-
-
-def _given(flag: str) -> tuple[str, ...]:
+def given(flag: str) -> tuple[str, ...]:
     return (flag,) if flag else ()
 
 

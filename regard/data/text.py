@@ -26,7 +26,8 @@ from regard.data.batch import EndToEnd, Indices, gathered
 from regard.data.cache import Draft, PathLike, Progress, default_cache, digest, header, keep, sha256
 from regard.data.files import Reading
 from regard.data.problems import Problems
-from regard.data.reading import Chunk, Documents, Lines, Pairs, Table, Text, shown
+from regard.data.reading import Chunk, Documents, Lines, Pairs, Text, shown
+from regard.data.table import Table
 from regard.data.tokenizer import AnyTokenizer
 from regard.data.workers import processors, spread
 

@@ -1,9 +1,9 @@
 """How well classes are told apart: the confusion matrix, and the scores of each class.
 
-    row, column   how many examples of one class were taken for another; right ones on the diagonal
-    precision     of what was taken for a class, the share that is of it
-    recall        of what is of a class, the share that was taken for it
-    F1            their harmonic mean; over all classes alike it is macro F1
+row, column   how many examples of one class were taken for another; right ones on the diagonal
+precision     of what was taken for a class, the share that is of it
+recall        of what is of a class, the share that was taken for it
+F1            their harmonic mean; over all classes alike it is macro F1
 """
 
 from collections.abc import Sequence

@@ -23,6 +23,7 @@ from regard import checkpoint
 from regard.data.batch import LabelBatch, Side, Sizes, capacity, label_batch, plan
 from regard.data.diagnosis import Separator, foreign
 from regard.data.problems import Problems, reason
+from regard.data.table import Column
 from regard.data.text import OnBad, Table
 from regard.data.tokenizer import AnyTokenizer, Tokenizer, files, read_pair
 from regard.model.classifier import ClassifierConfig, EncoderShape, TextClassifier
@@ -73,10 +74,11 @@ class Config:
     """Text classification."""
 
     texts: tuple[str, ...] = ()
-    """Tables with a label and a text in each line, TSV or CSV (see separator); or one folder with a
-    folder of text files for each class."""
-    columns: tuple[int, int] = (0, 1)
-    """Which columns, counted from 0, are the label and the text."""
+    """Tables with a label and a text in each line, TSV or CSV (see separator), JSON lines (.jsonl) or
+    Parquet; or one folder with a folder of text files for each class."""
+    columns: tuple[Column, Column] = (0, 1)
+    """Which columns are the label and the text: numbers from 0 on, or names, which TSV and CSV have
+    in their first line."""
     separator: Separator = "tab"
     """What separates the columns: a tab, or as in CSV files, where cells may stand in quotes."""
     valid: tuple[str, ...] = ()
@@ -365,7 +367,7 @@ def evaluate(
     folder: str | Path,
     *,
     texts: Sequence[str] = (),
-    columns: tuple[int, int] | None = None,
+    columns: tuple[Column, Column] | None = None,
     separator: Separator | None = None,
     device: str = "cpu",
     progress: Progress | None = None,

@@ -21,10 +21,13 @@ from regard import checkpoint
 from regard.data.diagnosis import Separator
 from regard.data.problems import reason
 from regard.data.reading import shown
+from regard.data.table import Column, tagged, tags_of
 from regard.data.text import OnBad, Pairs, Rules, Store, Table, Text, store
 from regard.data.tokenizer import AnyTokenizer, Tokenizer, read_pair
 from regard.decode.engine.ensemble import Weights
+from regard.model.encoder import TextEncoder
 from regard.model.transformer import TextSource, Transformer, TransformerShape
+from regard.seeding import seeded
 from regard.task.folder import model_folder, run_config
 from regard.task.search import SearchSettings
 from regard.task.settings import Preset, absolute, check_obeyed, check_preset, check_start, recorded
@@ -74,9 +77,14 @@ class Config:
     target: tuple[str, ...] = ()
     """Target files, one for each source file, line-aligned."""
     pairs: tuple[str, ...] = ()
-    """Instead of source and target: tables with both sides, TSV or CSV (see separator)."""
-    columns: tuple[int, int] = (0, 1)
-    """Which columns of those files, counted from 0, are source and target."""
+    """Instead of source and target: tables with both sides: TSV or CSV (see separator), JSON lines
+    (.jsonl) or Parquet."""
+    columns: tuple[Column, Column] = (0, 1)
+    """Which columns of those files are source and target: numbers from 0 on, or names, which TSV
+    and CSV have in their first line; translation.en is within another."""
+    tags: tuple[Column, ...] = ()
+    """Columns whose values are put before the source as tags, such as the language to write:
+    several languages in one model. regard translate RUN --tag de then asks for one."""
     separator: Separator = "tab"
     """What separates their columns: a tab, or as in CSV files, where cells may stand in quotes."""
     valid_source: tuple[str, ...] = ()
@@ -90,7 +98,9 @@ class Config:
     judged: int = 500
     """Validation sentences that are translated at each evaluation; at the end, all are."""
     start: str | None = None
-    """Fine-tune: a trained model's folder, or a run's. Its tokenizer and its shape are kept."""
+    """Fine-tune: the folder, or the run, of a translator, whose tokenizer and shape are kept; or of
+    an encoder that was trained on text of both languages (regard train encoder), under a new
+    decoder."""
     words: Words = "joint"
     """Tokenization: subwords (BPE) learned jointly from both languages, separately from each, or
     characters."""
@@ -216,7 +226,8 @@ def build(
             f"validate on{examples.problems.why}; add some, or name others with --valid-source and "
             "--valid-target, or --valid-pairs"
         )
-    return Translation(config, saved, tokenizers, Chosen(examples, indices), held, notes)
+    chosen = Chosen(examples, indices)
+    return Translation(config, saved, tokenizers, chosen, held, notes, _tags(text))
 
 
 class Translation(Transduction):
@@ -230,10 +241,13 @@ class Translation(Transduction):
         examples: Chosen,
         held: Sequence[Pair],
         notes: Sequence[str],
+        tags: Sequence[str] = (),
     ):
         model = _model(config, saved, tokenizers)
         settings = _search(config, saved, tokenizers)
-        counts = {"examples": len(examples), "held_out": len(held)}
+        counts: dict[str, Any] = {"examples": len(examples), "held_out": len(held)}
+        if tags:
+            counts["tags"] = list(tags)
         quality = Quality(config.bleu)
         self.signatures = quality.signatures
         super().__init__(
@@ -257,6 +271,13 @@ class Translation(Transduction):
         return {HELD_OUT: "".join(lines).encode()}
 
 
+def _tags(text: Text) -> list[str]:
+    """All that sources are tagged with."""
+    if not isinstance(text, Table) or not text.tags:
+        return []
+    return sorted({tag for source, _ in text.read() for tag in tags_of(source)[: len(text.tags)]})
+
+
 def _model(
     config: Config, saved: checkpoint.Saved | None, tokenizers: tuple[AnyTokenizer, AnyTokenizer]
 ) -> Transformer:
@@ -269,10 +290,13 @@ def _model(
             )
         return build_transformer(shape, tokenizers, config.training.seed)
     model = saved.model
+    if isinstance(model, TextEncoder):
+        with seeded(config.training.seed):
+            model = Transformer.of(model, config.model)
     if not isinstance(model, Transformer) or not isinstance(model.config.source, TextSource):
         raise ValueError(
             f"start ({config.start}) holds a {type(model).__name__} that does not read text; "
-            "name a translator's folder"
+            "name the folder of a translator, or of an encoder"
         )
     check_obeyed(config, preset, model.config, saved.task, "words", "vocabulary")
     return model
@@ -282,7 +306,7 @@ def _search(
     config: Config, saved: checkpoint.Saved | None, tokenizers: tuple[AnyTokenizer, AnyTokenizer]
 ) -> SearchSettings:
     mine = {"beams": config.beams, "length_penalty": config.length_penalty}
-    if saved is None or not saved.task:
+    if saved is None or not saved.task or isinstance(saved.model, TextEncoder):
         return SearchSettings.of(tokenizers[1], length=config.longest, **mine)
     settings = SearchSettings.read(saved.task, str(saved.folder / checkpoint.CONFIG))
     return replace(settings, beams=config.beams, length_penalty=config.length_penalty)
@@ -302,8 +326,10 @@ def _text(
     if pairs and (source or target):
         raise ValueError(f"{flags[0]} and {prefix}pairs both name files; name one kind")
     if pairs:
-        columns, separator = config.columns, config.separator
-        return Table(*pairs, columns=columns, separator=separator, flag=f"{prefix}pairs")
+        columns, separator, tags = config.columns, config.separator, config.tags
+        return Table(*pairs, columns=columns, separator=separator, tags=tags, flag=f"{prefix}pairs")
+    if config.tags:
+        raise ValueError(f"tags are columns of tables: name {prefix}pairs, or leave out --tags")
     if not source or not target:
         absent = [flag for flag, files in zip(flags, (source, target)) if not files]
         raise ValueError(
@@ -464,8 +490,10 @@ def evaluate(
     source: Sequence[str] = (),
     target: Sequence[str] = (),
     pairs: Sequence[str] = (),
-    columns: tuple[int, int] | None = None,
+    columns: tuple[Column, Column] | None = None,
     separator: Separator | None = None,
+    tags: Sequence[Column] | None = None,
+    tag: Sequence[str] = (),
     beams: int | None = None,
     bleu: Cut | None = None,
     ensemble: Sequence[str] = (),
@@ -475,8 +503,9 @@ def evaluate(
 ) -> Translations:
     """Scores of a model's, or a run's, translations of these files, by beam search.
 
-    Without files a run is evaluated on what it was validated on, all of it. Columns and separator
-    of tables are the run's unless they are given. `ensemble` names other runs that translate
+    Without files a run is evaluated on what it was validated on, all of it. Columns, tags and
+    separator of tables are the run's unless they are given; `tag` is for sources without any, and
+    where there are several, each has scores of its own. `ensemble` names other runs that translate
     together with it, and the weights of all of them, if they are not equal.
     """
     translator = Translator.read(folder, ensemble, ensemble_weights or None, device=device)
@@ -484,13 +513,19 @@ def evaluate(
     if source or target or pairs:
         known = config or Config()
         settings = replace(
-            known, columns=columns or known.columns, separator=separator or known.separator
+            known,
+            columns=columns or known.columns,
+            separator=separator or known.separator,
+            tags=() if source or target or tag else known.tags if tags is None else tuple(tags),
         )
         files: Text | None = _text(settings, source, target, pairs)
     else:
         files = None if config is None else _valid(config)
     text = _split_off(Path(folder)) if files is None else _listed(files)
     problems = [] if files is None else files.problems.lines()
+    if tag:
+        translator.check_tags(tag)
+        text = [(tagged(source, tag), target) for source, target in text]
     written = []
     for line in translator.stream((source for source, _ in text), beams=beams):
         written.append(line)
@@ -498,7 +533,25 @@ def evaluate(
             progress("translations", len(written) / len(text))
     quality = Quality(bleu or (config.bleu if config is not None else "13a"))
     scores = quality(written, [target for _, target in text])
-    return Translations(scores, quality.signatures, problems, written)
+    scores |= _by_tag(text, written, translator.tags, quality)
+    return Translations(scores, quality.signatures, problems, translations=written)
+
+
+def _by_tag(
+    text: Sequence[Pair], written: Sequence[str], tags: Sequence[str], quality: "Quality"
+) -> dict[str, float]:
+    """The scores of each combination of tags, where there are several."""
+    groups: dict[str, list[int]] = {}
+    for n, (source, _) in enumerate(text):
+        own = " ".join(tag for tag in tags_of(source) if tag in tags)
+        groups.setdefault(own, []).append(n)
+    if len(groups) < 2:
+        return {}
+    scores: dict[str, float] = {}
+    for name, places in sorted(groups.items()):
+        found = quality([written[n] for n in places], [text[n][1] for n in places])
+        scores |= {f"{score} ({name or 'no tag'})": value for score, value in found.items()}
+    return scores
 
 
 def validated(folder: Path, about: Mapping[str, Any], where: str) -> list[Pair]:

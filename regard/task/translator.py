@@ -20,6 +20,7 @@ from regard import checkpoint
 from regard.attention.checks import check_integer, shown
 from regard.checkpoint import CONFIG, Saved
 from regard.data.batch import text_batch
+from regard.data.table import tagged
 from regard.data.tokenizer import AnyTokenizer, read_pair
 from regard.decode.batching import in_order
 from regard.decode.engine.ensemble import Weights, ensemble, shares
@@ -108,6 +109,9 @@ class Translator:
         """How it was found."""
         self.name = "a translator"
         """Its folder, where it has one."""
+        known: Any = self.about.get("tags") or ()
+        self.tags = tuple(map(str, known))
+        """What its sources were tagged with, such as languages."""
 
     @classmethod
     def of(cls, saved: Saved, validated: Callable[[], Sequence[Pair]] = tuple) -> "Translator":
@@ -191,6 +195,7 @@ class Translator:
         beams: int | None = None,
         batch: int = 64,
         prefix: str | Sequence[str] = "",
+        tags: Sequence[str] = (),
         attention: bool = False,
         align: bool = False,
         low_latency: bool = True,
@@ -203,13 +208,15 @@ class Translator:
         without, all of them are sorted by length, which is faster.
 
         `prefix` is what every translation must begin with, or there is one for each text; it is
-        scored with the rest. A text that is longer than the model is used to is cut into parts, at
-        spaces where there are any. What is found for the parts is joined, the best with the best,
-        and so on.
+        scored with the rest. `tags` say what is asked for, of a model that was trained with them,
+        such as the language to write. A text that is longer than the model is used to is cut into
+        parts, at spaces where there are any. What is found for the parts is joined, the best with
+        the best, and so on.
         """
         for name, number in (("n_best", n_best), ("batch", batch)):
             check_integer(name, number)
         settings = self.search if beams is None else replace(self.search, beams=beams)
+        self.check_tags(tags)
         counts: deque[int] = deque()
         prefixes = repeat(prefix) if isinstance(prefix, str) else iter(prefix)
 
@@ -218,7 +225,7 @@ class Translator:
                 if text is None:
                     yield None
                     continue
-                cut = self.cut(text, align)
+                cut = self.cut(text, align, tags)
                 if forced := next(prefixes, "").strip():
                     ids = tuple(self.tokenizer.encode(forced))
                     self._check_prefix(forced, ids, settings)
@@ -268,9 +275,31 @@ class Translator:
     def _encode(self, text: str) -> list[int]:
         return self.source_tokenizer.encode(text.strip())  # as the texts it was trained on
 
-    def cut(self, text: str, align: bool = False) -> list[Part]:
-        """A text as the model reads it."""
-        return self._parts(self._encode(text), align)
+    def check_tags(self, tags: Sequence[str]) -> None:
+        """Refuses a tag that no source of its training had."""
+        for tag in tags:
+            if tag not in self.tags:
+                known = (
+                    f"known are {', '.join(self.tags)}" if self.tags else "it was trained without"
+                )
+                raise ValueError(f"tag ({tag}) is unknown to {self.name}; {known}")
+
+    def cut(self, text: str, align: bool = False, tags: Sequence[str] = ()) -> list[Part]:
+        """A text as the model reads it; every part of it has its tags."""
+        ids = self._encode(text)
+        if not ids or not tags:
+            return self._parts(ids, align)
+        marks = self._marks(ids, text, tags)
+        parts = self._parts(ids, align, max(1, self.search.length - len(marks)))
+        nowhere = [-1] * len(marks) if align else []  # a tag is no word of the text
+        return [Part([*marks, *part.ids], [*nowhere, *part.words]) for part in parts]
+
+    def _marks(self, ids: list[int], text: str, tags: Sequence[str]) -> list[int]:
+        """The tokens of tags before a text of these ids, as they were in training."""
+        whole = self._encode(tagged(text, tags))
+        if whole[len(whole) - len(ids) :] != ids:  # a tokenizer that joins words
+            return self._encode(tagged("", tags))
+        return whole[: len(whole) - len(ids)]
 
     def _parts(self, ids: list[int], align: bool = False, most: int | None = None) -> list[Part]:
         """The ids in stretches of at most so many, by default the model's length; each but the last
@@ -529,8 +558,10 @@ class TranslatorEnsemble(Translator):
         own = first.source_tokenizer.to_bytes()
         self._alike = [other.source_tokenizer.to_bytes() == own for other in others]
 
-    def cut(self, text: str, align: bool = False) -> list[Part]:
+    def cut(self, text: str, align: bool = False, tags: Sequence[str] = ()) -> list[Part]:
         """In parts that are short enough for every member."""
+        if tags:
+            raise ValueError("tags are for a single translator, not for an ensemble")
         ids, most = self._encode(text), self.search.length
         while True:
             parts = self._parts(ids, align, most)

@@ -70,7 +70,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
         (["translate", "R", "--beams"], "--beams needs 1 value"),
         (["translate", "R", "--beams", "1e3"], "--beams (1e3) must be a whole number"),
         (["translate", "R", "--head", "1"], "--head (1) must be three whole numbers"),
-        (["evaluate", "R", "--columns", "0"], "--columns (0) must be two whole numbers"),
+        (["evaluate", "R", "--columns", "0"], "--columns (0) must be two numbers or names"),
         (["evaluate", "R", "--bleu", "x"], "--bleu ('x') must be one of 13a, None, char, intl,"),
         (["evaluate", "R", "--count", "0"], "count (0) must be 1 or more"),
         (["evaluate", "R", "--count", 10**15], "count (1000000000000000) is too large"),

@@ -26,7 +26,8 @@ from regard.data import image as images
 from regard.data import tokenizer as tokenizers
 from regard.data.files import LINE, check_file
 from regard.data.problems import Problems, reason
-from regard.data.reading import Documents, Lines, Pairs, Table
+from regard.data.reading import Documents, Lines, Pairs
+from regard.data.table import Table
 from regard.data.text import Draft, store
 from regard.data.tokenizer import Tokenizer
 from regard.data.workers import interruptible
