@@ -5,7 +5,7 @@ answer = await backend.ask(request, stream)
 
 import asyncio
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from regard.serve import wire
 from regard.service.requests import Delta, Request
@@ -14,6 +14,7 @@ Stream = Callable[[int, str], None]
 """Receives the number of a text, and what is new of it."""
 
 
+@runtime_checkable
 class Backend(Protocol):
     async def ask(self, request: Request, stream: Stream | None = None) -> Any:
         """The answer as JSON has it. Cancelled, it withdraws the request."""

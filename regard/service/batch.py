@@ -11,7 +11,7 @@ Who is answered depends on nobody else in the batch: see `tests/service`.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -73,10 +73,8 @@ class Sentence:
     slot: int = field(default=-1, init=False)
 
 
-class Opener(Protocol):
-    """How a model reads sources."""
-
-    def __call__(self, sentences: Sequence[Sentence], *, beams: int, length: int) -> Session: ...
+Opener: TypeAlias = Callable[..., Session]
+"""How a model reads sources: from sentences, and the hints `beams` and `length`."""
 
 
 class Batch:

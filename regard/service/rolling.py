@@ -15,7 +15,7 @@ State is in NumPy: a step has a few hundred numbers, for which torch's calls tak
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 import torch
@@ -35,6 +35,7 @@ Chooser: TypeAlias = Callable[..., Best]
 """A session's `best`."""
 
 
+@runtime_checkable
 class Rolling(Protocol):
     """A search, as a batch sees it."""
 
@@ -283,7 +284,8 @@ class RollingBeams:
         return first[:same]
 
     def hypotheses(self, slot: int) -> list[Hypothesis]:
-        paths = [self._path(slot, *ended) for ended in zip(self.slots[slot], self.lengths[slot])]
+        ends = zip(self.slots[slot].tolist(), self.lengths[slot].tolist())
+        paths = [self._path(slot, *end) for end in ends]
         columns: Sequence[Sequence[Any]] = [
             *(getattr(self, name)[slot].tolist() for name in ("scores", "ends", "lengths", "cut")),
             [tokens for tokens, _ in paths],
