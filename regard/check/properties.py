@@ -22,7 +22,7 @@ from regard.decode.engine.session import Session
 from regard.decode.search.beam import beam
 from regard.decode.search.greedy import greedy
 from regard.decode.search.hypothesis import Hypothesis
-from regard.interop.refusal import own_parts
+from regard.interop.refusal import other_mixing, own_parts
 from regard.interop.verify import DifferenceError
 from regard.look.record import record
 from regard.model.language import LanguageModel
@@ -42,7 +42,7 @@ STEPS = 12
 
 
 def fused_formula(subject: Subject) -> Measured:
-    if reasons := own_parts(subject.model):
+    if reasons := other_mixing(subject.model.config) + own_parts(subject.model):
         raise SkipError(f"no formula is known: {reasons[0].reason}")
     model = copy.deepcopy(subject.model).cpu()
     return _logits(subject, compute.formula(model, subject.examples))

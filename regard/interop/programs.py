@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from regard.interop import graph
-from regard.interop.refusal import own_parts, refuse
+from regard.interop.refusal import other_mixing, own_parts, refuse
 from regard.interop.verify import Verified, compare, texts
 from regard.model.classifier import TextClassifier
 from regard.model.embedding import image_size
@@ -43,7 +43,7 @@ def check(model: nn.Module, library: str) -> AnyModel:
     """The model, if it can be written down."""
     if not isinstance(model, AnyModel):
         raise ValueError(f"{library} has no {type(model).__name__}; export a model of Regard's own")
-    refuse(library, own_parts(model))
+    refuse(library, other_mixing(model.config) + own_parts(model))
     return model
 
 
