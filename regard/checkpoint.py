@@ -41,7 +41,9 @@ FORMAT = 1
 
 CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "README.md"
 
-Kind = Literal["Transformer", "VisionTransformer", "LanguageModel", "TextClassifier"]
+Kind = Literal[
+    "Transformer", "VisionTransformer", "LanguageModel", "TextClassifier", "TextEncoder"
+]
 
 
 @dataclass(frozen=True)
@@ -247,6 +249,10 @@ def _classes(kind: str, where: str) -> tuple[type[Any], type[Any]]:
             from regard.model.classifier import ClassifierConfig, TextClassifier
 
             return TextClassifier, ClassifierConfig
+        case "TextEncoder":
+            from regard.model.encoder import EncoderConfig, TextEncoder
+
+            return TextEncoder, EncoderConfig
     close = get_close_matches(kind, get_args(Kind), n=1)
     guess = f"did you mean {close[0]}? or " if close else ""
     raise ValueError(

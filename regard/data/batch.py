@@ -270,6 +270,36 @@ class LanguageBatch(Tensors):
 
 
 @dataclass(frozen=True)
+class MaskedBatch(Tensors):
+    """Text in which some tokens are hidden: `model.features(inputs, lengths=lengths)`."""
+
+    inputs: Int[Tensor, "1 S"]
+    lengths: Packed
+    hidden: Int[Tensor, "M"]
+    """Places of the hidden tokens among the inputs."""
+    labels: Int[Tensor, "M"]
+    """What they were."""
+    tokens: Int[Tensor, ""]
+    """Number of labels in the loss."""
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def fill(self, size: Sizes) -> "MaskedBatch | None":
+        text, hidden = Sizes(size.sequences, size.sides[:1]), size.sides[1].tokens
+        if _full(text, self.lengths) and len(self.labels) == hidden:
+            return self
+        if not _fit(text, self.lengths) or len(self.labels) > hidden:
+            return None
+        return MaskedBatch(
+            *_filled(self.inputs, self.lengths, text, 0),
+            _rows(self.hidden, hidden, 0),
+            _rows(self.labels, hidden, IGNORED),
+            self.tokens,
+        )
+
+
+@dataclass(frozen=True)
 class LabelBatch(Tensors):
     """Images, or texts end to end, and the number of each one's class."""
 
@@ -432,6 +462,62 @@ def language_batch(
     return LanguageBatch(
         packed, lengths, _packed(EndToEnd.of(labels))[0], torch.tensor(packed.numel())
     )
+
+
+class Hiding(NamedTuple):
+    """How tokens are hidden (Devlin et al. 2019, section 3.1).
+
+    Of those chosen most are replaced by `mask`; one in ten by any token, and one in ten stays, so
+    that the model has a use for what it sees.
+    """
+
+    share: float
+    """Of a text's tokens that are chosen; at least one is."""
+    mask: int
+    """The token that stands for a hidden one."""
+    others: Int64[np.ndarray, "_"]
+    """Tokens that may stand in their place: all but special ones."""
+
+    def counts(self, tokens: Integer[np.ndarray, "n"]) -> Int64[np.ndarray, "n"]:
+        """How many are chosen of texts of so many tokens."""
+        some = np.rint(self.share * tokens).astype(np.int64)
+        return np.minimum(tokens, np.maximum(1, some))
+
+    def hide(
+        self, tokens: Int64[np.ndarray, "n"], chance: np.random.Generator
+    ) -> tuple[Int64[np.ndarray, "n"], Int64[np.ndarray, "k"]]:
+        """The text with some of its tokens hidden, and which these are."""
+        count = int(self.counts(np.array([len(tokens)]))[0])
+        chosen = np.sort(chance.permutation(len(tokens))[:count])
+        kind = chance.random(count)
+        other = self.others[chance.integers(len(self.others), size=count)]
+        seen = tokens.copy()
+        seen[chosen] = np.where(kind < 0.8, self.mask, np.where(kind < 0.9, other, tokens[chosen]))
+        return seen, chosen
+
+
+def masked_batch(
+    documents: Callable[[int], Ids],
+    windows: Integer[np.ndarray, "B 3"],
+    end: int,
+    hiding: Hiding,
+    chances: Iterable[np.random.Generator],
+) -> MaskedBatch:
+    """Windows of documents with some tokens hidden, each by its own random numbers.
+
+    The end that follows a document's last token is never hidden.
+    """
+    inputs, places, labels, begin = list[Ids](), list[np.ndarray](), list[np.ndarray](), 0
+    for (document, first, count), chance in zip(windows.tolist(), chances):
+        tokens = np.asarray(documents(document), np.int64)[first : first + count]
+        seen, chosen = hiding.hide(tokens, chance)
+        inputs.append(np.concatenate([seen, [end]]) if len(tokens) < count else seen)
+        places.append(chosen + begin)
+        labels.append(tokens[chosen])
+        begin += count
+    packed, lengths = _packed(EndToEnd.of(inputs))
+    hidden, wanted = (torch.from_numpy(np.concatenate(each)) for each in (places, labels))
+    return MaskedBatch(packed, lengths, hidden, wanted, torch.tensor(len(wanted)))
 
 
 def label_batch(

@@ -3,8 +3,8 @@
     memory = encoder(embed(tokens))         the Transformer's own encoder, block by block
     logits = head(mean_n memory_n)          or of the last token's vector alone
 
-`TextClassifier.of(transformer, classes)` takes the encoder of a trained Transformer, for transfer
-learning: frozen, or fine-tuned.
+`TextClassifier.of(model, classes)` takes the encoder of a trained Transformer, or one that was
+trained on text alone, for transfer learning: frozen, or fine-tuned.
 """
 
 import copy
@@ -20,38 +20,26 @@ from torch import Tensor, nn
 from regard.attention.checks import check_integer, integer_tensor
 from regard.attention.mask import Packed
 from regard.model import build, init
-from regard.model.build import (
-    BlockConfig,
-    MakeAttention,
-    MakeFeedForward,
-    MakePosition,
-    Position,
-)
+from regard.model.build import MakeAttention, MakeFeedForward, MakePosition
 from regard.model.embedding import Tokens
+from regard.model.encoder import EncoderConfig, EncoderShape, TextEncoder
 from regard.model.lengths import Lengths, own_mask, places
+from regard.model.stack import Stack
 from regard.model.transformer import TextSource, Transformer
 
 TextPool: TypeAlias = Literal["mean", "last"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class EncoderShape(BlockConfig):
+class ClassifierShape(EncoderShape):
     """Hyperparameters that do not depend on the texts."""
 
-    layers: int = 6
-    """Number of layers (blocks)."""
-    position: Position = "sinusoidal"
-    """Positional encoding."""
-    length: int = 1024
-    """Maximum sequence length for learned positions; the others have no limit."""
-    scale: bool = True
-    """Multiply token embeddings by √width."""
     pool: TextPool = "mean"
     """Pooling: the mean over the tokens, or the last token."""
 
 
 @dataclass(frozen=True)
-class ClassifierConfig(EncoderShape):
+class ClassifierConfig(ClassifierShape):
     """The whole config of a text classifier."""
 
     classes: int
@@ -113,30 +101,31 @@ class TextClassifier(nn.Module):
         return cls(ClassifierConfig.tiny(classes, vocabulary))
 
     @classmethod
-    def of(cls, transformer: Transformer, classes: int) -> "TextClassifier":
-        """With the embedding and the encoder of a Transformer that reads text, copied."""
-        said = transformer.config
-        if not isinstance(said.source, TextSource):
+    def of(cls, model: "Transformer | TextEncoder", classes: int) -> "TextClassifier":
+        """With the embedding and the encoder of a model that reads text, copied."""
+        said = model.config
+        if isinstance(said, EncoderConfig):
+            vocabulary, layers, embedding = said.vocabulary, said.layers, model.tokens
+        elif isinstance(said.source, TextSource):
+            vocabulary, layers = said.source.vocabulary or said.vocabulary, said.encoder_layers
+            embedding = model.source
+        else:
             raise ValueError(
                 f"the Transformer's source is {said.source.kind}; texts want an encoder of text"
             )
-        same = {field.name for field in fields(BlockConfig)} | {"position", "length", "scale"}
+        same = {field.name for field in fields(EncoderShape)} - {"layers"}
         shape = {name: value for name, value in asdict(said).items() if name in same}
-        config = ClassifierConfig(
-            classes,
-            said.source.vocabulary or said.vocabulary,
-            layers=said.encoder_layers,
-            **shape,
-        )
+        config = ClassifierConfig(classes, vocabulary, layers=layers, **shape)
         with torch.device("meta"):
-            model = cls(config)
-        tokens, encoder = copy.deepcopy((transformer.source, transformer.encoder))
+            made = cls(config)
+        tokens, encoder = copy.deepcopy((embedding, model.encoder))
         assert isinstance(tokens, Tokens)
-        model.tokens, model.encoder = tokens, encoder
+        assert isinstance(encoder, Stack)
+        made.tokens, made.encoder = tokens, encoder
         table = tokens.table.weight
-        model.head = nn.Linear(said.width, classes, device=table.device, dtype=table.dtype)
-        init.classifier(model.head)
-        return model
+        made.head = nn.Linear(said.width, classes, device=table.device, dtype=table.dtype)
+        init.classifier(made.head)
+        return made
 
     def forward(
         self, tokens: Int[Tensor, "B S"], *, lengths: Lengths = None
@@ -150,7 +139,7 @@ class TextClassifier(nn.Module):
         """The pooled features of each text, which the head reads."""
         memory = self.features(tokens, lengths=lengths)
         if self.config.pool == "mean":
-            return _mean(memory, lengths)
+            return mean_pooled(memory, lengths)
         return _last(memory, lengths)
 
     def features(
@@ -179,7 +168,7 @@ class TextClassifier(nn.Module):
         return self
 
 
-def _mean(memory: Float[Tensor, "B S D"], lengths: Lengths) -> Float[Tensor, "T D"]:
+def mean_pooled(memory: Float[Tensor, "B S D"], lengths: Lengths) -> Float[Tensor, "T D"]:
     """Mean pooling over each text's own tokens; zero for an empty text."""
     if lengths is None:
         return memory.mean(1)

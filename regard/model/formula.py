@@ -14,11 +14,14 @@ from typing import TypeAlias
 from regard.model.build import BlockConfig
 from regard.model.classifier import ClassifierConfig
 from regard.model.embedding import grid
+from regard.model.encoder import EncoderConfig
 from regard.model.language import LanguageConfig
 from regard.model.transformer import AudioSource, ImageSource, TextSource, TransformerConfig
 from regard.model.vit import VisionConfig
 
-Config: TypeAlias = TransformerConfig | VisionConfig | LanguageConfig | ClassifierConfig
+Config: TypeAlias = (
+    TransformerConfig | VisionConfig | LanguageConfig | ClassifierConfig | EncoderConfig
+)
 
 PARTS = (
     "embedding",
@@ -68,6 +71,8 @@ def model_formula(
             total = _language(config, length)
         case ClassifierConfig():
             total = _classifier(config, length)
+        case EncoderConfig():
+            total = _encoder(config, length)
     return {name: Part(total[name].parameters, batch * total[name].multiply_adds) for name in PARTS}
 
 
@@ -182,7 +187,13 @@ def _classifier(config: ClassifierConfig, S: int) -> _Sum:
     return total
 
 
-def _stack(config: LanguageConfig | ClassifierConfig, L: int) -> _Sum:
+def _encoder(config: EncoderConfig, S: int) -> _Sum:
+    total = _stack(config, S)
+    total.add("output", config.vocabulary, S * config.width * config.vocabulary)
+    return total
+
+
+def _stack(config: LanguageConfig | ClassifierConfig | EncoderConfig, L: int) -> _Sum:
     """Embedding and blocks."""
     total, d = _Sum(), config.width
     learned = config.length * d if config.position == "learned" else 0

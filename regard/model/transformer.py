@@ -10,7 +10,7 @@ BOS, and the logits at position n are for token n + 1.
 """
 
 from collections.abc import Callable
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, asdict, dataclass, field, fields, replace
 from functools import partial
 from typing import Literal, get_args
 
@@ -28,6 +28,7 @@ from regard.model.build import (
     Position,
 )
 from regard.model.embedding import Frames, Patches, Size, Tokens, grid, nearby_patches
+from regard.model.encoder import EncoderShape, TextEncoder
 from regard.model.lengths import Lengths, causal_mask, cross_attended, own_mask, places
 from regard.model.stack import StackCache
 
@@ -170,6 +171,21 @@ class Transformer(nn.Module):
     @classmethod
     def tiny(cls, vocabulary: int) -> "Transformer":
         return cls(TransformerConfig.tiny(vocabulary))
+
+    @classmethod
+    def of(cls, encoder: TextEncoder, shape: TransformerShape) -> "Transformer":
+        """A translator with the embedding and the encoder of a trained one, copied.
+
+        Its decoder is new, and of this shape; it reads and writes the encoder's vocabulary.
+        """
+        said = encoder.config
+        same = {field.name: getattr(said, field.name) for field in fields(EncoderShape)}
+        layers = same.pop("layers")
+        whole = replace(shape, encoder_layers=layers, **same)
+        model = cls(TransformerConfig(said.vocabulary, **asdict(whole)))
+        model.source.load_state_dict(encoder.tokens.state_dict())
+        model.encoder.load_state_dict(encoder.encoder.state_dict())
+        return model
 
     def forward(
         self,

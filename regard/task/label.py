@@ -1,9 +1,10 @@
-"""Texts in classes: an encoder under a linear head, from scratch or from a trained Transformer.
+"""Texts in classes: an encoder under a linear head, from scratch or from a trained encoder.
 
     text → tokens → encoder → mean → head → label
 
-`start` names a trained translator, whose encoder has learned about its source language; frozen,
-only the head is trained on what it makes of the texts (transfer learning).
+`start` names an encoder that was trained on text alone, or a translator, whose encoder has learned
+about its source language; frozen, only the head is trained on what it makes of the texts (transfer
+learning).
 """
 
 import hashlib
@@ -26,7 +27,8 @@ from regard.data.problems import Problems, reason
 from regard.data.table import Column
 from regard.data.text import OnBad, Table
 from regard.data.tokenizer import AnyTokenizer, Tokenizer, files, read_pair
-from regard.model.classifier import ClassifierConfig, EncoderShape, TextClassifier
+from regard.model.classifier import ClassifierConfig, ClassifierShape, TextClassifier
+from regard.model.encoder import TextEncoder
 from regard.model.transformer import Transformer
 from regard.seeding import seeded
 from regard.task.classes import Confusion
@@ -51,8 +53,8 @@ Labelled: TypeAlias = tuple[str, str]
 """A label and a text."""
 
 
-def _tiny() -> EncoderShape:
-    return EncoderShape(width=128, heads=4, feed_forward=256, layers=2, norm="pre", dropout=0.2)
+def _tiny() -> ClassifierShape:
+    return ClassifierShape(width=128, heads=4, feed_forward=256, layers=2, norm="pre", dropout=0.2)
 
 
 def _short() -> TrainingConfig:
@@ -86,8 +88,9 @@ class Config:
     held_out: float = 0.1
     """Fraction of the texts that is held out, by a hash of the text."""
     start: str | None = None
-    """Fine-tune: the folder, or the run, of a Transformer, of which encoder and tokenizer are used,
-    or of a text classifier."""
+    """Fine-tune (transfer learning): the folder, or the run, of an encoder that was trained on text
+    alone (regard train encoder) or of a translator, of which encoder and tokenizer are used; or of
+    a text classifier."""
     freeze: bool = False
     """Linear probing: train the classification head alone, and freeze start's encoder."""
     words: Words = "pairs"
@@ -100,7 +103,7 @@ class Config:
     """Maximum sequence length in tokens; longer texts are truncated."""
     on_bad: OnBad = "skip"
     """Bad lines: count, show and leave them out (skip), or stop (refuse)."""
-    model: EncoderShape = field(default_factory=_tiny)
+    model: ClassifierShape = field(default_factory=_tiny)
     """The encoder's shape; start has one of its own."""
     training: TrainingConfig = field(default_factory=_short)
     """Optimizer, learning-rate schedule, batches, evaluation, checkpoints."""
@@ -120,7 +123,7 @@ def preset(size: Preset = "tiny") -> Config:
     check_preset(size)
     if size == "tiny":
         return Config()
-    shape = EncoderShape(norm="pre")
+    shape = ClassifierShape(norm="pre")
     if size == "big":
         shape = replace(shape, width=1024, heads=16, feed_forward=4096, dropout=0.3)
     training = replace(_short(), batch=25_000, lr=3e-4, warmup=1000, minutes=None, epochs=20)
@@ -330,15 +333,15 @@ def _model(
                 )
             return TextClassifier(ClassifierConfig(len(labels), tokenizer.size, **asdict(shape)))
         match saved.model:
-            case Transformer() as transformer:
-                model = TextClassifier.of(transformer, len(labels))
+            case Transformer() | TextEncoder() as trained_on_text:
+                model = TextClassifier.of(trained_on_text, len(labels))
             case TextClassifier() as trained:
                 same = (saved.task or {}).get("labels") == list(labels)
                 model = trained if same else trained.with_classes(len(labels))
             case other:
                 raise ValueError(
-                    f"start ({config.start}) holds a {type(other).__name__}; name a translator's "
-                    "folder, or a text classifier's"
+                    f"start ({config.start}) holds a {type(other).__name__}; name the folder of an "
+                    "encoder, a translator or a text classifier"
                 )
         check_obeyed(config, preset, model.config, saved.task, "words", "vocabulary")
     return model.freeze() if config.freeze else model

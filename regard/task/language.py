@@ -8,14 +8,12 @@ than the text has itself, and the score by which the best model is kept.
 """
 
 import copy
-import hashlib
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,18 +21,9 @@ from torch import Tensor, nn
 
 from regard import checkpoint
 from regard.config import to_json
-from regard.data.batch import (
-    Ids,
-    LanguageBatch,
-    Side,
-    Sizes,
-    capacity,
-    language_batch,
-    plan,
-    windows,
-)
-from regard.data.text import Documents, Lines, OnBad, Rules, Store, Text, store
-from regard.data.tokenizer import AnyTokenizer, Tokenizer, files, read_pair
+from regard.data.batch import LanguageBatch, Side, Sizes, capacity, language_batch, plan
+from regard.data.text import OnBad
+from regard.data.tokenizer import AnyTokenizer, files, read_pair
 from regard.decode.batching import in_order
 from regard.decode.engine.ensemble import Weights, ensemble, shares
 from regard.decode.engine.pick import open_session
@@ -42,6 +31,8 @@ from regard.decode.search.greedy import greedy
 from regard.decode.search.sample import sample
 from regard.model.language import LanguageConfig, LanguageModel, LanguageShape
 from regard.seeding import seeded
+from regard.task import corpus
+from regard.task.corpus import Corpus, Examples, Windows, Words
 from regard.task.folder import model_folder
 from regard.task.search import SearchSettings, check_same_tokens
 from regard.task.settings import (
@@ -57,12 +48,6 @@ from regard.task.spec import Evaluation, TaskSpec
 from regard.task.text import About, Progress
 from regard.train.config import TrainingConfig
 from regard.train.loss import cross_entropy
-
-Words: TypeAlias = Literal["pairs", "characters", "bytes"]
-Examples: TypeAlias = Literal["joined", "documents", "lines"]
-
-_JOINED = 2**14  # tokens of documents that are read at once where windows run on over their ends
-_FEW = 20  # documents of which none is held out whole
 
 
 def _tiny() -> LanguageShape:
@@ -154,108 +139,6 @@ def preset(size: Preset = "tiny") -> Config:
     )
 
 
-# Text
-
-
-class Joined:
-    """Documents end to end, with EOS between them, some thousands of tokens at a time."""
-
-    def __init__(self, documents: Store, indices: np.ndarray, end: int):
-        self.documents, self.end = documents, np.array([end], np.int64)
-        sizes = documents.lengths[indices, 0].astype(np.int64) + 1
-        # Those that begin in the same stretch belong together.
-        stretch = (np.cumsum(sizes) - sizes) // _JOINED
-        cuts = np.flatnonzero(np.diff(stretch)) + 1
-        self.parts = np.split(indices, cuts)
-        self.lengths = np.add.reduceat(sizes, np.concatenate([[0], cuts])) - 1
-
-    def tokens(self, i: int) -> Ids:
-        parts: list[np.ndarray] = []
-        for document in self.parts[i].tolist():
-            parts += [self.end, np.asarray(self.documents.tokens(document), np.int64)]
-        return np.concatenate(parts[1:])
-
-
-class Apart:
-    """Documents, each by itself."""
-
-    def __init__(self, documents: Store, indices: np.ndarray):
-        self.documents, self.indices = documents, indices
-        self.lengths = documents.lengths[indices, 0].astype(np.int64)
-
-    def tokens(self, i: int) -> Ids:
-        return self.documents.tokens(int(self.indices[i]))
-
-
-@dataclass(frozen=True)
-class Windows:
-    """Windows of text, by number: what is trained on, or what is held out."""
-
-    text: Joined | Apart
-    places: np.ndarray
-    """(document, first prediction, how many) of each."""
-
-    def batch(self, indices: np.ndarray, start: int, end: int) -> LanguageBatch:
-        return language_batch(self.text.tokens, self.places[indices], start, end)
-
-    def bytes(self, tokenizer: AnyTokenizer) -> int:
-        """How long the text is that the windows predict; an end counts as a line's."""
-        total = 0
-        begin = 0
-        documents = self.places[:, 0]
-        for stop in [*(np.flatnonzero(np.diff(documents)) + 1), len(documents)]:
-            first, last = int(self.places[begin, 1]), int(self.places[stop - 1, 1:].sum())
-            tokens = np.asarray(self.text.tokens(int(documents[begin])))
-            part = tokens[first:last]
-            ends = last - first - len(part) + int((part == tokenizer.end).sum())
-            total += len(tokenizer.decode(part.tolist()).encode()) + ends
-            begin = int(stop)
-        return total
-
-    def first(self, tokens: int) -> "Windows":
-        """So many as hold about this many tokens."""
-        enough = int(np.searchsorted(np.cumsum(self.places[:, 2]), tokens)) + 1
-        return replace(self, places=self.places[:enough])
-
-
-def _windows(config: Config, documents: Store, indices: np.ndarray, end: int) -> Windows:
-    text: Joined | Apart
-    if config.examples == "joined":
-        text = Joined(documents, indices, end)
-    else:
-        text = Apart(documents, indices)
-    return Windows(text, windows(text.lengths, config.context))
-
-
-def _split(config: Config, documents: Store, end: int) -> tuple[Windows, Windows]:
-    """What is trained on, and what is held out: documents by their hash, or the end of a few."""
-    every = np.arange(len(documents))
-    if len(documents) < _FEW:
-        whole = _windows(config, documents, every, end)
-        held = max(1, round(config.held_out * len(whole.places)))
-        return (
-            replace(whole, places=whole.places[:-held]),
-            replace(whole, places=whole.places[-held:]),
-        )
-    marks = [
-        hashlib.blake2b(documents.tokens(i).tobytes(), digest_size=8).digest()
-        for i in range(len(documents))
-    ]
-    share = np.array([int.from_bytes(mark, "big") / 2**64 for mark in marks])
-    # The least hashes, equal documents on one side, and at least one of them.
-    out = share <= max(config.held_out, float(share.min()))
-    return (
-        _windows(config, documents, every[~out], end),
-        _windows(config, documents, every[out], end),
-    )
-
-
-def _text(paths: Sequence[str], examples: Examples, flag: str) -> Text:
-    if not paths:
-        raise ValueError(f"there is no text to learn from; name at least one file with {flag}")
-    return Lines(*paths, flag=flag) if examples == "lines" else Documents(*paths, flag=flag)
-
-
 # The task
 
 
@@ -264,62 +147,8 @@ def build(
 ) -> "LanguageTask":
     """Reads and tokenizes the text, holds some out, and makes the model."""
     config = absolute(config, "text", "valid", "start", "tokenizer", "cache")
-    text = _text(config.text, config.examples, "--text")
-    validation = _text(config.valid, config.examples, "--valid") if config.valid else None
     saved = None if config.start is None else checkpoint.load(model_folder(config.start))
-    if run is not None and (run / "last").is_dir():
-        tokenizer, _ = read_pair(run / "last")
-    elif saved is not None:
-        tokenizer, _ = read_pair(saved.folder)
-    elif config.tokenizer is not None:
-        tokenizer = Tokenizer.read(config.tokenizer)
-    else:
-        tokenizer = _learned(config, text, progress)
-    documents = _stored(config, text, tokenizer, progress)
-    notes = documents.problems.lines()
-    if validation is not None:
-        valid = _stored(config, validation, tokenizer, progress)
-        notes += valid.problems.lines()
-        train = _windows(config, documents, np.arange(len(documents)), tokenizer.end)
-        held = _windows(config, valid, np.arange(len(valid)), tokenizer.end)
-    else:
-        train, held = _split(config, documents, tokenizer.end)
-    if not len(train.places) or not len(held.places):
-        raise ValueError(
-            f"{', '.join(text.names)}: usable {text.unit}s ({len(documents)}) are too few to train "
-            f"and to validate on{documents.problems.why}; add text, or name files with --valid"
-        )
-    return LanguageTask(config, saved, tokenizer, train, held, notes)
-
-
-def _learned(config: Config, text: Text, progress: Progress | None) -> Tokenizer:
-    def texts() -> Iterator[str]:
-        told = None if progress is None else partial(progress, "tokenizer")
-        return (document for (document,) in text.read(told))
-
-    match config.words:
-        case "pairs":
-            return Tokenizer.bpe(texts(), config.vocabulary)
-        case "characters":
-            return Tokenizer.characters(texts())
-        case "bytes":
-            return Tokenizer.bpe([""], 260)
-
-
-def _stored(
-    config: Config, text: Text, tokenizer: AnyTokenizer, progress: Progress | None
-) -> Store:
-    told = None
-    if progress is not None:
-        told = lambda done, total, kept: progress("tokens", done / max(1, total))  # noqa: E731
-    return store(
-        text,
-        tokenizer,
-        rules=Rules(longest=None),
-        on_bad=config.on_bad,
-        cache=config.cache,
-        progress=told,
-    )
+    return LanguageTask(config, saved, corpus.read(config, run, saved, progress))
 
 
 class LanguageTask:
@@ -333,18 +162,16 @@ class LanguageTask:
         self,
         config: Config,
         saved: checkpoint.Saved | None,
-        tokenizer: AnyTokenizer,
-        train: Windows,
-        held: Windows,
-        notes: Sequence[str],
+        text: Corpus,
     ):
-        self.config, self.tokenizer, self.train, self.held = config, tokenizer, train, held
-        self.model = _model(config, saved, tokenizer)
-        self.notes = list(notes)
+        self.config, self.tokenizer, self.train = config, text.tokenizer, text.train
+        self.held = text.held
+        self.model = _model(config, saved, text.tokenizer)
+        self.notes = list(text.notes)
         """What the user should know of the data, one line each."""
-        self.search = SearchSettings.of(tokenizer, beams=1, length=config.context)
-        self._judged = held.first(config.judged)
-        self._bytes = self._judged.bytes(tokenizer)
+        self.search = SearchSettings.of(text.tokenizer, beams=1, length=config.context)
+        self._judged = text.held.first(config.judged)
+        self._bytes = self._judged.bytes(text.tokenizer)
 
     def plan(self, epoch: int) -> list[np.ndarray]:
         training = self.config.training
@@ -355,7 +182,7 @@ class LanguageTask:
         return capacity(Sizes(len(some), (Side.of(lengths[some]),)) for some in batches)
 
     def batch(self, indices: np.ndarray, step: int) -> LanguageBatch:
-        return self.train.batch(indices, self.search.start, self.search.end)
+        return _batch(self.train, indices, self.search)
 
     def loss(self, batch: LanguageBatch) -> tuple[Tensor, Tensor]:
         return _loss(self.model, batch, self.config.training.smoothing)
@@ -395,6 +222,10 @@ def _model(
         return LanguageModel(LanguageConfig(tokenizer.size, **asdict(config.model)))
 
 
+def _batch(text: Windows, indices: np.ndarray, settings: SearchSettings) -> LanguageBatch:
+    return language_batch(text.text.tokens, text.places[indices], settings.start, settings.end)
+
+
 def _loss(model: LanguageModel, batch: LanguageBatch, smoothing: float) -> tuple[Tensor, Tensor]:
     states = model.states(batch.inputs, lengths=batch.lengths)
     return cross_entropy(states, model.output, batch.labels, smoothing), batch.tokens
@@ -407,9 +238,7 @@ def measure(
     """How well a model predicts windows of text that have so many bytes."""
     device, total, count = model.output.weight.device, 0.0, 0
     for indices in plan(held.places[:, 2], budget, 0, 0):
-        loss, tokens = _loss(
-            model, held.batch(indices, settings.start, settings.end).to(device), 0.0
-        )
+        loss, tokens = _loss(model, _batch(held, indices, settings).to(device), 0.0)
         total, count = total + float(loss), count + int(tokens)
     bits = total / math.log(2) / max(1, size)
     return {
@@ -435,12 +264,12 @@ def evaluate(
     tokenizer = generator.tokenizer
     named = tuple(texts) or config.valid
     flag = "--texts" if texts else "--valid" if config.valid else "--text"
-    text = _text(named or config.text, config.examples, flag)
-    read = _stored(config, text, tokenizer, progress)
+    text = corpus.named(named or config.text, config.examples, flag)
+    read = corpus.stored(config, text, tokenizer, progress)
     if named:
-        held = _windows(config, read, np.arange(len(read)), tokenizer.end)
+        held = corpus.cut(config, read, tokenizer.end)
     else:
-        _, held = _split(config, read, tokenizer.end)
+        _, held = corpus.split(config, read, tokenizer.end)
     size = held.bytes(tokenizer)
     scores = measure(generator.model, held, generator.search, size, config.training.batch)
     return Evaluation(scores, problems=read.problems.lines())

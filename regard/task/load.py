@@ -5,6 +5,7 @@
     load("run").read(["scan.png"])                  read
     load("run").generate(["Once upon a time"])      language
     load("run").label(["What a day!"])              label
+    load("run").encode(["What a day!"])             encoder
     load("run", "run2").translate(["Guten Tag."])   an ensemble; of language models too
 
 What comes back also has `.model`, and its tokenizer or its labels. A folder is a model's, one that
@@ -27,12 +28,13 @@ from regard.task.specs import NAMES, spec
 
 if TYPE_CHECKING:
     from regard.task.classify import Classifier
+    from regard.task.encoder import TrainedEncoder
     from regard.task.label import Labeler
     from regard.task.language import Generator
     from regard.task.read import Reader
     from regard.task.translator import Translator
 
-    Predictor: TypeAlias = Translator | Classifier | Reader | Generator | Labeler
+    Predictor: TypeAlias = Translator | Classifier | Reader | Generator | Labeler | TrainedEncoder
 else:
     Predictor = object  # none is imported that is not asked for
 

@@ -11,7 +11,8 @@ from typing import Any
 from regard import memory
 from regard.device import device
 from regard.memory import Size
-from regard.model.classifier import ClassifierConfig, EncoderShape
+from regard.model.classifier import ClassifierConfig, ClassifierShape
+from regard.model.encoder import EncoderConfig, EncoderShape
 from regard.model.fits import TRAINING, check_training
 from regard.model.formula import Config
 from regard.model.language import LanguageConfig, LanguageShape
@@ -98,8 +99,10 @@ def _model(config: Any) -> Config:
             return TransformerConfig(vocabulary, source=source, **shape)
         case LanguageShape():
             return LanguageConfig(vocabulary, **shape)
-        case EncoderShape():
+        case ClassifierShape():
             return ClassifierConfig(2, vocabulary, **shape)
+        case EncoderShape():
+            return EncoderConfig(vocabulary, **shape)
         case VisionShape():
             return VisionConfig(2, **_image(config), **shape)
     raise TypeError(f"{type(config.model).__name__} is of no known model")

@@ -2,7 +2,7 @@
 
 from regard.task.spec import TaskSpec
 
-NAMES = ("translate", "dates", "classify", "read", "language", "label")
+NAMES = ("translate", "dates", "classify", "read", "language", "label", "encoder")
 
 
 def spec(name: str) -> TaskSpec:
@@ -19,6 +19,8 @@ def spec(name: str) -> TaskSpec:
             from regard.task.language import TASK
         case "label":
             from regard.task.label import TASK
+        case "encoder":
+            from regard.task.encoder import TASK
         case _:
             raise ValueError(f"task ({name!r}) is unknown; choose from {', '.join(NAMES)}")
     return TASK

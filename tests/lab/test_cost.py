@@ -31,6 +31,7 @@ from regard.lab.cost.layers import Layer, layer, pairs_in_window
 from regard.lab.cost.path import cached_numbers, felt
 from regard.lab.cost.show import model_page
 from regard.model.classifier import ClassifierConfig
+from regard.model.encoder import EncoderConfig
 from regard.model.formula import Config, model_formula
 
 # The counter's own functions run at every operator, and checking them took most of the time.
@@ -236,6 +237,7 @@ CONFIGS: list[Config] = [
     replace(LANGUAGE, window=3),
     replace(ClassifierConfig.tiny(7, 311), mixer="gru"),
     replace(VISION, mixer="lstm"),
+    EncoderConfig.tiny(311),
 ]
 
 

@@ -9,7 +9,7 @@ import torch
 from regard import checkpoint
 from regard.config import from_json, to_json
 from regard.data.tokenizer import Tokenizer
-from regard.model.classifier import EncoderShape
+from regard.model.classifier import ClassifierShape
 from regard.task import label
 from regard.task.label import Config, Labeler, build
 from regard.task.load import load
@@ -19,7 +19,7 @@ from tests.task.samples import SHAPE, TRAINING, lines, sentences, trained
 
 TEXTS = sentences(131)
 ROWS = [("long" if len(text) > 12 else "short", text) for text in TEXTS]
-SMALL = EncoderShape(width=16, heads=2, feed_forward=16, layers=1, norm="pre")
+SMALL = ClassifierShape(width=16, heads=2, feed_forward=16, layers=1, norm="pre")
 
 
 @pytest.fixture

@@ -35,7 +35,7 @@ def config(tmp_path: Path) -> Config:
 def said(task: LanguageTask, train: bool) -> list[str]:
     """What the windows predict, all of it."""
     part = task.train if train else task.held
-    batch = part.batch(np.arange(len(part.places)), task.search.start, task.search.end)
+    batch = language._batch(part, np.arange(len(part.places)), task.search)
     ids = batch.labels[0].tolist()
     return "".join("|" if i == task.search.end else task.tokenizer.decode([i]) for i in ids).split(
         "|"

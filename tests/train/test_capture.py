@@ -12,7 +12,7 @@ from torch import Tensor
 from regard.data.batch import Sizes
 from regard.data.image import Augmentation
 from regard.model.transformer import TransformerShape
-from regard.task import classify, dates, label, language, read
+from regard.task import classify, dates, encoder, label, language, read
 from regard.task.read import Strip
 from regard.train import capture, optimizer
 from regard.train.config import TrainingConfig
@@ -59,6 +59,16 @@ def _label(tmp_path: Path, **more: Any) -> Any:
     )
 
 
+def _encoder(tmp_path: Path) -> Any:
+    text = tmp_path / "text.txt"
+    text.write_text("\n".join(f"{'some words ' * (1 + n % 5)}{n}" for n in range(80)) + "\n")
+    config = encoder.preset("tiny")
+    shape = replace(config.model, width=32, heads=2, feed_forward=48, layers=1, dropout=0.0)
+    return encoder.build(
+        replace(config, text=(str(text),), model=shape, training=SHORT, vocabulary=300)
+    )
+
+
 def _read(tmp_path: Path) -> Any:
     config = read.preset("tiny")
     return read.build(
@@ -85,6 +95,7 @@ TASKS: dict[str, Callable[[Path], Any]] = {
     "language": _language,
     "label": _label,
     "label, lstm": lambda path: _label(path, mixer="lstm"),
+    "encoder": _encoder,
     "read": _read,
     "classify": _classify,
 }

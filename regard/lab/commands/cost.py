@@ -197,6 +197,7 @@ def _config(options: argparse.Namespace, folder: Path) -> "Config":
     from regard.checkpoint import CONFIG
     from regard.config import from_json, read
     from regard.model.classifier import ClassifierConfig
+    from regard.model.encoder import EncoderConfig
     from regard.model.language import LanguageConfig
     from regard.model.transformer import TransformerConfig
     from regard.model.vit import VisionConfig
@@ -207,6 +208,7 @@ def _config(options: argparse.Namespace, folder: Path) -> "Config":
         "VisionTransformer": VisionConfig,
         "LanguageModel": LanguageConfig,
         "TextClassifier": ClassifierConfig,
+        "TextEncoder": EncoderConfig,
     }
     path = model_folder(folder) / CONFIG
     saved = read(path)

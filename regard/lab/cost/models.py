@@ -23,6 +23,7 @@ from regard.model.baseline import Baseline
 from regard.model.block import FeedForward, GatedFeedForward
 from regard.model.classifier import ClassifierConfig, TextClassifier
 from regard.model.embedding import Embedded, image_size
+from regard.model.encoder import EncoderConfig, TextEncoder
 from regard.model.formula import PARTS, Cached, Config, Part, cached, model_formula
 from regard.model.language import LanguageConfig, LanguageModel
 from regard.model.stack import StackCache
@@ -146,6 +147,8 @@ def build(config: Config) -> nn.Module:
             return LanguageModel(config)
         case ClassifierConfig():
             return TextClassifier(config)
+        case EncoderConfig():
+            return TextEncoder(config)
     raise ValueError(f"config ({type(config).__name__}) is of no known model")
 
 

@@ -15,10 +15,9 @@ from regard.lab.cost.models import ModelCost
 from regard.lab.experiment import Curve, Plot, Table
 from regard.lab.show import table as drawn_table
 from regard.lab.terminal import indented
-from regard.model.classifier import ClassifierConfig
 from regard.model.formula import PARTS, Part, model_formula
-from regard.model.language import LanguageConfig
 from regard.model.transformer import TransformerConfig
+from regard.model.vit import VisionConfig
 
 
 @dataclass(frozen=True)
@@ -243,7 +242,7 @@ def model_page(name: str, cost: ModelCost, printed: int | float | None) -> Page:
 
 
 def _reads_text(cost: ModelCost) -> bool:
-    return isinstance(cost.config, TransformerConfig | LanguageConfig | ClassifierConfig)
+    return not isinstance(cost.config, VisionConfig)
 
 
 def _model_plot(cost: ModelCost) -> Plot:

@@ -1,0 +1,125 @@
+"""An encoder of text by itself, which learns from text alone to fill in what is hidden.
+
+    memory = encoder(embed(tokens))         some of the tokens hidden
+    logits = output(memory_n)               p(token_n | all tokens that are not hidden)
+
+Devlin et al. 2019, "BERT", without its second task. What it has learned about a language serves
+others: `TextClassifier.of(encoder, classes)`, `Transformer.of(encoder, config)`.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from regard.model import build, init
+from regard.model.build import (
+    BlockConfig,
+    MakeAttention,
+    MakeFeedForward,
+    MakePosition,
+    Position,
+)
+from regard.model.embedding import Tokens
+from regard.model.lengths import Lengths, own_mask, places
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncoderShape(BlockConfig):
+    """Hyperparameters that do not depend on the texts."""
+
+    layers: int = 6
+    """Number of layers (blocks)."""
+    position: Position = "sinusoidal"
+    """Positional encoding."""
+    length: int = 1024
+    """Maximum sequence length for learned positions; the others have no limit."""
+    scale: bool = True
+    """Multiply token embeddings by √width."""
+
+
+@dataclass(frozen=True)
+class EncoderConfig(EncoderShape):
+    """The whole config of an encoder."""
+
+    vocabulary: int
+    """Vocabulary size."""
+
+    @classmethod
+    def tiny(cls, vocabulary: int) -> "EncoderConfig":
+        """Two layers of width 128, to try things out."""
+        return cls(vocabulary, width=128, heads=4, feed_forward=256, layers=2)
+
+
+class TextEncoder(nn.Module):
+    """Text to vectors, and to logits of what each token might be; the output is tied to the table.
+
+    Custom parts are passed as functions, as to Transformer.
+    """
+
+    def __init__(
+        self,
+        config: EncoderConfig,
+        *,
+        position: MakePosition | None = None,
+        attention: MakeAttention | None = None,
+        feed_forward: MakeFeedForward | None = None,
+    ):
+        super().__init__()
+        build.check(
+            config,
+            EncoderConfig,
+            position=position,
+            attention=attention,
+            feed_forward=feed_forward,
+        )
+        self.config = config
+        position = position or partial(build.position, config.position, config, config.length)
+        self.tokens = Tokens(
+            config.vocabulary,
+            config.width,
+            position=build.added(position),
+            scale=config.scale,
+            dropout=config.dropout,
+        )
+        self.encoder = build.stack(
+            config,
+            config.layers,
+            position=position,
+            attention=attention,
+            feed_forward=feed_forward,
+        )
+        self.output = nn.Linear(config.width, config.vocabulary)
+        init.transformer(self)
+        if self.tokens.inner != config.width:
+            raise ValueError(
+                f"the output is tied to the token vectors, of which concatenated positions leave "
+                f"{self.tokens.inner} of {config.width}; add positions instead"
+            )
+        self.output.weight = self.tokens.table.weight
+
+    @classmethod
+    def tiny(cls, vocabulary: int) -> "TextEncoder":
+        return cls(EncoderConfig.tiny(vocabulary))
+
+    def forward(
+        self, tokens: Int[Tensor, "B S"], *, lengths: Lengths = None
+    ) -> Float[Tensor, "B S N"]:
+        return self.output(self.features(tokens, lengths=lengths))
+
+    def features(
+        self, tokens: Int[Tensor, "B S"], *, lengths: Lengths = None
+    ) -> Float[Tensor, "B S D"]:
+        """The last hidden states of all tokens."""
+        mask = own_mask(lengths, self.config.window)
+        return self.encoder(self.tokens(tokens, places(lengths, tokens)), mask=mask)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "TextEncoder":
+        """Moves the model and ties its weights again: torch unties them to and from meta."""
+        shared = getattr(self.output, "weight", None) is self.tokens.table.weight
+        nn.Module._apply(self, fn, recurse)
+        if shared:
+            self.output.weight = self.tokens.table.weight
+        return self

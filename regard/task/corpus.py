@@ -1,0 +1,232 @@
+"""Text to learn from without labels: documents, windows of their tokens, and what is held out.
+
+    files → documents (or lines) → tokens in a store → windows (document, first, how many)
+
+A document of n tokens counts n + 1 places, the last one its end. `language` predicts each of them
+from those before it, `encoder` some from all others.
+"""
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, Protocol, TypeAlias, TypeVar, runtime_checkable
+
+import numpy as np
+
+from regard import checkpoint
+from regard.data.batch import Ids, windows
+from regard.data.text import Documents, Lines, OnBad, Rules, Store, Text, store
+from regard.data.tokenizer import AnyTokenizer, Tokenizer, read_pair
+from regard.task.text import Progress
+
+Words: TypeAlias = Literal["pairs", "characters", "bytes"]
+Examples: TypeAlias = Literal["joined", "documents", "lines"]
+
+_JOINED = 2**14  # tokens of documents that are read at once where windows run on over their ends
+_FEW = 20  # documents of which none is held out whole
+
+
+@runtime_checkable
+class Settings(Protocol):
+    """What the config of a task says of its text."""
+
+    @property
+    def text(self) -> tuple[str, ...]: ...
+    @property
+    def valid(self) -> tuple[str, ...]: ...
+    @property
+    def held_out(self) -> float: ...
+    @property
+    def examples(self) -> Examples: ...
+    @property
+    def context(self) -> int: ...
+    @property
+    def words(self) -> Words: ...
+    @property
+    def vocabulary(self) -> int: ...
+    @property
+    def tokenizer(self) -> str | None: ...
+    @property
+    def on_bad(self) -> OnBad: ...
+    @property
+    def cache(self) -> str | None: ...
+
+
+class Joined:
+    """Documents end to end, with EOS between them, some thousands of tokens at a time."""
+
+    def __init__(self, documents: Store, indices: np.ndarray, end: int):
+        self.documents, self.end = documents, np.array([end], np.int64)
+        sizes = documents.lengths[indices, 0].astype(np.int64) + 1
+        # Those that begin in the same stretch belong together.
+        stretch = (np.cumsum(sizes) - sizes) // _JOINED
+        cuts = np.flatnonzero(np.diff(stretch)) + 1
+        self.parts = np.split(indices, cuts)
+        self.lengths = np.add.reduceat(sizes, np.concatenate([[0], cuts])) - 1
+
+    def tokens(self, i: int) -> Ids:
+        parts: list[np.ndarray] = []
+        for document in self.parts[i].tolist():
+            parts += [self.end, np.asarray(self.documents.tokens(document), np.int64)]
+        return np.concatenate(parts[1:])
+
+
+class Apart:
+    """Documents, each by itself."""
+
+    def __init__(self, documents: Store, indices: np.ndarray):
+        self.documents, self.indices = documents, indices
+        self.lengths = documents.lengths[indices, 0].astype(np.int64)
+
+    def tokens(self, i: int) -> Ids:
+        return self.documents.tokens(int(self.indices[i]))
+
+
+W = TypeVar("W", bound="Windows")
+
+
+@dataclass(frozen=True)
+class Windows:
+    """Windows of text, by number: what is trained on, or what is held out."""
+
+    text: Joined | Apart
+    places: np.ndarray
+    """(document, first place, how many) of each."""
+
+    def bytes(self, tokenizer: AnyTokenizer) -> int:
+        """How long the text is that the windows hold; an end counts as a line's."""
+        total = 0
+        begin = 0
+        documents = self.places[:, 0]
+        for stop in [*(np.flatnonzero(np.diff(documents)) + 1), len(documents)]:
+            first, last = int(self.places[begin, 1]), int(self.places[stop - 1, 1:].sum())
+            tokens = np.asarray(self.text.tokens(int(documents[begin])))
+            part = tokens[first:last]
+            ends = last - first - len(part) + int((part == tokenizer.end).sum())
+            total += len(tokenizer.decode(part.tolist()).encode()) + ends
+            begin = int(stop)
+        return total
+
+    def first(self: W, tokens: int) -> W:
+        """So many as hold about this many tokens."""
+        enough = int(np.searchsorted(np.cumsum(self.places[:, 2]), tokens)) + 1
+        return replace(self, places=self.places[:enough])
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """What a task without labels is trained on, and what is held out."""
+
+    tokenizer: AnyTokenizer
+    train: Windows
+    held: Windows
+    notes: list[str]
+    """What was wrong with the files, one line each."""
+
+
+def read(
+    config: Settings,
+    run: Path | None,
+    saved: checkpoint.Saved | None,
+    progress: Progress | None,
+) -> Corpus:
+    """Reads and tokenizes the text, and holds some out.
+
+    The tokenizer is that of a run which was begun, of a model to go on from, the one that is named,
+    or learned from the text.
+    """
+    text = named(config.text, config.examples, "--text")
+    validation = named(config.valid, config.examples, "--valid") if config.valid else None
+    if run is not None and (run / "last").is_dir():
+        tokenizer, _ = read_pair(run / "last")
+    elif saved is not None:
+        tokenizer, _ = read_pair(saved.folder)
+    elif config.tokenizer is not None:
+        tokenizer = Tokenizer.read(config.tokenizer)
+    else:
+        tokenizer = _learned(config, text, progress)
+    documents = stored(config, text, tokenizer, progress)
+    notes = documents.problems.lines()
+    if validation is not None:
+        valid = stored(config, validation, tokenizer, progress)
+        notes += valid.problems.lines()
+        train, held = (cut(config, part, tokenizer.end) for part in (documents, valid))
+    else:
+        train, held = split(config, documents, tokenizer.end)
+    if not len(train.places) or not len(held.places):
+        raise ValueError(
+            f"{', '.join(text.names)}: usable {text.unit}s ({len(documents)}) are too few to train "
+            f"and to validate on{documents.problems.why}; add text, or name files with --valid"
+        )
+    return Corpus(tokenizer, train, held, notes)
+
+
+def named(paths: Sequence[str], examples: Examples, flag: str) -> Text:
+    """The text of these files, which a flag has named."""
+    if not paths:
+        raise ValueError(f"there is no text to learn from; name at least one file with {flag}")
+    return Lines(*paths, flag=flag) if examples == "lines" else Documents(*paths, flag=flag)
+
+
+def cut(config: Settings, documents: Store, end: int, indices: np.ndarray | None = None) -> Windows:
+    """These documents, or all, in windows of the context's length."""
+    chosen = np.arange(len(documents)) if indices is None else indices
+    text: Joined | Apart
+    if config.examples == "joined":
+        text = Joined(documents, chosen, end)
+    else:
+        text = Apart(documents, chosen)
+    return Windows(text, windows(text.lengths, config.context))
+
+
+def split(config: Settings, documents: Store, end: int) -> tuple[Windows, Windows]:
+    """What is trained on, and what is held out: documents by their hash, or the end of a few."""
+    if len(documents) < _FEW:
+        whole = cut(config, documents, end)
+        held = max(1, round(config.held_out * len(whole.places)))
+        return (
+            replace(whole, places=whole.places[:-held]),
+            replace(whole, places=whole.places[-held:]),
+        )
+    every = np.arange(len(documents))
+    marks = [
+        hashlib.blake2b(documents.tokens(i).tobytes(), digest_size=8).digest()
+        for i in range(len(documents))
+    ]
+    share = np.array([int.from_bytes(mark, "big") / 2**64 for mark in marks])
+    # The least hashes, equal documents on one side, and at least one of them.
+    out = share <= max(config.held_out, float(share.min()))
+    return cut(config, documents, end, every[~out]), cut(config, documents, end, every[out])
+
+
+def stored(
+    config: Settings, text: Text, tokenizer: AnyTokenizer, progress: Progress | None
+) -> Store:
+    """All documents as tokens, in a store that is kept."""
+    told: Any = None
+    if progress is not None:
+        told = lambda done, total, kept: progress("tokens", done / max(1, total))  # noqa: E731
+    return store(
+        text,
+        tokenizer,
+        rules=Rules(longest=None),
+        on_bad=config.on_bad,
+        cache=config.cache,
+        progress=told,
+    )
+
+
+def _learned(config: Settings, text: Text, progress: Progress | None) -> Tokenizer:
+    def texts() -> Iterator[str]:
+        told = None if progress is None else partial(progress, "tokenizer")
+        return (document for (document,) in text.read(told))
+
+    match config.words:
+        case "pairs":
+            return Tokenizer.bpe(texts(), config.vocabulary)
+        case "characters":
+            return Tokenizer.characters(texts())
+        case "bytes":
+            return Tokenizer.bpe([""], 260)

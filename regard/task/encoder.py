@@ -1,0 +1,398 @@
+"""An encoder that learns from text alone: some tokens are hidden, and it says what they were.
+
+    text → lines → tokens, some hidden → TextEncoder → the hidden ones
+
+Masked language modelling (Devlin et al. 2019). What it learns about a language is of use where
+labelled texts are few: `regard train label` and `regard train translate` begin with it by
+`--start`.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Literal, TypeAlias
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from regard import checkpoint
+from regard.data.batch import Hiding, MaskedBatch, Side, Sizes, capacity, masked_batch, plan
+from regard.data.text import OnBad
+from regard.data.tokenizer import AnyTokenizer, files, read_pair
+from regard.model.classifier import mean_pooled
+from regard.model.encoder import EncoderConfig, EncoderShape, TextEncoder
+from regard.seeding import rng, seeded
+from regard.task import corpus
+from regard.task.corpus import Corpus, Windows, Words
+from regard.task.folder import model_folder
+from regard.task.settings import (
+    Preset,
+    absolute,
+    check_obeyed,
+    check_positive,
+    check_preset,
+    check_start,
+    check_texts,
+    recorded,
+    section,
+)
+from regard.task.spec import Evaluation, TaskSpec
+from regard.task.text import About, Progress
+from regard.train.config import TrainingConfig
+from regard.train.loss import cross_entropy
+
+Examples: TypeAlias = Literal["lines", "documents"]
+
+MASK = "[MASK]"
+"""What stands for a hidden token in the texts of `fill`."""
+
+
+def _tiny() -> EncoderShape:
+    return EncoderShape(width=128, heads=4, feed_forward=256, layers=2, norm="pre", dropout=0.1)
+
+
+def _short() -> TrainingConfig:
+    return TrainingConfig(
+        minutes=20.0,
+        batch=4096,
+        lr=1e-3,
+        warmup=200,
+        weight_decay=0.05,
+        smoothing=0.0,
+        evaluate_every=250,
+        save_every=250,
+    )
+
+
+@dataclass(frozen=True)
+class Config:
+    """An encoder of any text, for `regard train label` and `regard train translate` to start from.
+
+    Some tokens of each text are hidden, and the model learns to say what they were (masked language
+    modelling, as BERT).
+    """
+
+    text: tuple[str, ...] = ()
+    """Files of text; plain, or compressed: gz, xz, bz2, zst."""
+    valid: tuple[str, ...] = ()
+    """Validation set: files of text. Without any, some of the text is held out."""
+    held_out: float = 0.05
+    """Fraction of the text that is held out."""
+    judged: int = 50_000
+    """Validation tokens that are read at each evaluation; at the end, all are."""
+    examples: Examples = "lines"
+    """What a token may attend to: its own line, or its own document, which blank lines separate.
+    Labelled texts, or sentences to translate, should be alike."""
+    context: int = 256
+    """Maximum sequence length in tokens; longer texts are cut into several."""
+    hidden: float = 0.15
+    """Share of the tokens that are hidden."""
+    start: str | None = None
+    """Fine-tune: a trained encoder's folder, or a run's."""
+    words: Words = "pairs"
+    """Tokenization: subwords (BPE) learned from the text, characters, or bytes."""
+    vocabulary: int = 8000
+    """Vocabulary size of BPE; fewer where the text has no more to learn."""
+    tokenizer: str | None = None
+    """A tokenizer.json to use instead of learning one."""
+    on_bad: OnBad = "skip"
+    """Bad lines: count, show and leave them out (skip), or stop (refuse)."""
+    cache: str | None = None
+    """Cache folder for tokenized text; by default in the user's own cache."""
+    model: EncoderShape = field(default_factory=_tiny)
+    """The encoder's shape."""
+    training: TrainingConfig = field(default_factory=_short)
+    """Optimizer, learning-rate schedule, batches, evaluation, checkpoints."""
+
+    def __post_init__(self) -> None:
+        for name in ("judged", "context"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} ({getattr(self, name)}) must be 1 or more")
+        for name in ("held_out", "hidden"):
+            if not 0 < getattr(self, name) < 1:
+                raise ValueError(
+                    f"{name} ({getattr(self, name)}) must be above 0 and below 1; try 0.15"
+                )
+        check_start(self.start, self.tokenizer)
+
+
+def preset(size: Preset = "tiny") -> Config:
+    """Tiny is for two cores; base and big are as large as BERT's two (Devlin et al. 2019), for a
+    GPU."""
+    check_preset(size)
+    if size == "tiny":
+        return Config()
+    shape = EncoderShape(
+        width=768, heads=12, feed_forward=3072, layers=12, norm="pre", activation="gelu"
+    )
+    if size == "big":
+        shape = replace(shape, width=1024, heads=16, feed_forward=4096, layers=24)
+    return Config(
+        context=512,
+        vocabulary=32_000,
+        judged=1_000_000,
+        model=shape,
+        training=TrainingConfig(
+            steps=100_000,
+            batch=130_000,
+            lr=1e-4,
+            schedule="cosine",
+            warmup=10_000,
+            betas=(0.9, 0.999),
+            weight_decay=0.01,
+            smoothing=0.0,
+            evaluate_every=1000,
+            save_every=1000,
+        ),
+    )
+
+
+# The task
+
+
+def build(config: Config, run: Path | None = None, progress: Progress | None = None) -> "Hidden":
+    """Reads and tokenizes the text, holds some out, and makes the model."""
+    config = absolute(config, "text", "valid", "start", "tokenizer", "cache")
+    saved = None if config.start is None else checkpoint.load(model_folder(config.start))
+    return Hidden(config, saved, corpus.read(config, run, saved, progress))
+
+
+class Hidden:
+    """Text with hidden tokens, as `train.fit` wants it."""
+
+    score = "accuracy"
+    unit = "hidden tokens"
+    signatures: Mapping[str, str] = MappingProxyType({})
+
+    def __init__(self, config: Config, saved: checkpoint.Saved | None, text: Corpus):
+        self.config, self.tokenizer = config, text.tokenizer
+        self.hiding = _hiding(text.tokenizer, config.hidden)
+        self.train, self.held = (_with_tokens(part) for part in (text.train, text.held))
+        self.model = _model(config, saved, text.tokenizer)
+        self.notes = list(text.notes)
+        """What the user should know of the data, one line each."""
+        self._judged = self.held.first(config.judged)
+
+    def plan(self, epoch: int) -> list[np.ndarray]:
+        training = self.config.training
+        return list(plan(self.train.places[:, 2], training.batch, training.seed, epoch))
+
+    def capacity(self, batches: Iterable[np.ndarray]) -> Sizes:
+        lengths, chosen = self.train.places[:, 2], self.hiding.counts(_tokens(self.train))
+        return capacity(
+            Sizes(len(some), (Side.of(lengths[some]), Side.of(chosen[some]))) for some in batches
+        )
+
+    def batch(self, indices: np.ndarray, step: int) -> MaskedBatch:
+        """Each text draws from (seed, step, its number), whatever else is in the batch."""
+        return _batch(self.train, indices, self.tokenizer, self.hiding, self._seed, step)
+
+    @property
+    def _seed(self) -> int:
+        return self.config.training.seed
+
+    def loss(self, batch: MaskedBatch) -> tuple[Tensor, Tensor]:
+        return _loss(self.model, batch, self.config.training.smoothing)
+
+    def evaluate(self, model: nn.Module) -> dict[str, float]:
+        assert isinstance(model, TextEncoder)
+        budget = self.config.training.batch
+        return measure(model, self._judged, self.tokenizer, self.hiding, budget)
+
+    def files(self) -> dict[str, bytes | Path]:
+        return dict(files(self.tokenizer, self.tokenizer))
+
+    def run_files(self) -> dict[str, bytes]:
+        return {}
+
+    def about(self) -> About:
+        counts = {"tokens": int(_tokens(self.train).sum()), "length": self.config.context}
+        return TASK.about(self.config, counts)
+
+
+def _hiding(tokenizer: AnyTokenizer, share: float) -> Hiding:
+    """Padding, of which packed batches have none, stands for what is hidden."""
+    special = {tokenizer.pad, tokenizer.start, tokenizer.end, tokenizer.unknown}
+    others = [token for token in range(tokenizer.size) if token not in special]
+    return Hiding(share, tokenizer.pad, np.array(others, np.int64))
+
+
+def _tokens(text: Windows) -> np.ndarray:
+    """How many tokens each window has that can be hidden: all but a document's end."""
+    document, first, count = text.places.T
+    return np.minimum(count, text.text.lengths[document] - first)
+
+
+def _with_tokens(text: Windows) -> Windows:
+    """Without windows that hold a document's end alone."""
+    return replace(text, places=text.places[_tokens(text) > 0])
+
+
+def _batch(
+    text: Windows,
+    indices: np.ndarray,
+    tokenizer: AnyTokenizer,
+    hiding: Hiding,
+    seed: int,
+    step: int,
+) -> MaskedBatch:
+    chances = (rng(seed, step, number) for number in indices.tolist())
+    return masked_batch(text.text.tokens, text.places[indices], tokenizer.end, hiding, chances)
+
+
+def _model(config: Config, saved: checkpoint.Saved | None, tokenizer: AnyTokenizer) -> TextEncoder:
+    if saved is not None:
+        if not isinstance(saved.model, TextEncoder):
+            raise ValueError(
+                f"start ({config.start}) holds a {type(saved.model).__name__}; name the folder of "
+                "an encoder, trained by regard train encoder"
+            )
+        check_obeyed(config, preset, saved.model.config, saved.task, "words", "vocabulary")
+        return saved.model
+    if config.model.position == "learned" and config.model.length < config.context:
+        raise ValueError(
+            f"learned positions ({config.model.length}) must be at least context "
+            f"({config.context}); raise the model's length"
+        )
+    with seeded(config.training.seed):
+        return TextEncoder(EncoderConfig(tokenizer.size, **asdict(config.model)))
+
+
+def _loss(model: TextEncoder, batch: MaskedBatch, smoothing: float) -> tuple[Tensor, Tensor]:
+    """Over the hidden tokens alone; no other logits are computed."""
+    states = model.features(batch.inputs, lengths=batch.lengths)[0, batch.hidden]
+    return cross_entropy(states, model.output, batch.labels, smoothing), batch.tokens
+
+
+@torch.no_grad()
+def measure(
+    model: TextEncoder, held: Windows, tokenizer: AnyTokenizer, hiding: Hiding, budget: int
+) -> dict[str, float]:
+    """The share of hidden tokens that are guessed, and their perplexity; always the same ones."""
+    device, right, total, count = model.output.weight.device, 0, 0.0, 0
+    for indices in plan(held.places[:, 2], budget, 0, 0):
+        batch = _batch(held, indices, tokenizer, hiding, 0, 0).to(device)
+        states = model.features(batch.inputs, lengths=batch.lengths)[0, batch.hidden]
+        right += int((model.output(states).argmax(-1) == batch.labels).sum())
+        total += float(cross_entropy(states, model.output, batch.labels))
+        count += int(batch.tokens)
+    return {"accuracy": right / count, "perplexity": math.exp(min(total / count, 700.0))}
+
+
+def evaluate(
+    folder: str | Path,
+    *,
+    texts: Sequence[str] = (),
+    device: str = "cpu",
+    progress: Progress | None = None,
+) -> Evaluation:
+    """How many hidden tokens of these files a model, or a run's, guesses; by default of all that it
+    held out."""
+    saved = checkpoint.load(model_folder(folder), device=device)
+    encoder = TrainedEncoder(saved)
+    config = recorded(Config, saved.task, folder)
+    if config is None:
+        raise ValueError(f"{folder} does not say how its text is read; train it with regard")
+    tokenizer = encoder.tokenizer
+    named = tuple(texts) or config.valid
+    flag = "--texts" if texts else "--valid" if config.valid else "--text"
+    text = corpus.named(named or config.text, config.examples, flag)
+    read = corpus.stored(config, text, tokenizer, progress)
+    if named:
+        held = corpus.cut(config, read, tokenizer.end)
+    else:
+        _, held = corpus.split(config, read, tokenizer.end)
+    hiding = _hiding(tokenizer, config.hidden)
+    budget = config.training.batch
+    scores = measure(encoder.model, _with_tokens(held), tokenizer, hiding, budget)
+    return Evaluation(scores, problems=read.problems.lines())
+
+
+# Use
+
+
+@dataclass(frozen=True)
+class _About:
+    """What a model's folder says of its task."""
+
+    length: int = 256
+
+    def __post_init__(self) -> None:
+        check_positive(self, "length")
+
+
+class TrainedEncoder:
+    """A trained encoder with its tokenizer: vectors of texts, and words for what is hidden."""
+
+    def __init__(self, saved: checkpoint.Saved):
+        if not isinstance(saved.model, TextEncoder):
+            raise ValueError(
+                f"{saved.folder} holds a {type(saved.model).__name__}; texts are encoded by a "
+                "TextEncoder"
+            )
+        self.model = saved.model
+        self.tokenizer, _ = read_pair(saved.folder)
+        self.length = section(_About, saved.task or {}, saved.folder / checkpoint.CONFIG).length
+
+    @torch.inference_mode()
+    def encode(self, texts: Sequence[str], *, batch: int = 4096) -> Float[Tensor, "B D"]:
+        """The mean of each text's vectors; `batch` is in tokens."""
+        check_texts(texts)
+        ids = [
+            [*one[: self.length], self.tokenizer.end] for one in self.tokenizer.encode_batch(texts)
+        ]
+        found = torch.zeros(len(ids), self.model.config.width)
+        for indices in plan(np.array([len(one) for one in ids]), batch, 0, 0) if ids else ():
+            some = [ids[i] for i in indices.tolist()]
+            rows, lengths = _padded(some, self.tokenizer.pad, self._device)
+            states = self.model.features(rows, lengths=lengths)
+            found[torch.from_numpy(indices)] = mean_pooled(states, lengths).float().cpu()
+        return found
+
+    @torch.inference_mode()
+    def fill(self, texts: Sequence[str], *, best: int = 5) -> list[list[tuple[str, float]]]:
+        """The likeliest tokens for the [MASK] of each text, and their probabilities."""
+        check_texts(texts)
+        return [self._filled(text, best) for text in texts]
+
+    def _filled(self, text: str, best: int) -> list[tuple[str, float]]:
+        before, mask, after = text.partition(MASK)
+        if not mask or MASK in after:
+            raise ValueError(f"{text!r} must have one {MASK}, which stands for what is hidden")
+        tokenizer = self.tokenizer
+        left, right = tokenizer.encode(before.rstrip()), tokenizer.encode(after.lstrip())
+        ids = [*left, tokenizer.pad, *right, tokenizer.end]
+        logits = self.model(torch.tensor([ids], device=self._device))[0, len(left)].float()
+        logits[[tokenizer.pad, tokenizer.start, tokenizer.end]] = -math.inf
+        found = logits.softmax(-1).topk(min(best, len(logits)))
+        words = [tokenizer.decode([token]).strip() for token in found.indices.tolist()]
+        return list(zip(words, found.values.tolist()))
+
+    @property
+    def _device(self) -> torch.device:
+        return self.model.output.weight.device
+
+
+def _padded(rows: Sequence[Sequence[int]], pad: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    lengths = torch.tensor([len(row) for row in rows], device=device)
+    whole = torch.full((len(rows), int(lengths.max())), pad, device=device)
+    for into, row in zip(whole, rows):
+        into[: len(row)] = torch.tensor(row)
+    return whole, lengths
+
+
+TASK = TaskSpec(
+    name="encoder",
+    summary="an encoder of any text (masked tokens), for label and translate to start from",
+    config=Config,
+    preset=preset,
+    build=build,
+    predictor=TrainedEncoder,
+    evaluate=evaluate,
+    example="regard train label NEW --texts labelled.tsv --start {run}",
+    on_gpu={"batch": 32_768, "evaluate_every": 500, "save_every": 500, "patience": 8},
+)
