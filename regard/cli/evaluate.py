@@ -16,7 +16,7 @@ from regard.cli.arguments import Progress, with_folder
 from regard.data.diagnosis import Separator
 from regard.data.table import Column
 from regard.task.folder import model_folder
-from regard.task.settings import check_positive
+from regard.task.settings import Precision, check_positive
 from regard.task.size import check_held
 from regard.task.spec import Evaluation
 from regard.task.specs import NAMES, spec
@@ -59,6 +59,9 @@ class Evaluate:
     """translate, dates: other runs that translate together with RUN (an ensemble)."""
     ensemble_weights: tuple[float, ...] = ()
     """translate, dates: how much each run counts, RUN first. By default all count the same."""
+    precision: Precision | None = None
+    """Precision of weights and activations: fp32 by default, so that scores are comparable. auto is
+    bf16 on a GPU; int8 is for a cpu."""
     device: str = "auto"
     """Device: auto is a GPU where there is one; or cpu, cuda, cuda:1."""
     json: bool = False

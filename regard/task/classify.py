@@ -30,9 +30,10 @@ from regard.model.embedding import Size, image_size
 from regard.model.vit import VisionConfig, VisionShape, VisionTransformer
 from regard.seeding import seeded
 from regard.task.classes import Confusion
-from regard.task.folder import model_folder
+from regard.task.folder import load_saved, model_folder
 from regard.task.pictures import Picture, Preparation, split, told
 from regard.task.settings import (
+    Precision,
     Preset,
     absolute,
     check_obeyed,
@@ -292,11 +293,12 @@ def evaluate(
     *,
     images: str | None = None,
     labels: str | None = None,
+    precision: Precision = "fp32",
     device: str = "cpu",
     progress: Progress | None = None,
 ) -> Evaluation:
     """How well a model, or a run's, classifies these images; by default those it held out."""
-    saved = checkpoint.load(model_folder(folder), device=device)
+    saved = load_saved(folder, device, precision)
     classifier = Classifier(saved)
     config = recorded(Config, saved.task, folder)
     if images is None and config is None:

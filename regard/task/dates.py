@@ -19,7 +19,7 @@ from regard.data.tokenizer import Tokenizer
 from regard.decode.engine.ensemble import Weights
 from regard.model.transformer import TransformerShape
 from regard.task.search import SearchSettings
-from regard.task.settings import Preset, check_preset, recorded
+from regard.task.settings import Precision, Preset, check_preset, recorded
 from regard.task.spec import Evaluation, TaskSpec
 from regard.task.text import Listed, Progress, Transduction, build_transformer, exact
 from regard.task.translator import Pair, Translator
@@ -244,11 +244,14 @@ def evaluate(
     count: int | None = None,
     ensemble: Sequence[str] = (),
     ensemble_weights: Weights = (),
+    precision: Precision = "fp32",
     device: str = "cpu",
     progress: Progress | None = None,
 ) -> Evaluation:
     """How many held-out dates a model, or a run's, or an ensemble of them, translates rightly."""
-    translator = Translator.read(folder, ensemble, ensemble_weights or None, device=device)
+    translator = Translator.read(
+        folder, ensemble, ensemble_weights or None, device=device, precision=precision
+    )
     config = recorded(Config, translator.about, folder) or Config()
     _, held = days(config.first, config.last)
     if count is not None and count < 1:

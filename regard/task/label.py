@@ -32,8 +32,9 @@ from regard.model.encoder import TextEncoder
 from regard.model.transformer import Transformer
 from regard.seeding import seeded
 from regard.task.classes import Confusion
-from regard.task.folder import model_folder
+from regard.task.folder import load_saved, model_folder
 from regard.task.settings import (
+    Precision,
     Preset,
     absolute,
     check_obeyed,
@@ -76,7 +77,7 @@ class Config:
     """Text classification."""
 
     texts: tuple[str, ...] = ()
-    """Tables with a label and a text in each line, TSV or CSV (see separator), JSON lines (.jsonl) or
+    """Tables with a label and a text in each line: TSV or CSV (see separator), JSON lines (.jsonl),
     Parquet; or one folder with a folder of text files for each class."""
     columns: tuple[Column, Column] = (0, 1)
     """Which columns are the label and the text: numbers from 0 on, or names, which TSV and CSV have
@@ -372,11 +373,12 @@ def evaluate(
     texts: Sequence[str] = (),
     columns: tuple[Column, Column] | None = None,
     separator: Separator | None = None,
+    precision: Precision = "fp32",
     device: str = "cpu",
     progress: Progress | None = None,
 ) -> Evaluation:
     """How many of these texts a model, or a run's, labels rightly; by default all held out."""
-    saved = checkpoint.load(model_folder(folder), device=device)
+    saved = load_saved(folder, device, precision)
     labeler = Labeler(saved)
     config = recorded(Config, saved.task, folder) or Config()
     config = replace(

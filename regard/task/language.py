@@ -33,9 +33,10 @@ from regard.model.language import LanguageConfig, LanguageModel, LanguageShape
 from regard.seeding import seeded
 from regard.task import corpus
 from regard.task.corpus import Corpus, Examples, Windows, Words
-from regard.task.folder import model_folder
+from regard.task.folder import load_saved, model_folder
 from regard.task.search import SearchSettings, check_same_tokens
 from regard.task.settings import (
+    Precision,
     Preset,
     absolute,
     check_obeyed,
@@ -236,7 +237,7 @@ def measure(
     model: LanguageModel, held: Windows, settings: SearchSettings, size: int, budget: int
 ) -> dict[str, float]:
     """How well a model predicts windows of text that have so many bytes."""
-    device, total, count = model.output.weight.device, 0.0, 0
+    device, total, count = model.tokens.table.weight.device, 0.0, 0
     for indices in plan(held.places[:, 2], budget, 0, 0):
         loss, tokens = _loss(model, _batch(held, indices, settings).to(device), 0.0)
         total, count = total + float(loss), count + int(tokens)
@@ -252,11 +253,12 @@ def evaluate(
     folder: str | Path,
     *,
     texts: Sequence[str] = (),
+    precision: Precision = "fp32",
     device: str = "cpu",
     progress: Progress | None = None,
 ) -> Evaluation:
     """How well a model, or a run's, predicts these files; by default all that it held out."""
-    saved = checkpoint.load(model_folder(folder), device=device)
+    saved = load_saved(folder, device, precision)
     generator = Generator(saved)
     config = recorded(Config, generator.about, folder)
     if config is None:

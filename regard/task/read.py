@@ -37,10 +37,11 @@ from regard.model.embedding import Patches, Size, image_size
 from regard.model.transformer import ImageSource, Transformer, TransformerConfig, TransformerShape
 from regard.seeding import seeded
 from regard.task.digits import Strip, Strips
-from regard.task.folder import model_folder
+from regard.task.folder import load_saved, model_folder
 from regard.task.pictures import Picture, Preparation, split, told
 from regard.task.search import Choices, SearchSettings, search
 from regard.task.settings import (
+    Precision,
     Preset,
     absolute,
     check_obeyed,
@@ -310,13 +311,13 @@ def measure(
     settings: SearchSettings,
 ) -> dict[str, float]:
     """How well images are read, and the perplexity of their texts."""
-    device = model.target.table.weight.device
+    weight = model.target.table.weight
     written, wanted, total, count = [], [], 0.0, 0
     numbers = np.arange(examples.count)
     for begin in range(0, len(numbers), 128):
         some = numbers[begin : begin + 128]
-        batch = _batch(examples, some, tokenizer, settings).to(device)
-        batch = replace(batch, source=preparation.normalized(batch.source))
+        batch = _batch(examples, some, tokenizer, settings).to(weight.device)
+        batch = replace(batch, source=preparation.normalized(batch.source).to(weight.dtype))
         written += _written(model, tokenizer, batch.source, settings)
         wanted += examples.texts(some)
         loss, tokens = transduction_loss(model, batch, 0.0)
@@ -335,11 +336,12 @@ def evaluate(
     captions: str | None = None,
     separator: Separator | None = None,
     beams: int | None = None,
+    precision: Precision = "fp32",
     device: str = "cpu",
     progress: Progress | None = None,
 ) -> Evaluation:
     """How well a model, or a run's, reads these images; by default those it held out."""
-    saved = checkpoint.load(model_folder(folder), device=device)
+    saved = load_saved(folder, device, precision)
     reader = Reader(saved)
     config = recorded(Config, saved.task, folder)
     if (images is None) != (captions is None):

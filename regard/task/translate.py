@@ -30,7 +30,15 @@ from regard.model.transformer import TextSource, Transformer, TransformerShape
 from regard.seeding import seeded
 from regard.task.folder import model_folder, run_config
 from regard.task.search import SearchSettings
-from regard.task.settings import Preset, absolute, check_obeyed, check_preset, check_start, recorded
+from regard.task.settings import (
+    Precision,
+    Preset,
+    absolute,
+    check_obeyed,
+    check_preset,
+    check_start,
+    recorded,
+)
 from regard.task.spec import Evaluation, TaskSpec
 from regard.task.text import Chosen, Progress, Transduction, build_transformer
 from regard.task.translator import Pair, Translator
@@ -498,6 +506,7 @@ def evaluate(
     bleu: Cut | None = None,
     ensemble: Sequence[str] = (),
     ensemble_weights: Weights = (),
+    precision: Precision = "fp32",
     device: str = "cpu",
     progress: Progress | None = None,
 ) -> Translations:
@@ -508,7 +517,9 @@ def evaluate(
     where there are several, each has scores of its own. `ensemble` names other runs that translate
     together with it, and the weights of all of them, if they are not equal.
     """
-    translator = Translator.read(folder, ensemble, ensemble_weights or None, device=device)
+    translator = Translator.read(
+        folder, ensemble, ensemble_weights or None, device=device, precision=precision
+    )
     config = recorded(Config, translator.about, str(folder))
     if source or target or pairs:
         known = config or Config()

@@ -16,7 +16,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from regard import checkpoint
 from regard.attention.checks import check_integer, shown
 from regard.checkpoint import CONFIG, Saved
 from regard.data.batch import text_batch
@@ -30,9 +29,9 @@ from regard.decode.search.hypothesis import Hypothesis
 from regard.look.align import Example, Found, Head, Links, cross, links, words
 from regard.look.align import find as find_head
 from regard.model.transformer import Transformer
-from regard.task.folder import model_folder
+from regard.task.folder import load_saved
 from regard.task.search import Choices, SearchSettings, check_same_tokens, find, open_reading
-from regard.task.settings import check_texts
+from regard.task.settings import Precision, check_texts
 
 Pair: TypeAlias = tuple[str, str]
 """A source and its target."""
@@ -137,11 +136,10 @@ class Translator:
         weights: Weights | None = None,
         *,
         device: str | torch.device = "cpu",
+        precision: Precision = "fp32",
     ) -> "Translator":
         """That of a folder, a model's or a run's, or an ensemble with those of others."""
-        first, *rest = (
-            cls.of(checkpoint.load(model_folder(one), device=device)) for one in (folder, *others)
-        )
+        first, *rest = (cls.of(load_saved(one, device, precision)) for one in (folder, *others))
         return first.ensemble(rest, weights) if rest or weights else first
 
     def ensemble(

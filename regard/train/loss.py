@@ -21,7 +21,7 @@ CHUNK = 2**26  # logits held at a time: 256 MB in float32
 
 def cross_entropy(
     states: Float[Tensor, "*b D"],
-    output: nn.Linear,
+    output: nn.Module,
     targets: Int[Tensor, "*b"],
     smoothing: float | int = 0.0,
 ) -> Float[Tensor, ""]:
@@ -34,6 +34,11 @@ def cross_entropy(
             f"{tuple(states.shape[:-1])}, got {tuple(targets.shape)}"
         )
     rows, places = states.flatten(0, -2), targets.flatten()
+    if not isinstance(output, nn.Linear):  # quantized, and so never trained
+        ignored = places.masked_fill(places < 0, -100)
+        return nn.functional.cross_entropy(
+            output(rows).float(), ignored, reduction="sum", label_smoothing=float(smoothing)
+        )
     return _Chunked.apply(  # type: ignore[no-untyped-call]
         rows, output.weight, output.bias, places, float(smoothing), fuses(states)
     )

@@ -10,8 +10,11 @@ from regard import checkpoint
 from regard.cli.main import main
 from regard.data.tokenizer import Tokenizer
 from regard.task.search import SearchSettings
+from regard.task.settings import Precision
 from regard.task.text import build_transformer
+from regard.task.translate import evaluate
 from regard.task.translator import Translator
+from regard.train.loss import cross_entropy
 from tests.task.samples import SHAPE, sentences
 
 TEXTS = ["ab cd", "ef", "gh ij kl mn op"]
@@ -133,3 +136,27 @@ def test_the_command_takes_prefixes(
     assert lines[1].startswith("gh")
     assert main(["translate", str(folder), "--prefix", "x", "--prefix-column"]) == 2
     assert "give one" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("precision", ["bf16", "int8", "auto"])
+def test_evaluation_in_every_precision(
+    folder: Path, tmp_path: Path, translator: Translator, precision: Precision
+) -> None:
+    """What float32 writes is the reference, so that every precision is near the best score."""
+    table = tmp_path / "pairs.tsv"
+    written = translator.translate(TEXTS, beams=1)
+    table.write_text("".join(f"{text}\t{one}\n" for text, one in zip(TEXTS, written)))
+    exact = evaluate(folder, pairs=(str(table),), beams=1).scores["chrf"]
+    found = evaluate(folder, pairs=(str(table),), beams=1, precision=precision).scores["chrf"]
+    assert exact == pytest.approx(100)
+    assert found > 60
+
+
+def test_a_quantized_output_has_the_same_loss() -> None:
+    """8-bit layers have no weight to be multiplied by; their own forward pass is asked."""
+    states, targets = torch.randn(7, 16), torch.tensor([0, 3, 4, -1, 2, 1, 0])
+    output = torch.nn.Linear(16, 5)
+    with torch.no_grad():
+        plain = cross_entropy(states, output, targets, 0.1)
+        other = cross_entropy(states, torch.nn.Sequential(output), targets, 0.1)
+    torch.testing.assert_close(plain, other)
