@@ -430,7 +430,7 @@ def test_a_config_that_is_none(text: str, said: str, folder: Path) -> None:
         (lambda data: data.update(kind="Trasformer"), "did you mean Transformer?"),
         (
             lambda data: data.update(kind="BERT"),
-            "Transformer, VisionTransformer, LanguageModel or TextClassifier",
+            "LanguageModel, TextClassifier or TextEncoder",
         ),
         (lambda data: data.update(exec=1), 'config.json has the unknown key "exec"'),
         (lambda data: data.pop("files"), 'config.json lacks "files"'),
