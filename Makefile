@@ -47,9 +47,9 @@ clean:
 	  .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-$(VENV)/ready-demo: extras =
-$(VENV)/ready-test: extras = [test,peers,export,serve]
-$(VENV)/ready-lint: extras = [lint,serve]
+$(VENV)/ready-demo: extras = [demo,lab,serve,studio,text,train]
+$(VENV)/ready-test: extras = [all,test,peers]
+$(VENV)/ready-lint: extras = [all,lint]
 
 modern = $(shell $(PYTHON) -c 'import sys; print(sys.version_info >= (3, 11))' 2>&1 || true)
 found = $(shell $(PYTHON) --version 2>&1 || true)

@@ -17,6 +17,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
+from regard.extras import remedy
 from regard.processes import one_line
 
 FAULT, INTERRUPTED, GONE = 70, 130, 141
@@ -108,6 +109,9 @@ def _report(error: BaseException) -> int:
         return INTERRUPTED
     if isinstance(error, ValueError | OSError) and one_line(error):
         _say(one_line(error))
+        return 2
+    if isinstance(error, ImportError) and (line := remedy(error)):
+        _say(line)
         return 2
     if _out_of_memory(error):
         _say(f"there is not enough memory; use a smaller model or a smaller batch ({_kind(error)})")

@@ -21,6 +21,7 @@ from typing import Any, cast
 
 from regard.data.diagnosis import foreign
 from regard.data.problems import reason
+from regard.extras import install
 
 LINE = 2**20
 """Maximum bytes of a line; longer ones are skipped."""
@@ -236,7 +237,7 @@ def _zstandard(path: Path) -> Callable[[], Any]:
     try:
         import zstandard
     except ImportError:
-        raise ValueError(f"{path} needs the zstandard package; pip install zstandard") from None
+        raise ValueError(f"{path} needs zstandard: {install('text')}") from None
 
     class Decompressor:
         def __init__(self) -> None:

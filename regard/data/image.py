@@ -38,6 +38,7 @@ from regard.data.reading import Lines, Text
 from regard.data.table import Table
 from regard.data.text import OnBad
 from regard.data.workers import processors, spread
+from regard.extras import install
 from regard.seeding import combined, seeded
 
 __all__ = [
@@ -134,9 +135,7 @@ def digits() -> Images:
     try:
         from sklearn.datasets import load_digits  # type: ignore[import-untyped]
     except ImportError:
-        raise ValueError(
-            "the digits are a part of scikit-learn; pip install scikit-learn"
-        ) from None
+        raise ValueError(f"the digits are a part of scikit-learn: {install('demo')}") from None
     data = load_digits()
     pixels = np.round(data.images * (255 / 16)).astype(np.uint8)[:, None]
     return Images(pixels, data.target.astype(np.int64), tuple(map(str, range(10))))
@@ -607,7 +606,7 @@ def _kornia() -> Any:
     try:
         import kornia
     except ImportError:
-        raise ValueError("data augmentation needs the kornia package; pip install kornia") from None
+        raise ValueError(f"data augmentation needs kornia: {install('vision')}") from None
     return kornia.augmentation
 
 

@@ -21,6 +21,7 @@ from regard.data.diagnosis import SEPARATORS, Separator, columns, separated
 from regard.data.files import LineFile, Reading, beginning
 from regard.data.problems import Problems, reason
 from regard.data.reading import Chunk, Fault, Text, given, shown
+from regard.extras import install
 
 Column: TypeAlias = int | str
 """A position, counted from 0, or a name."""
@@ -214,8 +215,7 @@ class ParquetFile(LineFile):
             from pyarrow import ArrowException, parquet
         except ImportError:
             raise ValueError(
-                f"{name} is a Parquet file, which pyarrow reads; install it: "
-                "pip install 'regard[parquet]'"
+                f"{name} is a Parquet file, which pyarrow reads: {install('text')}"
             ) from None
         self._damage: tuple[type[Exception], ...] = (ArrowException, OSError)
         try:

@@ -22,6 +22,7 @@ from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, tra
 from regard.data.files import check_file
 from regard.data.problems import reason
 from regard.data.workers import interruptible
+from regard.extras import install
 
 SPECIALS = ("<pad>", "<s>", "</s>", "<unk>")
 """Special tokens: padding, start, end, unknown; ids 0 to 3 of every tokenizer trained here."""
@@ -382,9 +383,7 @@ class SentencePieceTokenizer:
         try:
             from sentencepiece import SentencePieceProcessor
         except ImportError:
-            raise ValueError(
-                f"{side}.spm needs the sentencepiece package; pip install sentencepiece"
-            ) from None
+            raise ValueError(f"{side}.spm needs sentencepiece: {install('text')}") from None
         self.files = dict(files)
         self.side = side
         separate = side == "target" and "target_vocab.json" in files

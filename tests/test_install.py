@@ -1,0 +1,219 @@
+"""What is installed: a small core, extras by use, a wheel that works by itself."""
+
+import importlib.metadata
+import json
+import subprocess
+import sys
+import sysconfig
+import tarfile
+import tomllib
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+import regard
+from regard.extras import EXTRAS, install
+from tests.processes import HANG
+
+ROOT = Path(__file__).parent.parent
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+OPTIONAL: dict[str, list[str]] = PROJECT["optional-dependencies"]
+TOOLS = {"test", "lint", "peers", "all"}
+
+MODULES = {"pillow": "PIL", "pyyaml": "yaml", "scikit-learn": "sklearn"}
+"""Where a package's module has another name."""
+
+
+def names(requirements: list[str]) -> set[str]:
+    return {canonicalize_name(Requirement(one).name) for one in requirements}
+
+
+# Extras
+
+
+def test_all_is_every_extra_of_use() -> None:
+    union = {one for extra, wanted in OPTIONAL.items() if extra not in TOOLS for one in wanted}
+    assert set(OPTIONAL["all"]) == union
+
+
+def test_every_module_is_in_the_extra_that_is_named_for_it() -> None:
+    for extra, modules in EXTRAS.items():
+        brought = {MODULES.get(name, name) for name in names(OPTIONAL[extra])}
+        assert set(modules) <= brought
+    known = {module for modules in EXTRAS.values() for module in modules}
+    assert {MODULES.get(name, name) for name in names(OPTIONAL["all"])} == known
+
+
+def test_the_core_is_small() -> None:
+    assert names(PROJECT["dependencies"]) == {
+        *("jaxtyping", "numpy", "rich", "sacrebleu", "safetensors", "tokenizers", "torch", "tyro")
+    }
+
+
+def test_every_bound_is_met_by_what_is_pinned() -> None:
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    pinned = dict(line.split("==") for line in lines if line and not line.startswith("#"))
+    pinned = {canonicalize_name(name): version for name, version in pinned.items()}
+    for one in [*PROJECT["dependencies"], *(x for extra in OPTIONAL.values() for x in extra)]:
+        wanted = Requirement(one)
+        assert pinned[canonicalize_name(wanted.name)] in wanted.specifier
+
+
+WITHOUT = """
+import sys
+class Missing:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {blocked}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+sys.meta_path.insert(0, Missing())
+from regard.cli.main import main
+sys.exit(main({words}))
+"""
+
+OUTSIDE_CORE = sorted(module for modules in EXTRAS.values() for module in modules)
+
+
+def run_without(words: list[str], cwd: Path) -> subprocess.CompletedProcess[str]:
+    """A command where no extra is installed."""
+    script = WITHOUT.format(blocked=set(OUTSIDE_CORE), words=words)
+    return subprocess.run(
+        [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(ROOT)!r})\n{script}"],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        timeout=HANG,
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "extra"),
+    [
+        (["train", "dates", "run", "--training.steps", "1"], "demo"),
+        (["train", "classify", "run", "--training.steps", "1"], "demo"),
+        (["train", "--config", "settings.yaml", "run"], "train"),
+        (["train", "translate", "run", "--pairs", "table.parquet"], "text"),
+    ],
+)
+def test_a_command_says_what_to_install(words: list[str], extra: str, tmp_path: Path) -> None:
+    (tmp_path / "settings.yaml").write_text("task: translate\n")
+    (tmp_path / "table.parquet").write_bytes(b"PAR1")
+    done = run_without(words, tmp_path)
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.splitlines()[-1].endswith(install(extra))
+
+
+# The wheel and the source archive
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A wheel and a source archive of what is here, built offline."""
+    place = tmp_path_factory.mktemp("built")
+    script = (
+        "import sys, setuptools.build_meta as build\n"
+        "print(build.build_sdist(sys.argv[1])); print(build.build_wheel(sys.argv[1]))"
+    )
+    copied = place / "source"
+    subprocess.run(
+        ["git", "clone", "--quiet", "--shared", str(ROOT), str(copied)], check=True, timeout=HANG
+    )
+    for name in ("pyproject.toml", "MANIFEST.in", "README.md", "CHANGELOG.md"):
+        (copied / name).write_bytes((ROOT / name).read_bytes())
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(place)],
+        cwd=copied,
+        capture_output=True,
+        text=True,
+        timeout=HANG,
+    )
+    assert done.returncode == 0, done.stderr
+    return place
+
+
+@pytest.mark.slow
+def test_the_source_archive_holds_what_a_reader_wants(built: Path) -> None:
+    (archive,) = built.glob("*.tar.gz")
+    with tarfile.open(archive) as tar:
+        held = {name.partition("/")[2] for name in tar.getnames()}
+    assert {"CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "README.md", "Makefile"} <= held
+    assert any(name.startswith("examples/") for name in held)
+    assert "tests/conftest.py" in held
+
+
+@pytest.mark.slow
+def test_the_wheel_works_in_an_environment_of_its_own(built: Path, tmp_path: Path) -> None:
+    """With the core's packages alone: from data to a translated file, in real commands."""
+    (wheel,) = built.glob("*.whl")
+    with zipfile.ZipFile(wheel) as files:
+        held = set(files.namelist())
+        (metadata,) = (name for name in held if name.endswith(".dist-info/METADATA"))
+        said = files.read(metadata).decode()
+    assert f"\nVersion: {regard.__version__}\n" in said
+    data = {
+        str(path.relative_to(ROOT))
+        for kind in ("*.css", "*.js", "*.html", "*.cpp", "*.h", "py.typed")
+        for path in (ROOT / "regard").rglob(kind)
+        if subprocess.run(
+            ["git", "ls-files", "--error-unmatch", str(path)], cwd=ROOT, capture_output=True
+        ).returncode
+        == 0
+    }
+    assert data <= held
+
+    home = tmp_path / "environment"
+    venv.create(home, with_pip=False, symlinks=True)
+    site = next((home / "lib").glob("python*/site-packages"))
+    with zipfile.ZipFile(wheel) as files:
+        files.extractall(site)
+    for name in core():
+        link(name, site)
+    python = home / "bin" / "python"
+
+    def command(*words: str, text: str | None = None) -> str:
+        done = subprocess.run(
+            [python, "-I", "-m", "regard", *words],
+            cwd=tmp_path,
+            input=text,
+            capture_output=True,
+            text=True,
+            timeout=HANG,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    assert command("--version") == f"regard {regard.__version__}\n"
+    assert "0.576" in command("demo", "byhand")
+    pairs = [(f"{a} {b}", f"{b} {a}") for a in ["one", "two", "three", "four"] for b in "abcdefgh"]
+    (tmp_path / "pairs.tsv").write_text("".join(f"{one}\t{two}\n" for one, two in pairs))
+    settings = ["--training.steps", "2", "--training.device", "cpu", "--vocabulary", "300"]
+    small = ["--model.width", "16", "--model.heads", "2", "--model.feed-forward", "16"]
+    command("train", "translate", "run", "--pairs", "pairs.tsv", *settings, *small)
+    (tmp_path / "text.txt").write_text("one a\ntwo b\n")
+    assert command("translate", "run", "text.txt").count("\n") == 2
+    scores = json.loads(command("evaluate", "run", "--json"))["scores"]
+    assert set(scores) == {"bleu", "chrf"}
+
+
+def core() -> set[str]:
+    """The packages that the core brings, all of theirs included."""
+    waiting, seen = names(PROJECT["dependencies"]), set[str]()
+    while waiting:
+        name = waiting.pop()
+        seen.add(name)
+        for one in map(Requirement, importlib.metadata.requires(name) or ()):
+            if one.marker is None or one.marker.evaluate({"extra": ""}):
+                waiting |= {canonicalize_name(one.name)} - seen
+    return seen
+
+
+def link(name: str, site: Path) -> None:
+    """Puts an installed package into another environment."""
+    home = Path(sysconfig.get_path("purelib"))
+    for file in importlib.metadata.files(name) or ():
+        top = file.parts[0]
+        if top not in ("..", "__pycache__") and not (site / top).exists():
+            (site / top).symlink_to(home / top)
