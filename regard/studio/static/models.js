@@ -47,9 +47,9 @@ export function changes(state) {
   };
 }
 
-/** Buttons for the chosen head: off, sharper, flatter. */
-export function headTools(chosen, state, change, more = []) {
-  if (typeof chosen.head !== "number") return el("p", { class: "soft" }, "Choose a single head to switch it off or to change its β.");
+/** Buttons for the chosen head: off, sharper, flatter; `own` are those that only a head has. */
+export function headTools(chosen, state, change, more = [], own = []) {
+  if (typeof chosen.head !== "number") return el("div", { class: "controls" }, el("span", { class: "soft" }, "Choose a single head to switch it off or to change its β."), more);
   const name = chosen.map.layers[chosen.layer];
   const head = String(chosen.head);
   const offs = list(state.off);
@@ -61,7 +61,7 @@ export function headTools(chosen, state, change, more = []) {
   input.value = factor;
   return el("div", { class: "controls" },
     button(isOff ? "Head is off" : "Switch this head off", () => change({ off: unlist(isOff ? offs.filter(([one, h]) => one !== name || h !== head) : [...offs, [name, head]]) }), { "aria-pressed": String(isOff), "data-key": "head-off" }),
-    el("label", { class: "toggle" }, "β × ", input, el("output", {}, String(factor))), more);
+    el("label", { class: "toggle" }, "β × ", input, el("output", {}, String(factor))), own, more);
 }
 
 export function changed(state, change, keys = { off: "", beta: "", hidden: "" }) {

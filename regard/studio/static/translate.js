@@ -118,7 +118,7 @@ export async function show(root) {
       plain: true,
       state: Object.fromEntries(Object.entries(chosen).filter(([, value]) => value !== undefined)),
       onstate: (next) => page.set({ map: next.map ?? "", layer: next.layer === undefined ? "" : String(next.layer), head: next.head === undefined ? "" : String(next.head), row: next.row === undefined ? "" : String(next.row), merge: next.merge, label: next.label, order: next.order ?? "" }),
-      tools: (one) => headTools(one, state, change, [button("Open this head in By hand", () => { location.hash = `byhand?${new URLSearchParams({ run: state.run, text: state.text, attention: one.map.layers[one.layer], head: String(one.head) })}`; }, { "data-key": "to-byhand" }), view.effect ? null : button("Find what each head and word does", () => { busy = true; const asked = { ...question(state), effect: true }; detail = JSON.stringify(asked); deepen(asked); page.render(); }, { "data-key": "effects" })]),
+      tools: (one) => headTools(one, state, change, [view.effect ? null : button("Find what each head and word does", () => { busy = true; const asked = { ...question(state), effect: true }; detail = JSON.stringify(asked); deepen(asked); page.render(); }, { "data-key": "effects" })], [button("Open this head in By hand", () => { location.hash = `byhand?${new URLSearchParams({ run: state.run, text: state.text, attention: one.map.layers[one.layer], head: String(one.head) })}`; }, { "data-key": "to-byhand" })]),
     });
     return box;
   }
