@@ -43,6 +43,10 @@ class Evaluate:
     """translate, label, read: what separates the columns of tables. By default as in training."""
     bleu: Literal["13a", "intl", "zh", "char", "none"] | None = None
     """translate: sacreBLEU's tokenizer (--tokenize). By default as in training."""
+    lowercase: bool = False
+    """translate: score without regard to case, as published scores often are."""
+    references: tuple[str, ...] = ()
+    """translate: files with more reference translations, a line for each pair."""
     texts: tuple[str, ...] = ()
     """language: files of text. label: tables with a label and a text in each line."""
     images: str | None = None

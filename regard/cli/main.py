@@ -44,6 +44,10 @@ def _command(name: str) -> Callable[[Sequence[str]], int | None]:
             from regard.cli.check import check
 
             return check
+        case "compare":
+            from regard.cli.compare import compare
+
+            return compare
         case "attend":
             from regard.lab.commands.attend import attend
 
@@ -99,6 +103,12 @@ def _average(options: argparse.Namespace) -> None:
     average(options.folders, options.out)
 
 
+def _recipes(options: argparse.Namespace) -> None:
+    from regard.cli.recipes import recipes
+
+    recipes(options.name)
+
+
 def _quantize(options: argparse.Namespace) -> None:
     from regard.cli.quantize import quantized
 
@@ -134,6 +144,7 @@ def _parser() -> argparse.ArgumentParser:
         ("train", "train a model on data of one's own"),
         ("evaluate", "score a trained model"),
         ("check", "prove that a model computes the same in each of its ways"),
+        ("compare", "which of several runs translates better, and whether by chance"),
         ("translate", "translate lines of text"),
         ("score", "score given translations"),
         ("classify", "classify images"),
@@ -161,6 +172,15 @@ def _parser() -> argparse.ArgumentParser:
     average.add_argument("folders", nargs="+", metavar="RUN", help="runs, or models' folders")
     average.add_argument("out", help="the folder to write, which must be new")
     average.set_defaults(run=_average)
+
+    recipes = commands.add_parser(
+        "recipes",
+        help="list runs with known scores",
+        description="Lists the recipes: runs whose scores can be compared with published ones. "
+        "With a name, what that one needs and what it gives.",
+    )
+    recipes.add_argument("name", nargs="?", metavar="NAME", help="a recipe")
+    recipes.set_defaults(run=_recipes)
 
     quantize = commands.add_parser(
         "quantize",

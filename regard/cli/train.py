@@ -5,12 +5,14 @@ regard train --resume RUN           continues from the last checkpoint
 regard train --again RUN NEW        the same once more, with the run's own settings
 regard train --from RUN NEW         fine-tunes its model, with the run's own settings
 regard train --config FILE NEW      a new run with the settings of a file, JSON or YAML
+regard train --recipe NAME RUN --data FOLDER    a run with a known score, and its test sets
 
 After these, flags change single settings.
 """
 
 import sys
 import textwrap
+import time
 from collections.abc import Sequence
 from dataclasses import fields, replace
 from pathlib import Path
@@ -36,6 +38,7 @@ OVERVIEW = """usage: regard train TASK RUN [--size tiny|base|big] [settings]
        regard train --again RUN NEW [settings]
        regard train --from RUN NEW [settings]
        regard train --config FILE NEW [settings]
+       regard train --recipe NAME RUN [--data FOLDER] [settings]
 
 Trains a model and keeps it in the folder RUN.
 
@@ -46,6 +49,8 @@ Trains a model and keeps it in the folder RUN.
   --from      fine-tune a run's model in a new folder, with the run's settings
   --config    a new run with the settings of a file, JSON or YAML: a run's config.json, or one of
               your own, which begins with task: TASK and names settings as the flags do
+  --recipe    a run with a known score: regard recipes lists them. The test sets are scored once,
+              at the end, and their scores kept in RUN/scores.json
 
 tasks:
 {tasks}
@@ -66,12 +71,16 @@ FROM_RUN = {"--resume": "RUN", "--again": "RUN NEW", "--from": "RUN NEW", "--con
 def train(words: Sequence[str]) -> None:
     """`regard train …`."""
     asks = any(word in ("-h", "--help") for word in words)
-    if not words or words[0] in ("-h", "--help") or (words[0] in FROM_RUN and asks):
+    ways = (*FROM_RUN, "--recipe")
+    if not words or words[0] in ("-h", "--help") or (words[0] in ways and asks):
         tasks = "\n".join(f"  {name:<11}{spec(name).summary}" for name in NAMES)
         names = f"training.{{{', '.join(sorted(MAY_CHANGE))}}}"
         may_change = textwrap.fill(names, 84, subsequent_indent=" " * 14, initial_indent=" " * 35)
         may_change = may_change.strip()
         print(OVERVIEW.format(tasks=tasks, may_change=may_change), end="")
+        return
+    if words[0] == "--recipe":
+        _train_recipe(list(words[1:]))
         return
     if words[0] in FROM_RUN:
         task, config, run = _from_run(words[0], list(words[1:]))
@@ -87,6 +96,32 @@ def train(words: Sequence[str]) -> None:
     if not run:
         raise ValueError("the run's folder has no name; name one: regard train TASK RUN")
     print("\n".join(run_training(task, config, Path(run))))
+
+
+def _train_recipe(words: list[str]) -> None:
+    """Trains as a recipe says, and scores its test sets with the best model of validation."""
+    from regard.recipes.book import recipe
+    from regard.recipes.recipe import score
+
+    names = [word for word in words[:2] if not word.startswith("-")]
+    if len(names) < 2:
+        raise ValueError(
+            "--recipe needs its name and a folder for the run: regard train --recipe NAME RUN; "
+            "regard recipes lists the names"
+        )
+    (name, run), flags = names, words[2:]
+    make, data = recipe(name), _taken(flags, "--data") or "."
+    made = make(Path(data))
+    task = spec(made.task)
+    config = parse(task.config, made.config, flags, f"regard train --recipe {name} RUN")
+    begun = time.monotonic()
+    print("\n".join(run_training(task, config, Path(run))))
+    about = {
+        "recipe": name,
+        "seed": config.training.seed,
+        "seconds": round(time.monotonic() - begun, 1),
+    }
+    score(made, Path(run), config.training.device, about)
 
 
 def _parsed(task: TaskSpec, size: Preset, flags: list[str]) -> Any:
@@ -182,10 +217,18 @@ def _over(below: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
 
 def _size(flags: list[str]) -> Preset:
     """Takes --size out: it decides what all other settings begin with."""
+    value = _taken(flags, "--size")
+    if value is None:
+        return "tiny"
+    check_preset(value)
+    return cast(Preset, value)
+
+
+def _taken(flags: list[str], name: str) -> str | None:
+    """Takes a flag out, which is no setting, and gives its value."""
     for n, flag in enumerate(flags):
-        if flag == "--size" or flag.startswith("--size="):
+        if flag == name or flag.startswith(f"{name}="):
             value = flag.partition("=")[2] or "".join(flags[n + 1 : n + 2])
             del flags[n : n + (1 if "=" in flag else 2)]
-            check_preset(value)
-            return cast(Preset, value)
-    return "tiny"
+            return value
+    return None

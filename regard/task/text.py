@@ -35,7 +35,7 @@ from regard.seeding import seeded
 from regard.task.search import SearchSettings
 from regard.task.translator import Pair, Translator
 from regard.train.config import TrainingConfig
-from regard.train.loss import cross_entropy
+from regard.train.loss import cross_entropy, divergence
 
 About: TypeAlias = dict[str, Any]
 """A task's section of config.json."""
@@ -116,8 +116,9 @@ class Transduction:
         training: TrainingConfig,
         about: About,
         notes: Sequence[str] = (),
+        r_drop: float = 0.0,
     ):
-        self.model, self.score = model, score
+        self.model, self.score, self.r_drop = model, score, r_drop
         self.tokenizers, self.examples, self.held_out = tokenizers, examples, list(held_out)
         self.judge, self.search, self.training = judge, settings, training
         self.notes = list(notes)
@@ -146,7 +147,7 @@ class Transduction:
         return packed_batch(source, target, start, end, source_end=end)
 
     def loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        return transduction_loss(self.model, batch, self.training.smoothing)
+        return transduction_loss(self.model, batch, self.training.smoothing, self.r_drop)
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
         """The judge's scores of greedy search, and the perplexity, both on held-out examples."""
@@ -180,11 +181,27 @@ class Transduction:
         return {**self._about, **to_json(self.search)}
 
 
-def transduction_loss(model: Transformer, batch: Batch, smoothing: float) -> tuple[Tensor, Tensor]:
-    """The loss of a batch, summed over its labels."""
+def transduction_loss(
+    model: Transformer, batch: Batch, smoothing: float, r_drop: float = 0.0
+) -> tuple[Tensor, Tensor]:
+    """The loss of a batch, summed over its labels.
+
+    With R-Drop (Liang et al. 2021) it is the mean of two passes, whose dropout differs, and half of
+    `r_drop` times the divergence of what they predict.
+    """
+    states = _states(model, batch)
+    loss = cross_entropy(states, model.output, batch.labels, smoothing)
+    if not (r_drop and model.training):
+        return loss, batch.tokens
+    again = _states(model, batch)
+    loss = 0.5 * (loss + cross_entropy(again, model.output, batch.labels, smoothing))
+    apart = divergence(states, again, model.output, batch.labels)
+    return loss + 0.5 * r_drop * apart, batch.tokens
+
+
+def _states(model: Transformer, batch: Batch) -> Tensor:
     memory = model.encode(batch.source, batch.source_lengths)
-    states = model.states(batch.target, memory, batch.target_lengths, batch.source_lengths)
-    return cross_entropy(states, model.output, batch.labels, smoothing), batch.tokens
+    return model.states(batch.target, memory, batch.target_lengths, batch.source_lengths)
 
 
 def build_transformer(

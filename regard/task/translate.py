@@ -9,7 +9,9 @@ is on both sides. `start` names a trained model, of ours or imported, to go on f
 import hashlib
 import heapq
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -19,6 +21,7 @@ import numpy as np
 
 from regard import checkpoint
 from regard.data.diagnosis import Separator
+from regard.data.files import LineFile, Reading
 from regard.data.problems import reason
 from regard.data.reading import shown
 from regard.data.table import Column, tagged, tags_of
@@ -131,6 +134,9 @@ class Config:
     """Length penalty: log p is divided by the number of tokens to this power."""
     bleu: Cut = "13a"
     """sacreBLEU's tokenizer (--tokenize): zh for Chinese, char for languages without spaces."""
+    r_drop: float = 0.0
+    """R-Drop: weight of the divergence between two passes with different dropout, such as 5. It
+    regularises small data sets, and each step computes twice as much."""
     model: TransformerShape = field(default_factory=_tiny)
     """The model's shape."""
     training: TrainingConfig = field(default_factory=_short)
@@ -140,6 +146,8 @@ class Config:
         for name in ("held_out", "judged", "longest"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} ({getattr(self, name)}) must be 1 or more")
+        if not 0 <= self.r_drop < math.inf:
+            raise ValueError(f"r_drop ({self.r_drop}) must be 0 (none) or more; try 5")
         check_start(self.start, self.tokenizer)
 
 
@@ -269,6 +277,7 @@ class Translation(Transduction):
             training=config.training,
             about=TASK.about(config, counts),
             notes=notes,
+            r_drop=config.r_drop,
         )
         self._split_off = [] if _valid(config) else held
 
@@ -469,18 +478,22 @@ class Quality:
     `signatures` say how, which is what makes a score comparable; they are known after the first.
     """
 
-    def __init__(self, cut: Cut = "13a"):
+    def __init__(self, cut: Cut = "13a", lowercase: bool = False):
         from sacrebleu.metrics.bleu import BLEU
         from sacrebleu.metrics.chrf import CHRF
 
         # sacrebleu's warning of text that looks tokenized would come with every evaluation.
-        self._metrics = {"bleu": BLEU(tokenize=cut, force=True), "chrf": CHRF()}
+        self.metrics = {
+            "bleu": BLEU(tokenize=cut, lowercase=lowercase, force=True),
+            "chrf": CHRF(lowercase=lowercase),
+        }
         self.signatures: dict[str, str] = {}
 
-    def __call__(self, written: Sequence[str], wanted: Sequence[str]) -> dict[str, float]:
+    def __call__(self, written: Sequence[str], *references: Sequence[str]) -> dict[str, float]:
         scores = {}
-        for name, metric in self._metrics.items():
-            scores[name] = float(metric.corpus_score(list(written), [list(wanted)]).score)
+        for name, metric in self.metrics.items():
+            wanted = [list(one) for one in references]
+            scores[name] = float(metric.corpus_score(list(written), wanted).score)
             self.signatures[name] = str(metric.get_signature())
         return scores
 
@@ -490,6 +503,8 @@ class Translations(Evaluation):
     """How good translations are, and these."""
 
     translations: list[str] = field(default_factory=list)
+    references: list[list[str]] = field(default_factory=list)
+    """What they were compared with: one list, or several of other translators."""
 
 
 def evaluate(
@@ -504,6 +519,8 @@ def evaluate(
     tag: Sequence[str] = (),
     beams: int | None = None,
     bleu: Cut | None = None,
+    lowercase: bool = False,
+    references: Sequence[str] = (),
     ensemble: Sequence[str] = (),
     ensemble_weights: Weights = (),
     precision: Precision = "fp32",
@@ -514,7 +531,8 @@ def evaluate(
 
     Without files a run is evaluated on what it was validated on, all of it. Columns, tags and
     separator of tables are the run's unless they are given; `tag` is for sources without any, and
-    where there are several, each has scores of its own. `ensemble` names other runs that translate
+    where there are several, each has scores of its own. `references` are files with more reference
+    translations of each line. `ensemble` names other runs that translate
     together with it, and the weights of all of them, if they are not equal.
     """
     translator = Translator.read(
@@ -542,10 +560,29 @@ def evaluate(
         written.append(line)
         if progress:
             progress("translations", len(written) / len(text))
-    quality = Quality(bleu or (config.bleu if config is not None else "13a"))
-    scores = quality(written, [target for _, target in text])
+    quality = Quality(bleu or (config.bleu if config is not None else "13a"), lowercase)
+    wanted = [[target for _, target in text], *_references(references, len(text))]
+    scores = quality(written, *wanted)
     scores |= _by_tag(text, written, translator.tags, quality)
-    return Translations(scores, quality.signatures, problems, translations=written)
+    return Translations(
+        scores, quality.signatures, problems, translations=written, references=wanted
+    )
+
+
+def _references(files: Sequence[str], count: int) -> list[list[str]]:
+    """More references, a line for each pair."""
+    found = []
+    for name in files:
+        with ExitStack() as stack:
+            file = LineFile(Path(name), Reading(), stack)
+            lines = [line.decode("utf-8", "replace").strip() for line in iter(file.line, None)]
+        if len(lines) != count:
+            raise ValueError(
+                f"--references {name} has {len(lines):,} lines for {count:,} pairs to translate; "
+                "each pair needs its line, and none may be left out"
+            )
+        found.append(lines)
+    return found
 
 
 def _by_tag(

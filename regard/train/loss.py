@@ -7,6 +7,7 @@ N classes take far more memory than everything else in a small model. Here a few
 computed, reduced to their loss and their gradients, and dropped.
 """
 
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -68,9 +69,7 @@ class _Chunked(torch.autograd.Function):
         )
         chunk = _fused_chunk if fused and any(wanted) else _chunk
         loss = torch.zeros((), dtype=wide, device=states.device)
-        step = max(1, CHUNK // len(weight))
-        for begin in range(0, len(states), step):
-            part = slice(begin, begin + step)
+        for part in _parts(len(states), len(weight)):
             loss = loss + chunk(rows[part], matrix, bias, targets[part], smoothing, grads.of(part))
         ctx.save_for_backward(*grads)
         ctx.dtypes = states.dtype, weight.dtype, None if bias is None else bias.dtype
@@ -85,6 +84,78 @@ class _Chunked(torch.autograd.Function):
             for grad, dtype in zip(ctx.saved_tensors, ctx.dtypes)
         ]
         return (*grads, None, None, None)
+
+
+def divergence(
+    one: Float[Tensor, "*b D"],
+    two: Float[Tensor, "*b D"],
+    output: nn.Linear,
+    targets: Int[Tensor, "*b"],
+) -> Float[Tensor, ""]:
+    """½ KL(p ‖ q) + ½ KL(q ‖ p), summed over all targets, of the classes that two passes predict.
+
+    This is what R-Drop (Liang et al. 2021) has a model reduce: p and q differ by dropout alone.
+    """
+    rows = one.flatten(0, -2), two.flatten(0, -2)
+    return _Divergence.apply(*rows, output.weight, output.bias, targets.flatten())  # type: ignore[no-untyped-call]
+
+
+class _Divergence(torch.autograd.Function):
+    """With s = log p - log q it is ½ Σ (p - q) s, and its gradient of p's logits is
+
+    ½ (p (s - Σ p s) + p - q)
+
+    for q's the same with p and q exchanged. Both are computed forwards, a few rows at a time.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, one: Tensor, two: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor
+    ) -> Tensor:
+        dtype = compute_dtype(weight)
+        matrix = weight.to(dtype)
+        wide = torch.promote_types(dtype, torch.float32)
+        states = torch.empty_like(one, dtype=dtype), torch.empty_like(two, dtype=dtype)
+        slope = torch.zeros_like(weight, dtype=wide)
+        shift = None if bias is None else torch.zeros_like(bias, dtype=wide)
+        total = torch.zeros((), dtype=wide, device=weight.device)
+        for part in _parts(len(one), len(weight)):
+            rows = [x[part].to(dtype) for x in (one, two)]
+            logits = [nn.functional.linear(x, matrix).to(wide) for x in rows]
+            if bias is not None:
+                logits = [x + bias for x in logits]
+            logs = [x.log_softmax(-1) for x in logits]
+            p, q = (x.exp() for x in logs)
+            real = (targets[part] >= 0)[:, None]
+            s = (logs[0] - logs[1]) * real
+            total = total + 0.5 * ((p - q) * s).sum()
+            for n, (mine, other, sign) in enumerate(((p, q, s), (q, p, -s))):
+                mean = (mine * sign).sum(-1, keepdim=True)
+                slopes = 0.5 * (mine * (sign - mean) + (mine - other) * real)
+                narrow = slopes.to(dtype)
+                states[n][part] = narrow @ matrix
+                slope.add_(narrow.T @ rows[n])
+                if shift is not None:
+                    shift.add_(slopes.sum(0))
+        ctx.save_for_backward(*states, slope, shift)
+        ctx.dtypes = one.dtype, two.dtype, weight.dtype, None if bias is None else bias.dtype
+        return total
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor | None, ...]:
+        (slope,) = slopes
+        grads = [
+            None if grad is None else (grad * slope).to(dtype)
+            for grad, dtype in zip(ctx.saved_tensors, ctx.dtypes)
+        ]
+        return (*grads, None)
+
+
+def _parts(rows: int, classes: int) -> Iterator[slice]:
+    """So few rows at a time that their logits fit."""
+    step = max(1, CHUNK // classes)
+    return (slice(begin, begin + step) for begin in range(0, rows, step))
 
 
 class _Gradients(NamedTuple):

@@ -311,6 +311,28 @@ def test_one_line_says_which_files_are_missing(
         build(replace(config, **changed))  # type: ignore[arg-type]
 
 
+def test_r_drop_adds_the_divergence_of_two_passes(config: Config) -> None:
+    changed = replace(config, r_drop=4.0, model=replace(SHAPE, dropout=0.0))
+    plain, twice = build(replace(changed, r_drop=0.0)), build(changed)
+    batch = plain.batch(plain.plan(0)[0], 0)
+    # Without dropout both passes are the same, and nothing is added.
+    torch.testing.assert_close(plain.loss(batch)[0], twice.loss(batch)[0])
+    noisy = build(replace(changed, model=replace(SHAPE, dropout=0.3)))
+    less = build(replace(changed, r_drop=2.0, model=replace(SHAPE, dropout=0.3)))
+    none = build(replace(changed, r_drop=1e-9, model=replace(SHAPE, dropout=0.3)))
+    losses = []
+    for task in (none, less, noisy):
+        torch.manual_seed(3)
+        losses.append(float(task.loss(batch)[0].detach()))
+    assert losses[0] < losses[1] < losses[2]
+    assert losses[2] - losses[1] == pytest.approx(losses[1] - losses[0], rel=1e-4)
+    # What is judged is judged once.
+    noisy.model.eval(), none.model.eval()
+    torch.testing.assert_close(noisy.loss(batch)[0], none.loss(batch)[0])
+    with pytest.raises(ValueError, match=r"r_drop \(-1.0\) must be 0"):
+        replace(config, r_drop=-1.0)
+
+
 @pytest.mark.usefixtures("unchecked")
 def test_one_line_says_what_is_wrong(tmp_path: Path, config: Config) -> None:
     with pytest.raises(ValueError, match=r"held_out \(0\) must be 1 or more"):

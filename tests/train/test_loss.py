@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.train import loss
-from regard.train.loss import cross_entropy
+from regard.train.loss import cross_entropy, divergence
 
 T, D, N = 11, 7, 13
 
@@ -91,3 +91,38 @@ def test_errors() -> None:
         cross_entropy(states, output, targets, 1.0)
     with pytest.raises(ValueError, match=r"\(3, 11, 7\) need targets of shape \(3, 11\), got \(3,"):
         cross_entropy(states, output, targets[:, 1:])
+
+
+def apart_at_once(one: Tensor, two: Tensor, output: nn.Linear, targets: Tensor) -> Tensor:
+    p, q = (output(states).log_softmax(-1)[targets >= 0] for states in (one, two))
+    both = [F.kl_div(a, b, reduction="sum", log_target=True) for a, b in ((p, q), (q, p))]
+    return 0.5 * (both[0] + both[1])
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("chunk", [1, 2 * N + 1, 2**26])
+def test_the_divergence_of_two_passes(
+    monkeypatch: pytest.MonkeyPatch, bias: bool, chunk: int
+) -> None:
+    monkeypatch.setattr(loss, "CHUNK", chunk)
+    one, output, targets = problem(torch.float64, bias)
+    two = torch.randn_like(one, requires_grad=True)
+    inputs = [one, two, *output.parameters()]
+    have, want = (f(one, two, output, targets) for f in (divergence, apart_at_once))
+    torch.testing.assert_close(have, want)
+    for a, b in zip(torch.autograd.grad(3 * have, inputs), torch.autograd.grad(3 * want, inputs)):
+        torch.testing.assert_close(a, b)
+    assert divergence(one, one, output, targets) == 0
+
+
+def test_the_divergence_under_autocast() -> None:
+    one, output, targets = problem(torch.float32)
+    two = (one + 0.5 * torch.randn_like(one)).detach().requires_grad_()
+    want = apart_at_once(one, two, output, targets)
+    wanted = torch.autograd.grad(want, [one, output.weight])
+    with torch.autocast("cpu", torch.bfloat16):
+        have = divergence(one, two, output, targets)
+    torch.testing.assert_close(have, want, rtol=3e-2, atol=0)
+    for a, b in zip(torch.autograd.grad(have, [one, output.weight]), wanted):
+        assert a.dtype == torch.float32
+        torch.testing.assert_close(a, b, rtol=5e-2, atol=5e-2)

@@ -1,0 +1,118 @@
+"""The command `compare`: which of several runs translates better, and whether that is chance.
+
+    regard compare RUN RUN … --source test.en --target test.de
+
+All of them translate the same lines. Test sets are small: by paired bootstrap resampling (Koehn
+2004), as sacrebleu does it, p is the probability of so large a difference to the first run by the
+choice of lines alone.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from regard.cli.arguments import Progress, with_inputs
+from regard.data.diagnosis import Separator
+from regard.task.settings import check_positive
+from regard.task.translate import Cut, Quality, evaluate
+
+
+@dataclass(frozen=True)
+class Compare:
+    """Compares the translations of several runs with those of the first, by paired bootstrap."""
+
+    source: tuple[str, ...] = ()
+    """Source files; by default what the first run was validated on."""
+    target: tuple[str, ...] = ()
+    """Reference translations."""
+    pairs: tuple[str, ...] = ()
+    """Instead, tables with both sides."""
+    columns: tuple[int, int] | None = None
+    """Which columns of the tables, counted from 0, are source and target."""
+    separator: Separator | None = None
+    """What separates the columns of tables."""
+    references: tuple[str, ...] = ()
+    """Files with more reference translations, a line for each pair."""
+    bleu: Cut | None = None
+    """sacreBLEU's tokenizer (--tokenize)."""
+    lowercase: bool = False
+    """Score without regard to case."""
+    beams: int | None = None
+    """Beam size; by default that of each model's config.json."""
+    samples: int = 1000
+    """Bootstrap resamples."""
+    device: str = "auto"
+    """Device: auto is a GPU where there is one; or cpu, cuda, cuda:1."""
+    json: bool = False
+    """Print one JSON object, for programs."""
+
+    def __post_init__(self) -> None:
+        check_positive(self, "beams", "samples")
+
+
+@dataclass(frozen=True)
+class System:
+    """A run's scores, each with the half-width of its 95% interval, and p beside the first."""
+
+    name: str
+    scores: dict[str, float] = field(default_factory=dict)
+    intervals: dict[str, float] = field(default_factory=dict)
+    p: dict[str, float | None] = field(default_factory=dict)
+
+
+def compare(words: Sequence[str]) -> None:
+    """`regard compare RUN RUN …`."""
+    first, others, options = with_inputs("compare", Compare, Compare(), words)
+    if not others:
+        raise ValueError(f"compare needs two runs or more: regard compare {first} OTHER …")
+    systems, signatures = _compared([str(first), *others], options)
+    if options.json:
+        about = [asdict(system) for system in systems]
+        print(json.dumps({"systems": about, "notes": signatures}, ensure_ascii=False))
+        return
+    width = max(len(system.name) for system in systems)
+    for system in systems:
+        cells = [
+            f"{name} {value:.2f} ± {system.intervals[name]:.2f}{_chance(system.p[name])}"
+            for name, value in system.scores.items()
+        ]
+        print(f"{system.name:<{width}}  {'  '.join(cells)}")
+    for name, signature in signatures.items():
+        print(f"{name}: {signature}")
+
+
+def _chance(p: float | None) -> str:
+    """How likely the difference is by chance; nothing for the first run."""
+    return "" if p is None else f" (p = {p:.3f}{', significant' if p < 0.05 else ''})"
+
+
+def _compared(folders: list[str], options: Compare) -> tuple[list[System], dict[str, str]]:
+    from sacrebleu.significance import PairedTest
+
+    given = ("source", "target", "pairs", "columns", "separator", "references", "bleu")
+    values = {name: getattr(options, name) for name in (*given, "lowercase", "beams")}
+    found = [evaluate(one, **values, device=options.device, progress=Progress()) for one in folders]
+    first = found[0]
+    for folder, other in zip(folders[1:], found[1:]):
+        if other.references != first.references:
+            raise ValueError(
+                f"{folder} and {folders[0]} were validated on different lines; name a test set for "
+                "both: --source and --target"
+            )
+    metrics: dict[str, Any] = dict(Quality(options.bleu or "13a", options.lowercase).metrics)
+    written: list[tuple[str, Sequence[str]]] = [
+        (folder, one.translations) for folder, one in zip(folders, found)
+    ]
+    test = PairedTest(written, metrics, first.references, "bs", n_samples=options.samples)
+    signatures, results = test()
+    systems = [System(folder) for folder in folders]
+    # sacrebleu's names of the metrics, in the same order: chrF2 is our chrf.
+    for name, theirs in zip(metrics, signatures):
+        rows: Any = results[theirs]
+        for system, row, one in zip(systems, rows, found):
+            system.scores[name] = float(row.score)
+            system.intervals[name] = float(row.ci)
+            same = one.translations == first.translations  # to which sacrebleu gives a small p
+            system.p[name] = None if row.p_value is None else 1.0 if same else float(row.p_value)
+    return systems, {name: str(one) for name, one in zip(metrics, signatures.values())}

@@ -1,0 +1,79 @@
+"""Europarl (Koehn 2005): speeches of the European Parliament.
+
+Files train, valid and test, each with .en and .de, line by line: any split of one's own. For the
+out-of-domain check newstest2014.ende.en and .de of WMT 2014 lie in the same folder, or in newstest
+beside it.
+"""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from regard.recipes.recipe import Recipe, files
+from regard.task import language, translate
+from regard.train.config import TrainingConfig
+
+
+def _news(data: Path, source: str, target: str) -> dict[str, dict[str, Any]]:
+    for folder in (data, data.parent / "newstest"):
+        try:
+            return {
+                "newstest2014": {
+                    "source": files(folder, f"newstest2014.ende.{source}"),
+                    "target": files(folder, f"newstest2014.ende.{target}"),
+                }
+            }
+        except ValueError:
+            continue
+    return {}
+
+
+def _translation(data: Path, source: str, target: str) -> Recipe:
+    preset = translate.preset("base")
+    config = replace(
+        preset,
+        source=files(data, f"train.{source}"),
+        target=files(data, f"train.{target}"),
+        valid_source=files(data, f"valid.{source}"),
+        valid_target=files(data, f"valid.{target}"),
+        judged=1000,
+        vocabulary=16_000,
+        training=TrainingConfig(
+            steps=10_000,
+            batch=50_000,
+            lr=1e-3,
+            schedule="cosine",
+            warmup=1000,
+            evaluate_every=500,
+            save_every=1000,
+            ema=0.999,
+        ),
+    )
+    test = {"source": files(data, f"test.{source}"), "target": files(data, f"test.{target}")}
+    return Recipe("translate", config, {"test": test, **_news(data, source, target)})
+
+
+def en_de(data: Path) -> Recipe:
+    """Europarl, English to German: the base Transformer on 160,000 pairs.
+
+    Data: a folder with train, valid and test, .en and .de; newstest2014 is scored where it is.
+    """
+    return _translation(data, "en", "de")
+
+
+def de_en(data: Path) -> Recipe:
+    """Europarl, German to English: the base Transformer on 160,000 pairs.
+
+    Data: a folder with train, valid and test, .en and .de; newstest2014 is scored where it is.
+    """
+    return _translation(data, "de", "en")
+
+
+def english(data: Path) -> Recipe:
+    """Europarl, English: a language model, in bits per character.
+
+    Data: a folder with train.en and test.en.
+    """
+    preset = language.preset("base")
+    config = replace(preset, text=files(data, "train.en"))
+    return Recipe("language", config, {"test": {"texts": files(data, "test.en")}})
