@@ -13,6 +13,7 @@ from regard.cli.main import main
 from regard.data.tokenizer import Tokenizer
 from regard.decode.engine.int8 import library as native
 from regard.decode.engine.int8.linear import Int8Linear, int8
+from regard.model.language import LanguageConfig, LanguageModel
 from regard.task import precision
 from regard.task.load import load
 from regard.task.precision import Compared, Writes, compare, settle
@@ -67,6 +68,20 @@ def test_of_each_text_every_token_counts_and_its_end(folder: Path) -> None:
     # A text that ended has one choice more than tokens, and so has one that was cut off.
     assert len(chosen) == sum(len(best[0].tokens) + 1 for best in written)
     assert chosen[: len(written[0][0].tokens)].tolist() == written[0][0].tokens
+
+
+def test_language_models(tmp_path: Path) -> None:
+    tokenizer = Tokenizer.bpe(sentences(50), 300)
+    config = LanguageConfig(tokenizer.size, width=16, heads=2, feed_forward=16, layers=1)
+    settings = SearchSettings.of(tokenizer, beams=1, length=20)
+    task = {"name": "language", **settings.__dict__, "banned": list(settings.banned)}
+    place = tmp_path / "model"
+    model = LanguageModel(config).eval()
+    checkpoint.save(place, model, files={"tokenizer.json": tokenizer.to_bytes()}, task=task)
+    ready: Any = load(place)
+    chosen = ready.choices(["ab cd", "", "efg " * 90])(ready.model)
+    assert len(chosen) > 3 * precision.ENOUGH / 20
+    assert compare(ready, ready.model, ["ab cd"]).agrees
 
 
 @pytest.mark.parametrize(("share", "wanted"), [(0.99, "int8"), (0.989, "fp32")])
