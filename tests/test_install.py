@@ -113,24 +113,22 @@ def test_a_command_says_what_to_install(words: list[str], extra: str, tmp_path: 
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A wheel and a source archive of what is here, built offline."""
     place = tmp_path_factory.mktemp("built")
-    script = (
-        "import sys, setuptools.build_meta as build\n"
-        "print(build.build_sdist(sys.argv[1])); print(build.build_wheel(sys.argv[1]))"
-    )
     copied = place / "source"
     subprocess.run(
         ["git", "clone", "--quiet", "--shared", str(ROOT), str(copied)], check=True, timeout=HANG
     )
     for name in ("pyproject.toml", "MANIFEST.in", "README.md", "CHANGELOG.md"):
         (copied / name).write_bytes((ROOT / name).read_bytes())
-    done = subprocess.run(
-        [sys.executable, "-c", script, str(place)],
-        cwd=copied,
-        capture_output=True,
-        text=True,
-        timeout=HANG,
-    )
-    assert done.returncode == 0, done.stderr
+    for kind in ("sdist", "wheel"):
+        script = f"import setuptools.build_meta as build; build.build_{kind}({str(place)!r})"
+        done = subprocess.run(
+            [sys.executable, "-c", script],
+            cwd=copied,
+            capture_output=True,
+            text=True,
+            timeout=HANG,
+        )
+        assert done.returncode == 0, done.stderr
     return place
 
 
