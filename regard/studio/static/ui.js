@@ -185,7 +185,7 @@ export function chart(title, curves, { x = "", y = "", logX = false, logY = fals
   if (y0 === y1) [y0, y1] = [y0 - 1, y1 + 1];
   const px = (v) => left + ((fx(v) - x0) / (x1 - x0 || 1)) * (width - left - right);
   const py = (v) => height - bottom - ((fy(v) - y0) / (y1 - y0)) * (height - top - bottom);
-  const drawn = svg("svg", { class: "plot", viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": title });
+  const drawn = svg("svg", { class: "plot", viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": title || `${curves.filter((curve) => !curve.faint).map((curve) => curve.name).join(", ")} over ${x}; the numbers are in the table below` });
   const xTicks = logX ? powers(x0, x1) : ticks(x0, x1, 6);
   const yTicks = logY ? powers(y0, y1) : ticks(y0, y1);
   for (const t of yTicks) {
