@@ -98,6 +98,50 @@ def parse(kind: type[Settings], default: Settings, words: Sequence[str], prog: s
     return settings
 
 
+def spelled_out(kind: type[Any], words: Sequence[str]) -> list[str]:
+    """The same words, with the names of nested settings in full where they are clear.
+
+    `--minutes` is `--training.minutes`, since no other setting is called so.
+    """
+    full: dict[str, list[str]] = {}
+    for path in setting_names(kind):
+        full.setdefault(path.rpartition(".")[2].replace("_", "-"), []).append(path)
+    return [_in_full(word, full) for word in words]
+
+
+def setting_names(kind: type[Any], inside: str = "") -> Iterator[str]:
+    """The names of all settings, those of sections with a dot."""
+    hints = get_type_hints(kind)
+    for field in dataclasses.fields(kind):
+        hint = hints[field.name]
+        if dataclasses.is_dataclass(hint) and isinstance(hint, type):
+            yield from setting_names(hint, f"{inside}{field.name}.")
+        else:
+            yield f"{inside}{field.name}"
+
+
+def described(kind: type[Any]) -> dict[str, str]:
+    """What the docstrings of a dataclass say of its settings, in one line each."""
+    from docstring_parser import parse_from_object
+
+    return {
+        one.arg_name: " ".join((one.description or "").split())
+        for one in parse_from_object(kind).params
+    }
+
+
+def _in_full(word: str, full: dict[str, list[str]]) -> str:
+    match = re.fullmatch(r"--(no-)?([A-Za-z][\w-]*)(=.*)?", word, re.DOTALL)
+    if match is None:
+        return word
+    negated, name, value = match[1] or "", match[2].replace("_", "-"), match[3] or ""
+    paths = full.get(name, [])
+    if len(paths) != 1 or "." not in paths[0]:
+        return word
+    section, _, last = paths[0].replace("_", "-").rpartition(".")
+    return f"--{section}.{negated}{last}{value}"
+
+
 def _setting(word: str) -> str | None:
     """The setting that a word sets; --training.no-tensorboard sets what its opposite does."""
     if not re.match(r"--[A-Za-z]", word):

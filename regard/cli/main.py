@@ -52,6 +52,18 @@ def _command(name: str) -> Callable[[Sequence[str]], int | None]:
             from regard.lab.commands.attend import attend
 
             return attend
+        case "completion":
+            from regard.cli.completion import completion
+
+            def asked(words: list[str]) -> None:
+                options = _parser().parse_args(words)
+                options.run(options)
+
+            return lambda words: completion(words, asked)
+        case "doctor":
+            from regard.cli.doctor import doctor
+
+            return doctor
         case "cost":
             from regard.lab.commands.cost import cost
 
@@ -156,6 +168,8 @@ def _parser() -> argparse.ArgumentParser:
         ("attend", "work out attention by hand, step by step"),
         ("cost", "count what a layer or a model costs, beside the formula"),
         ("lab", "test what is taught about attention, with a verdict"),
+        ("doctor", "say what this machine has, and what would make it faster"),
+        ("completion", "have a shell complete commands and flags: bash, zsh, fish"),
         ("serve", "serve models over HTTP"),
     ):
         command = commands.add_parser(name, help=about, add_help=False, prefix_chars="\0")

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from regard.checkpoint import CONFIG
-from regard.cli.arguments import Progress, parse
+from regard.cli.arguments import Progress, described, parse, setting_names, spelled_out
 from regard.config import from_json, read, to_json
 from regard.device import device
 from regard.task.folder import run_config
@@ -55,8 +55,23 @@ Trains a model and keeps it in the folder RUN.
 tasks:
 {tasks}
 
-regard train TASK --help explains every setting.
+regard train TASK --help explains the settings that matter most, --help-all every one. Where a
+name is clear, its section may be left out: --minutes is --training.minutes.
 """
+
+SHORT = {
+    "translate": "source target pairs columns valid_source valid_target start vocabulary beams",
+    "dates": "languages first last examples",
+    "classify": "images validation held_out pixels patch start freeze",
+    "read": "images captions validation validation_captions pixels start vocabulary beams",
+    "language": "text valid context start words vocabulary",
+    "label": "texts columns valid held_out start freeze vocabulary",
+    "encoder": "text valid context start words vocabulary",
+}
+"""A task's own settings that matter most."""
+COMMON = "minutes steps batch lr precision device seed"
+"""Those of every training."""
+
 
 SIZES = """regard train {task} RUN [--size tiny|base|big] [settings]
 
@@ -70,7 +85,7 @@ FROM_RUN = {"--resume": "RUN", "--again": "RUN NEW", "--from": "RUN NEW", "--con
 
 def train(words: Sequence[str]) -> None:
     """`regard train …`."""
-    asks = any(word in ("-h", "--help") for word in words)
+    asks = any(word in ("-h", "--help", "--help-all") for word in words)
     ways = (*FROM_RUN, "--recipe")
     if not words or words[0] in ("-h", "--help") or (words[0] in ways and asks):
         tasks = "\n".join(f"  {name:<11}{spec(name).summary}" for name in NAMES)
@@ -90,8 +105,12 @@ def train(words: Sequence[str]) -> None:
         if not asks and (not flags or flags[0].startswith("-")):
             raise ValueError(f"train needs a folder for the run: regard train {task.name} RUN …")
         run = "RUN" if not flags or flags[0].startswith("-") else flags.pop(0)
+        if asks and "--help-all" not in words:
+            print("\n".join(short_help(task, size)))
+            return
         if asks:
             print(SIZES.format(task=task.name))
+            flags = ["--help" if flag == "--help-all" else flag for flag in flags]
         config = _parsed(task, size, flags)
     if not run:
         raise ValueError("the run's folder has no name; name one: regard train TASK RUN")
@@ -124,8 +143,42 @@ def _train_recipe(words: list[str]) -> None:
     score(made, Path(run), config.training.device, about)
 
 
+_HELP = ("-h", "--help", "--help-all")
+
+
+def short_help(task: TaskSpec, size: Preset) -> list[str]:
+    """The settings that matter most, with what the preset says."""
+    preset = task.preset(size)
+    own = [(f"--{name.replace('_', '-')}", preset, name) for name in SHORT[task.name].split()]
+    common = [(f"--training.{name}", preset.training, name) for name in COMMON.split()]
+    lines = [
+        f"usage: regard train {task.name} RUN [--size tiny|base|big] [settings]",
+        "",
+        *textwrap.wrap(task.summary[0].upper() + task.summary[1:] + ".", 96),
+        "",
+        "The settings that matter most:",
+        "",
+    ]
+    for flag, section, name in (*own, *common):
+        value = getattr(section, name)
+        said = " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
+        default = "" if value in ((), None) else f" (default: {said})"
+        text = described(type(section))[name] + default
+        lines += textwrap.wrap(
+            f"{flag:<23} {text}", 96, initial_indent="  ", subsequent_indent=" " * 26
+        )
+    count = sum(1 for _ in setting_names(task.config))
+    return [
+        *lines,
+        "",
+        "The section may be left out where a name is clear: --minutes is --training.minutes.",
+        f"regard train {task.name} --help-all explains all {count} settings.",
+    ]
+
+
 def _parsed(task: TaskSpec, size: Preset, flags: list[str]) -> Any:
     """The settings that flags make of a preset, which depends on the device that they name."""
+    flags = spelled_out(task.config, flags)
     program = f"regard train {task.name} RUN"
     config = parse(task.config, task.preset(size), flags, program)
     preset = task.preset_on(size, device(config.training.device))
@@ -148,6 +201,7 @@ def _from_run(way: str, words: list[str]) -> tuple[TaskSpec, Any, str]:
             raise ValueError(f"{way} needs a new folder, and {run} is the run itself; name another")
     if way == "--from":
         config = replace(config, **_start(task, old))
+    flags = spelled_out(task.config, flags)
     return task, parse(task.config, config, flags, f"regard train {task.name} RUN"), run
 
 

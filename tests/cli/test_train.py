@@ -53,7 +53,7 @@ def test_the_help_has_the_words_that_users_of_other_tools_look_for(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     with pytest.raises(SystemExit):
-        main(["train", "translate", "--help"])
+        main(["train", "translate", "--help-all"])
     text = " ".join(capsys.readouterr().out.lower().replace("│", " ").split())
     missing = [term for term in TERMS if term not in text]
     assert not missing
@@ -108,7 +108,7 @@ def test_wrong_words_get_one_line(
 
 def test_help_explains_every_setting(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        main(["train", "dates", "--help"])
+        main(["train", "dates", "--help-all"])
     text = capsys.readouterr().out
     for flag in ("--languages", "--model.width", "--training.lr", "--training.precision"):
         assert flag in text

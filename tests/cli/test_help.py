@@ -1,0 +1,138 @@
+"""What helps: the short help and the long one, short names of settings, completion, the doctor."""
+
+import contextlib
+import json
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from regard.cli.arguments import setting_names, spelled_out
+from regard.cli.completion import collected
+from regard.cli.main import _parser, main
+from regard.cli.train import COMMON, SHORT
+from regard.extras import EXTRAS
+from regard.task.specs import NAMES, spec
+
+
+def said(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    with contextlib.suppress(SystemExit):  # --help
+        assert main(list(words)) == 0
+    return capsys.readouterr().out
+
+
+# Help
+
+
+@pytest.mark.parametrize("task", NAMES)
+def test_the_short_help_has_what_matters(task: str, capsys: pytest.CaptureFixture[str]) -> None:
+    known = set(setting_names(spec(task).config))
+    assert {*SHORT[task].split(), *(f"training.{name}" for name in COMMON.split())} <= known
+    text = said(capsys, "train", task, "--help")
+    flags = [line.split()[0] for line in text.splitlines() if line.startswith("  --")]
+    assert len(flags) == len(SHORT[task].split()) + len(COMMON.split())
+    assert f"--help-all explains all {len(known)} settings" in text
+    assert all(len(line) <= 100 for line in text.splitlines())
+
+
+def test_the_long_help_has_everything(capsys: pytest.CaptureFixture[str]) -> None:
+    text = said(capsys, "train", "dates", "--help-all")
+    for name in setting_names(spec("dates").config):
+        *sections, last = name.replace("_", "-").split(".")
+        # A switch is shown as --training.tensorboard, --training.no-tensorboard.
+        assert f"--{'.'.join([*sections, last])}" in text
+
+
+# Names
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        ("--minutes 3", "--training.minutes 3"),
+        ("--width=64", "--model.width=64"),
+        ("--no-tensorboard", "--training.no-tensorboard"),
+        ("--weight_decay 0.1", "--training.weight-decay 0.1"),
+        ("--training.lr 1 --lr 2", "--training.lr 1 --training.lr 2"),
+        ("--source a.txt minutes", "--source a.txt minutes"),
+        ("--epsilon 1", "--epsilon 1"),  # the model has one, and the optimizer
+        ("--beams 3", "--beams 3"),
+        ("--nonsense", "--nonsense"),
+    ],
+)
+def test_a_clear_name_needs_no_section(given: str, meant: str) -> None:
+    assert spelled_out(spec("translate").config, given.split()) == meant.split()
+
+
+def test_a_setting_that_is_given_in_both_forms_is_given_twice(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = str(tmp_path / "run")
+    assert main(["train", "dates", run, "--minutes", "1", "--training.minutes", "2"]) == 2
+    assert "--training.minutes is given twice" in capsys.readouterr().err
+
+
+# Completion
+
+
+def test_completion_knows_every_command_and_task(capsys: pytest.CaptureFixture[str]) -> None:
+    def run(words: list[str]) -> None:
+        options = _parser().parse_args(words)
+        options.run(options)
+
+    found = collected(run)
+    commands = set(_parser()._subparsers._group_actions[0].choices)  # type: ignore[union-attr, arg-type]
+    assert {name for name in found if name and " " not in name} == commands
+    assert "--n-best" in found["translate"]
+    assert {"--size", "--source", "--training.lr"} <= set(found["train translate"])
+    assert {name for name in found if " " in name} == {f"train {task}" for task in NAMES}
+
+
+def test_bash_completes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    if shutil.which("bash") is None:
+        pytest.skip("bash is not installed")
+    script = tmp_path / "regard.bash"
+    script.write_text(said(capsys, "completion", "bash"))
+    typed = {
+        "regard transl": "translate",
+        "regard train dat": "dates",
+        "regard translate RUN --n-b": "--n-best",
+        "regard train dates RUN --training.warm": "--training.warmup",
+    }
+    for words, expected in typed.items():
+        count = len(words.split()) - 1
+        line = f'COMP_WORDS=({words}); COMP_CWORD={count}; _regard; echo "${{COMPREPLY[@]}}"'
+        done = subprocess.run(
+            ["bash", "-c", f"source {script}; {line}"], capture_output=True, text=True, check=True
+        )
+        assert done.stdout.strip() == expected
+
+
+@pytest.mark.parametrize("shell", ["zsh", "fish"])
+def test_other_shells_have_scripts(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
+    text = said(capsys, "completion", shell)
+    assert "translate" in text
+    assert f"regard completion {shell} wrote it" in text
+
+
+# The doctor
+
+
+def test_the_doctor_looks_at_everything(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = said(capsys, "doctor").splitlines()
+    marked = [line for line in lines if line[0] in "✓→"]
+    assert len(marked) >= 9 + len(EXTRAS)
+    findings = json.loads(said(capsys, "doctor", "--json"))
+    assert [one["what"] for one in findings][:3] == ["Regard", "torch", "GPU"]
+    assert {f"[{extra}]" for extra in EXTRAS} <= {one["what"] for one in findings}
+
+
+def test_the_doctor_says_what_to_do(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    findings = {one["what"]: one for one in json.loads(said(capsys, "doctor", "--json"))}
+    assert "install g++" in findings["compiler"]["remedy"]
+    assert findings["[vision]"]["remedy"] == "python -m pip install 'regard[vision]'"
