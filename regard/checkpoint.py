@@ -375,7 +375,9 @@ def unfilled(config: object, stored: Mapping[str, Tensor], where: object) -> Ite
     try:
         with torch.device("meta"):
             yield
-    except (RuntimeError, OverflowError) as error:
+    except (RuntimeError, OverflowError, TypeError) as error:
+        if isinstance(error, TypeError) and "Overflow" not in str(error):
+            raise
         reason = str(error).splitlines()[0]
         raise ValueError(f"{where} asks for tensors that cannot be ({reason})") from error
 

@@ -7,8 +7,9 @@ pooler, where it has one, is our head's hidden tanh layer.
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import torch
 from jaxtyping import Float
@@ -106,20 +107,21 @@ _RESAMPLE = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic", 4: "box", 
 
 
 def _classifies(said: Mapping[str, Any]) -> bool:
-    return "ViTForImageClassification" in (said.get("architectures") or ())
+    return "ViTForImageClassification" in str(said.get("architectures"))
 
 
 def _config(said: Mapping[str, Any], tensors: Tensors, headed: bool, tanh: bool) -> VisionConfig:
     """What its config.json says, or leaves to Hugging Face's defaults."""
     activation, pooled = said.get("hidden_act", "gelu"), said.get("pooler_act", "tanh")
-    if activation not in _ACTIVATIONS:
+    if not isinstance(activation, str) or activation not in _ACTIVATIONS:
         known = ", ".join(_ACTIVATIONS)
         raise ValueError(f"hidden_act ({activation!r}) is none that we have; known are {known}")
     if tanh and pooled != "tanh":
         raise ValueError(f"pooler_act ({pooled!r}) must be 'tanh', as the hidden layer of our head")
     width, heads = said.get("hidden_size", 768), said.get("num_attention_heads", 12)
     head = said.get("head_dim")
-    if head is not None and head * heads != width:
+    numbers = isinstance(head, int) and isinstance(heads, int)
+    if head is not None and not (numbers and head * heads == width):
         raise ValueError(
             f"head_dim ({head}) times num_attention_heads ({heads}) must be hidden_size ({width})"
         )
@@ -147,6 +149,8 @@ def _config(said: Mapping[str, Any], tensors: Tensors, headed: bool, tanh: bool)
 def _classes(said: Mapping[str, Any], tensors: Tensors) -> int:
     labels = said.get("id2label")
     if labels:
+        if not isinstance(labels, dict):
+            raise ValueError(f"id2label must name the labels by number, and is {labels!r:.60}")
         return len(labels)
     head = tensors.get("classifier.weight")
     return int(said.get("num_labels", 2)) if head is None else len(head)
@@ -200,28 +204,46 @@ def _labels(said: Mapping[str, Any], config: VisionConfig, source: Path) -> list
     return [labels[n] for n in range(len(labels))]
 
 
+@dataclass(frozen=True)
+class _Processor:
+    """What preprocessor_config.json says of pixels, under its names and with its defaults."""
+
+    image_mean: tuple[float, ...] | None = None
+    image_std: tuple[float, ...] | None = None
+    do_normalize: bool = True
+    do_rescale: bool = True
+    rescale_factor: float = 1 / 255
+    do_center_crop: bool = False
+    resample: int = 2
+
+
 def _processing(source: Path, config: VisionConfig) -> Task:
     """What preprocessor_config.json does to an image; without one, what its processor would.
 
     Pixels are taken from 0 to 1 here, whatever they are multiplied by there.
     """
-    folder = source if source.is_dir() else source.parent
-    present = (folder / "preprocessor_config.json").is_file()
-    said = settings(folder, "preprocessor_config.json") if present else {}
+    folder, name = source if source.is_dir() else source.parent, "preprocessor_config.json"
+    every = settings(folder, name) if (folder / name).is_file() else {}
+    known = {key: every[key] for key in get_type_hints(_Processor) if every.get(key) is not None}
+    said = from_json(_Processor, known, str(folder / name))
     C = config.channels
-    mean, std = said.get("image_mean") or [0.5] * C, said.get("image_std") or [0.5] * C
-    if not said.get("do_normalize", True):
+    mean, std = said.image_mean or [0.5] * C, said.image_std or [0.5] * C
+    if not said.do_normalize:
         mean, std = [0.0] * C, [1.0] * C
-    scale = 255 * (said.get("rescale_factor", 1 / 255) if said.get("do_rescale", True) else 1)
-    size, cropped = said.get("size"), said.get("crop_size")
+    scale = 255 * (said.rescale_factor if said.do_rescale else 1)
+    if not scale > 0:
+        raise ValueError(f"{folder / name}: rescale_factor ({said.rescale_factor}) must be above 0")
+    size = every.get("size")
     shortest = size.get("shortest_edge") if isinstance(size, dict) else None
+    if shortest is not None and (not isinstance(shortest, int) or shortest < 1):
+        raise ValueError(f"{folder / name}: shortest_edge ({shortest!r}) must be 1 or more")
     crop = 1.0
-    if shortest and cropped and said.get("do_center_crop"):
+    if shortest and every.get("crop_size") and said.do_center_crop:
         crop = min(image_size(config.image)) / shortest
     return {
         "mean": [number / scale for number in mean],
         "std": [number / scale for number in std],
-        "interpolation": _RESAMPLE.get(said.get("resample", 2), "bilinear"),
+        "interpolation": _RESAMPLE.get(said.resample, "bilinear"),
         "resize": "shortest" if shortest else "squash",
         "crop": crop,
     }
