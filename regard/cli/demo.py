@@ -86,6 +86,7 @@ def dates(run: Path) -> None:
     print(
         f"\nSaved in {run}: the model in {model_folder(run)}, curves.svg, report.md."
         "\nWhat to try next:"
+        f"\n  regard studio {run}      (look inside: heads, words, the beam tree)"
         f'\n  echo "3. Oktober 1990" | regard translate {run}'
         "\n  regard demo digits"
         "\n  regard train translate RUN --source train.en --target train.de"
@@ -140,6 +141,7 @@ def digits(run: Path) -> None:
     print("  " + "  ".join(f"{label:<16}" for label in labels).rstrip())
     print(
         f"\nSaved in {run}. What to try next:"
+        f"\n  regard studio {run}     (look inside: patches, heads; draw a digit)"
         "\n  regard demo read"
         "\n  regard train classify RUN --images FOLDER     (one folder of images for each class)"
     )
@@ -170,6 +172,7 @@ def read(run: Path) -> None:
         print(f"  {'✓' if texts_read[n] == texts[n] else '✗'} {texts_read[n]}\n")
     print(
         f"Saved in {run}. What to try next:"
+        f"\n  regard studio {run}     (where it looked for each digit; draw a strip)"
         "\n  regard train read RUN --images FOLDER --captions captions.txt"
     )
 

@@ -11,6 +11,9 @@ const PRESETS = {
   dictionary: ["A dictionary: each query has its key", { q: "4 0 0; 0 4 0; 0 0 4", k: "4 0 0; 0 4 0; 0 0 4", v: "1 0; 0 1; 1 1" }],
 };
 const PROJECTED = { x: "1 0 1; 0 2 0; 1 1 1", wq: "1 0; 0 1; 1 0", wk: "0 1; 1 0; 1 1", wv: "1 0 2; 0 1 0; 1 1 0" };
+// A row of a matrix on a line of its own.
+for (const [, fields] of Object.values(PRESETS)) for (const name of ["q", "k", "v"]) fields[name] = fields[name].replaceAll("; ", "\n");
+for (const name of Object.keys(PROJECTED)) PROJECTED[name] = PROJECTED[name].replaceAll("; ", "\n");
 const DEFAULTS = { preset: "exercise3", input: "qkv", ...PRESETS.exercise3[1], ...PROJECTED, beta: "natural", mask: "none", drawn: "", convention: "rows", order: "", cell: "", run: "", text: "", attention: "", head: 0 };
 const MASKS = [["none", "none"], ["causal", "causal"], ["window", "window of 1"], ["drawn", "drawn by hand"]];
 const STEPS = {
@@ -88,8 +91,8 @@ export async function show(root) {
         select("preset", "Begin with", state.preset, [...Object.entries(PRESETS).map(([name, [label]]) => [name, label]), ["projected", "X with W_Q, W_K, W_V"], ["own", "numbers of your own"]], (name) => choose(name, set)),
         button("Shuffle keys and values together", () => set({ order: shuffled(inputs.key?.length ?? 0, state.order).join("."), cell: "" }), { disabled: Boolean(inputs.error) }),
         state.order ? button("Put them back", () => set({ order: "", cell: "" })) : null),
-      el("p", { class: "note" }, "Rows by ; or on lines of their own. Fractions and roots: 1/3, √2."),
-      el("div", { class: "columns" }, fields.map(([name, label]) => typedField(name, label))),
+      el("p", { class: "note" }, "A row on each line, or rows divided by ; – fractions and roots too: 1/3, √2."),
+      el("div", { class: "fields" }, fields.map(([name, label]) => typedField(name, label))),
       state.input === "x" && !inputs.error ? el("div", { class: "matrices" }, [["Q = X W_Q", inputs.query], ["K = X W_K", inputs.key], ["V = X W_V", inputs.value]].map(([name, a]) => table(name, a))) : null,
       state.order ? el("p", { class: "soft" }, "The columns of the weights moved with their keys. The output is the same: attention over a set of pairs knows no order.") : null,
     ];
