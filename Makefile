@@ -6,7 +6,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-all test-numerics lint bench notebooks clean
+.PHONY: demo test test-all test-numerics lint bench notebooks docs clean
 .NOTPARALLEL:
 
 demo: $(VENV)/ready-demo
@@ -41,6 +41,10 @@ bench: $(VENV)/ready-test
 # Runs the notebooks again, and writes them with their outputs.
 notebooks: $(VENV)/ready-demo
 	@$(BIN)/python -m regard.lab.kernel examples/*.ipynb
+
+# The documentation as a site that opens from disk: build/docs/index.html
+docs: $(VENV)/ready-demo
+	@$(BIN)/python docs/build.py build/docs
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis \
