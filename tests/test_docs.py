@@ -85,7 +85,6 @@ def test_every_command_is_understood(words: list[str]) -> None:
     from regard.cli.arguments import _names, parse
     from regard.cli.main import _parser
 
-    words = ["--out" if word == "-o" else word for word in words]
     options = _parser().parse_args(words)
     if words[0] != "train":
         settings = settings_of(words[0])

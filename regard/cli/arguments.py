@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from regard.config import fits_64_bits
 from regard.words import check_once
@@ -47,8 +47,13 @@ def with_inputs(
 
 def _names(kind: type[Any], words: Sequence[str]) -> tuple[list[str], list[str]]:
     """The words that are no flags, nor values of one, and the others."""
-    hints = get_type_hints(kind)
-    counts = {f"--{name.replace('_', '-')}": _values(hint) for name, hint in hints.items()}
+    counts: dict[str, int | None] = {}
+    for name, hint in get_type_hints(kind, include_extras=True).items():
+        bare, *extras = (
+            (hint.__origin__, *hint.__metadata__) if get_origin(hint) is Annotated else (hint,)
+        )
+        aliases = [alias for extra in extras for alias in getattr(extra, "aliases", None) or ()]
+        counts |= dict.fromkeys([f"--{name.replace('_', '-')}", *aliases], _values(bare))
     names: list[str] = []
     flags: list[str] = []
     waiting: int | None = 0  # values that the last flag still takes; None for any number
