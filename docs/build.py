@@ -53,7 +53,7 @@ def main(out: Path) -> None:
     reference = list(references())
     style, script = ((HERE / name).read_text("utf-8") for name in ("site.css", "site.js"))
     everything = [*guides.values(), *reference]
-    index = [[one.name, one.title, one.heads, one.text[:4000]] for one in everything]
+    index = [[one.name, one.title, one.heads, one.text[:40_000]] for one in everything]
     (out / "site.css").write_text(style, "utf-8")
     (out / "site.js").write_text(
         f"const INDEX = {json.dumps(index, ensure_ascii=False)};\n{script}", "utf-8"
@@ -90,6 +90,7 @@ def rendered(name: str, source: str) -> Page:
                 child.attrSet("href", re.sub(r"^([\w.-]+)\.md(#|$)", r"\1.html\2", address))
     title = next(t.content for n, t in enumerate(tokens) if n and tokens[n - 1].tag == "h1")
     words = " ".join(t.content for t in tokens if t.type in ("inline", "fence"))
+    words = re.sub(r"[`*\s]+", " ", words)
     body = parser.renderer.render(tokens, parser.options, {})
     return Page(name, title.replace("`", ""), _scrolling(body), words, heads)
 
@@ -183,7 +184,7 @@ def _definition(node: ast.ClassDef | ast.FunctionDef) -> str:
     fields = list(_fields(node))
     if fields:
         rows = [f"| `{name}` | {_cell(kind)} | {_cell(words)} |" for name, kind, words in fields]
-        parts.append("\n".join(["| setting | type and default | |", "|---|---|---|", *rows]))
+        parts.append("\n".join(["| attribute | type and default | |", "|---|---|---|", *rows]))
     for method in node.body:
         public = isinstance(method, ast.FunctionDef) and (
             not method.name.startswith("_") or method.name == "__init__"

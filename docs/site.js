@@ -3,18 +3,22 @@ const input = document.getElementById("find");
 const found = document.getElementById("found");
 const pages = document.getElementById("pages");
 
+// weight_decay, weight-decay and Weight decay are the same words.
+const plain = (text) => text.toLowerCase().replace(/[-_]/g, " ");
+
 function rank([name, title, heads, text], words) {
-  const has = (where) => words.every((word) => where.toLowerCase().includes(word));
+  const has = (where) => words.every((word) => plain(where).includes(word));
   if (has(title)) return { score: 3, to: `${name}.html`, title, under: "" };
-  const head = heads.find(([, words]) => has(words));
+  const head = heads.find(([, title]) => has(title));
   if (head) return { score: 2, to: `${name}.html#${head[0]}`, title: head[1], under: title };
   if (!has(`${title} ${text}`)) return null;
-  const at = text.toLowerCase().indexOf(words[0]);
+  const whole = plain(text).indexOf(words.join(" "));
+  const at = whole < 0 ? plain(text).indexOf(words[0]) : whole;
   return { score: 1, to: `${name}.html`, title, under: text.slice(Math.max(0, at - 30), at + 60) };
 }
 
 function search() {
-  const words = input.value.toLowerCase().split(/\s+/).filter(Boolean);
+  const words = plain(input.value).split(/\s+/).filter(Boolean);
   found.hidden = !words.length;
   pages.hidden = words.length > 0;
   found.replaceChildren();
