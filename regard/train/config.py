@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+from regard.train.tracker import Name
+
 Schedule: TypeAlias = Literal["noam", "inverse_sqrt", "cosine", "linear", "constant"]
 Precision: TypeAlias = Literal["auto", "fp32", "bf16", "fp16"]
 
@@ -70,6 +72,8 @@ class TrainingConfig:
     """Early stopping: stop after this many evaluations without a better score."""
     tensorboard: bool = True
     """Write TensorBoard event files."""
+    tracker: Name = "none"
+    """Send the curves to Weights & Biases (wandb) or MLflow too, where it is installed."""
     device: str = "auto"
     """Device: auto is a GPU where there is one, and else the CPU; or cpu, cuda, cuda:1."""
     seed: int = 0
@@ -101,7 +105,8 @@ class TrainingConfig:
 
 MAY_CHANGE = frozenset(
     {"steps", "epochs", "minutes", "patience", "evaluate_every", "save_every", "log_every"}
-    | {"keep_best", "tensorboard", "device", "capture", "compile", "parallel", "accumulate"}
+    | {"keep_best", "tensorboard", "tracker", "device", "capture", "compile", "parallel"}
+    | {"accumulate"}
 )
 """Settings that may change when a run resumes: when it ends, and where and how it computes."""
 

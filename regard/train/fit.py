@@ -32,6 +32,7 @@ from regard.train.meter import Meter
 from regard.train.run import Run
 from regard.train.step import Numbers, Objective, Parts, Step
 from regard.train.task import Fillable, Task
+from regard.train.tracker import check_tracker
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,7 @@ def fit(
     Ctrl-C and SIGTERM save a checkpoint, and then raise KeyboardInterrupt or SystemExit; a second
     signal does not wait for it.
     """
+    check_tracker(config.tracker)
     with distributed.processes(config) as world, Run(folder, world) as run:
         try:
             return _Fit(task, config, run, world, shown).train()
@@ -99,7 +101,7 @@ class _Fit:
         )
         self.step = self._made_step(parts)
         self.autocast = parts.autocast
-        run.rewind(self.state.step, config.tensorboard)
+        run.rewind(self.state.step, config)
         self.meter = Meter(self.state, config, self.total, task.unit, world)
         self.interrupts = Interrupts()
         self.stop: str | None = None

@@ -25,6 +25,7 @@ from regard.train.display import duration
 from regard.train.distributed import World
 from regard.train.state import State
 from regard.train.task import Task
+from regard.train.tracker import Tracker
 
 CONFIG, FORMAT, LOCK = "config.json", 1, ".lock"
 FEW = 5
@@ -52,7 +53,8 @@ class Run:
     def __init__(self, folder: str | Path, world: World):
         self.folder, self.world = Path(folder), world
         self.metrics = report.Metrics(self.folder / report.METRICS)
-        self._events: report.Events | None = None
+        self._logs: list[report.Events | Tracker] = []
+        """Whoever else is told what metrics.jsonl is told."""
         self._lock = -1
         self._drawn = time.monotonic()
 
@@ -64,8 +66,8 @@ class Run:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._events is not None:
-            self._events.close()
+        for log in self._logs:
+            log.close()
         if self._lock >= 0:
             os.close(self._lock)
 
@@ -110,18 +112,20 @@ class Run:
         return state.read_numbers(saved), saved
 
     def record(self, line: Mapping[str, float | int | None]) -> None:
-        """One line of metrics.jsonl, for TensorBoard as well."""
+        """One line of metrics.jsonl, for TensorBoard and a tracker as well."""
         if self.world.first:
             self.metrics.append(line)
-            if self._events is not None:
-                self._events.append(line)
+            for log in self._logs:
+                log.append(line)
 
-    def rewind(self, step: int, events: bool) -> None:
+    def rewind(self, step: int, config: TrainingConfig) -> None:
         """Cuts the logs back to the step from which the run resumes."""
         if self.world.first:
             self.metrics.rewind(step)
-            if events:
-                self._events = report.Events(self.folder / report.EVENTS, step)
+            if config.tensorboard:
+                self._logs.append(report.Events(self.folder / report.EVENTS, step))
+            if config.tracker != "none":
+                self._logs.append(Tracker(config.tracker, self.folder, to_json(config)))
 
     def intact(self) -> str:
         """What was saved before a failure, for its message."""
