@@ -4,16 +4,17 @@ import jaxtyping
 import pytest
 
 from regard.lab import run
-from regard.lab.claims import lines
+from regard.lab.claims import experiments, lines
 from regard.lab.perform import Result
 
-COUNTED = {
+LONG = {
     line.name
     for family, some in lines().items()
     if family.name in ("costs", "pairs", "parameters", "reach")
     for line in some
-}
-"""Experiments that count each operator, under which the checks of annotations take all the time."""
+} | {experiment.name for experiment in experiments() if experiment.trained}
+"""Experiments that count each operator, or train models, under which the checks of annotations take
+all the time."""
 
 
 class Results(dict[str, Result]):
@@ -21,7 +22,7 @@ class Results(dict[str, Result]):
 
     def __missing__(self, name: str) -> Result:
         with pytest.MonkeyPatch.context() as patch:
-            if name in COUNTED:
+            if name in LONG:
                 patch.setattr(jaxtyping.config, "jaxtyping_disable", True)
             self[name] = run(name)
         return self[name]

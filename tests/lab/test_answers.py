@@ -235,7 +235,7 @@ def test_json_has_texts_places_verdicts_and_values(capsys: pytest.CaptureFixture
     assert third["points"][0]["marks"] == 1
     assert {claim["name"] for claim in third["claims"]} >= {"exercise-3"}
     masked = said["answers"][5]["mistakes"][0]["demonstration"]["measured"]
-    assert masked["first row of weights, with -∞ on the diagonal too"] == ["nan"] * 4
+    assert masked["first row of weights, with −∞ on the diagonal too"] == ["nan"] * 4
     for entry in said["errata"]:
         assert entry["verdict"] != "holds"
         assert entry["place"]["document"] == "exercises"

@@ -18,6 +18,7 @@ from regard.lab import claims, perform, run
 from regard.lab.claims import FAMILIES, by_family, experiments, lines
 from regard.lab.claims.stated import ITEMS, STATED
 from regard.lab.commands import lab as command
+from regard.lab.commands.results import perform_chosen
 from regard.lab.experiment import Experiment, Finding
 from regard.lab.perform import Result
 from regard.lab.place import SECTIONS
@@ -290,3 +291,18 @@ def test_an_interrupt_ends_everything() -> None:
     assert (group.stdout.read(), group.stderr.read()) == (b"", b"")
     group.stdout.close()
     group.stderr.close()
+
+
+@pytest.mark.parametrize("names", [("exercise-1",), ("exercise-1", "output-shape")])
+def test_few_experiments_have_a_progress_bar_too(
+    names: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    chosen = [experiment for experiment in experiments() if experiment.name in names]
+    results, failures = perform_chosen(chosen)
+    assert ([r.experiment.name for r in results], failures) == (list(names), [])
+    assert capsys.readouterr().err == ""  # to a file or a pipe goes nothing
+    monkeypatch.setenv("FORCE_COLOR", "1")  # as on a terminal
+    perform_chosen(chosen)
+    said = capsys.readouterr().err
+    assert names[-1] in said
+    assert f"{len(names)}/{len(names)}" in said

@@ -234,7 +234,7 @@ def _without_values() -> Demonstration:
 
 
 def _triangle(n: int, diagonal: int) -> Tensor:
-    """-∞ from this diagonal on, and 0 elsewhere."""
+    """−∞ from this diagonal on, and 0 elsewhere."""
     return torch.full((n, n), -torch.inf, dtype=torch.float64).triu(diagonal)
 
 
@@ -260,7 +260,7 @@ def _own_position() -> Demonstration:
     A = torch.softmax(query @ key.T / math.sqrt(3) + _triangle(n, 0), 1)
     return Demonstration(
         bool(A.isfinite().all()),
-        {"first row of weights, with -∞ on the diagonal too": A[0].tolist()},
+        {"first row of weights, with −∞ on the diagonal too": A[0].tolist()},
     )
 
 

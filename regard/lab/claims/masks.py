@@ -1,8 +1,8 @@
 """Masks: which query may attend to which key, and rows that may attend to none.
 
-    a_i = softmax(β s_i + m_i)        m_ij = 0 where query i may see key j, -∞ where it may not
+    a_i = softmax(β s_i + m_i)        m_ij = 0 where query i may see key j, −∞ where it may not
 
-A causal mask is n×n, with -∞ strictly above the diagonal. A padding mask hides what fills a batch
+A causal mask is n×n, with −∞ strictly above the diagonal. A padding mask hides what fills a batch
 up; it, and weights shared by all positions, are what lets sentences of any length stand together.
 """
 
@@ -79,7 +79,7 @@ def causal_mask() -> Finding:
                 tuple((f"q{n + 1}", *shares[n, :5].tolist()) for n in range(5)),
             ),
         ),
-        conclusion=f"The matrix is {L}×{L}, n×n, with -∞ strictly above the diagonal "
+        conclusion=f"The matrix is {L}×{L}, n×n, with −∞ strictly above the diagonal "
         f"({int((~causal().tensor(L, L)).sum())} pairs) and 0 on it and below; row i is then a "
         f"softmax over the first i keys, {within(by_hand)}. If the diagonal were counted in, "
         f"{empty} query could attend to nothing, the first.",
@@ -111,7 +111,7 @@ def masked_row() -> Finding:
             "all gradients of attend are finite": sound,
         },
         conclusion="In every row that keeps a key a plain softmax gives those zeros: it differs "
-        f"from attend() by {figure(inside)}. A row of -∞ alone gives 0/0, which is NaN "
+        f"from attend() by {figure(inside)}. A row of −∞ alone gives 0/0, which is NaN "
         f"{'and reaches' if bool(lost.isnan().all()) else 'but does not reach'} the gradients of "
         f"all values; attend() gives {figure(output[1].tolist())} there. The exercise's triangle "
         "has no such row if its diagonal is 0.",
@@ -135,7 +135,7 @@ def large_negative() -> Finding:
             "row that sees nothing": leak,
             "the same row, minus that without any mask": unmasked,
         },
-        conclusion="Where a row may attend to some key, -10⁹ gives what -∞ gives (difference "
+        conclusion="Where a row may attend to some key, −10⁹ gives what −∞ gives (difference "
         f"{figure(seen)}). Where it may attend to none, all scores are lowered alike, to which a "
         f"softmax is invariant: the row is that without any mask, {within(unmasked)}, and "
         f"{figure(leak, 2)} from the zeros wanted.",
@@ -254,7 +254,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         7,
         "causal-mask",
         Place("exercises", "2(d)"),
-        'In the masked variant, for n_q = n_k, a triangular matrix with -∞ in its "top right '
+        'In the masked variant, for n_q = n_k, a triangular matrix with −∞ in its "top right '
         'half" is added before the softmax; asked were its values and its shape.',
         "The weights under causal() are compared with a softmax over the first i keys of row i. "
         "Then the diagonal is taken for a part of the half, and hidden as well.",
@@ -265,7 +265,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         7,
         "masked-row",
         Place("exercises", "2(d)"),
-        "Adding -∞ makes the softmax weight 0 for every pair of a query and a key to which it is "
+        "Adding −∞ makes the softmax weight 0 for every pair of a query and a key to which it is "
         "added.",
         "One of three queries may attend to nothing. The output and the gradients of a plain "
         "softmax are compared with those of attend().",
@@ -275,8 +275,8 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         7,
         "large-negative",
         Place("exercises", "2(d)"),
-        "In place of -∞ many programs add a large negative number, such as -10⁹.",
-        "-10⁹ is added to the scores of hidden pairs, with one query that may attend to nothing.",
+        "In place of −∞ many programs add a large negative number, such as −10⁹.",
+        "−10⁹ is added to the scores of hidden pairs, with one query that may attend to nothing.",
         large_negative,
         kind="added",
     ),

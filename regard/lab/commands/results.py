@@ -15,22 +15,27 @@ WIDTH = 120
 
 def perform_chosen(chosen: Sequence[Experiment]) -> tuple[list[Result], list[Failure]]:
     """Runs experiments, many of them in processes, and gives results in the order asked for."""
-    outcomes: list[Result | Failure] = []
-    if len(chosen) < 2 * PROCESSES:
-        for experiment in chosen:
-            try:
-                outcomes.append(perform(experiment))
-            except Exception as error:
-                outcomes.append(Failure(experiment, reason(error)))
-    else:
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-        columns = TextColumn("   {task.description:<24}"), BarColumn(), MofNCompleteColumn()
-        console = Console(stderr=True)
-        with Progress(
-            *columns, console=console, transient=True, disable=not console.is_terminal
-        ) as bar:
+    outcomes: list[Result | Failure] = []
+    columns = (
+        TextColumn("   {task.description:<24}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
+    console = Console(stderr=True)
+    with Progress(
+        *columns, console=console, transient=True, disable=not console.is_terminal
+    ) as bar:
+        if len(chosen) < 2 * PROCESSES:
+            task = bar.add_task("", total=len(chosen))
+            for experiment in chosen:
+                bar.update(task, description=experiment.name)
+                outcomes.append(_performed(experiment))
+                bar.update(task, advance=1)
+        else:
             task = bar.add_task("the first ones", total=len(chosen))
             for outcome in perform_all(chosen, PROCESSES):
                 bar.update(task, advance=1, description=outcome.experiment.name)
@@ -41,6 +46,13 @@ def perform_chosen(chosen: Sequence[Experiment]) -> tuple[list[Result], list[Fai
         [outcome for outcome in outcomes if isinstance(outcome, Result)],
         [outcome for outcome in outcomes if isinstance(outcome, Failure)],
     )
+
+
+def _performed(experiment: Experiment) -> Result | Failure:
+    try:
+        return perform(experiment)
+    except Exception as error:
+        return Failure(experiment, reason(error))
 
 
 def as_entry(result: Result) -> dict[str, Any]:

@@ -53,21 +53,21 @@ def attention(answer: Callable[..., object]) -> None:
         (scaled.softmax(-1) @ value, "the mask is ignored"),
         (
             inverted @ value,
-            "the mask is inverted: True means may attend, so -∞ goes where it is False",
+            "the mask is inverted: True means may attend, so −∞ goes where it is False",
         ),
-        (inverted.nan_to_num(0.0) @ value, "the mask is inverted: -∞ goes where it is False"),
+        (inverted.nan_to_num(0.0) @ value, "the mask is inverted: −∞ goes where it is False"),
         (
             (scaled * allowed).softmax(-1) @ value,
-            "forbidden scores become 0, which is an ordinary score; they have to become -∞",
+            "forbidden scores become 0, which is an ordinary score; they have to become −∞",
         ),
         (
             (scaled + allowed).softmax(-1) @ value,
-            "the mask is added as 0 and 1; forbidden scores have to become -∞",
+            "the mask is added as 0 and 1; forbidden scores have to become −∞",
         ),
         (
             after @ value,
             "weights become 0 after the softmax, and the others no longer add up to 1; set the "
-            "scores to -∞ before it",
+            "scores to −∞ before it",
         ),
     ]
     none = allowed.clone()
@@ -75,12 +75,12 @@ def attention(answer: Callable[..., object]) -> None:
     empty = [
         (
             scaled.masked_fill(~none, -torch.inf).softmax(-1) @ value,
-            "NaN, for the softmax of a row of -∞ is 0/0; make those weights 0, by nan_to_num(0.0) "
+            "NaN, for the softmax of a row of −∞ is 0/0; make those weights 0, by nan_to_num(0.0) "
             "for example",
         ),
         (
             scaled.masked_fill(~none, -1e9).softmax(-1) @ value,
-            "a large negative number instead of -∞ lets it attend to everything equally; use -∞ "
+            "a large negative number instead of −∞ lets it attend to everything equally; use −∞ "
             "and make those weights 0",
         ),
     ]

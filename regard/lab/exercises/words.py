@@ -72,7 +72,7 @@ def cold(answer: str) -> None:
     mistakes = [
         ("0", "β is an inverse temperature: cold is a large β; at 0 all values are mixed"),
         ("1", "at β = 1 the other values still have some weight; how large must β be?"),
-        ("-inf", "at -∞ the worst key is picked, not the best"),
+        ("-inf", "at −∞ the worst key is picked, not the best"),
     ]
     _check(Question("β, to copy one value", "inf", {}, mistakes), answer)
 

@@ -32,8 +32,8 @@ from regard.lab.exercises import multihead as check
 # <details><summary>Hint: the product</summary><code>query @ key.mT</code> multiplies the last two
 # axes, and only those.</details>
 # <details><summary>Hint: the mask</summary><code>scores.masked_fill(~mask, -torch.inf)</code>:
-# exp(-∞) is 0. Before the softmax, so that the other weights still add up to 1.</details>
-# <details><summary>Hint: nothing to attend to</summary>A row of -∞ gives 0/0, which is NaN.
+# exp(−∞) is 0. Before the softmax, so that the other weights still add up to 1.</details>
+# <details><summary>Hint: nothing to attend to</summary>A row of −∞ gives 0/0, which is NaN.
 # <code>nan_to_num(0.0)</code> turns it into 0.</details>
 
 
