@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from regard.attention.checks import broadcasts, check_integer, shown
+from regard.attention.notebook import picture
 from regard.attention.packed import Packed
 from regard.attention.sync import capturing, current_capture, on_host
 
@@ -136,6 +137,18 @@ class Mask:
 
     def __repr__(self) -> str:
         return f"<Mask {self}>"
+
+    @property
+    def extent(self) -> tuple[int, int]:
+        """Queries and keys that the mask speaks of; 0 where it fits any number."""
+        inner = [mask.extent for mask in self.inner]
+        return max((L for L, _ in inner), default=0), max((S for _, S in inner), default=0)
+
+    def _repr_html_(self) -> str:
+        L, S = self.extent
+        S = S if S > 1 else 8
+        allowed = self.tensor(L if L > 1 else S, S)[0, 0].cpu()
+        return picture(allowed, str(self), self.batch, self.heads)
 
     # The algebra.
 
@@ -339,6 +352,10 @@ class Dense(Mask):
 
     def compact(self, L: int, S: int, device: torch.device | str | None = None) -> Tensor:
         return self.allowed if device is None else self.allowed.to(device)
+
+    @property
+    def extent(self) -> tuple[int, int]:
+        return self.allowed.shape[2], self.allowed.shape[3]
 
     def check(self, B: int, L: int, S: int) -> None:
         check_batch(self, B, "masks")

@@ -157,6 +157,10 @@ class Padding(Mask):
     def span(self, at: At) -> Span:
         return 0, per_sentence(self.lengths, at.batch)
 
+    @property
+    def extent(self) -> tuple[int, int]:
+        return 0, self.longest
+
     def check(self, B: int, L: int, S: int) -> None:
         check_batch(self, B, "lengths")
         if self.longest > S:
@@ -224,6 +228,10 @@ class Documents(Mask):
         first, last = (edge[batch, own] for edge in self.edges)
         return first, last
 
+    @property
+    def extent(self) -> tuple[int, int]:
+        return self.ids.shape[1], self.ids.shape[1]
+
     def check(self, B: int, L: int, S: int) -> None:
         check_batch(self, B, "rows of ids")
         if self.ids.shape[1] != S:
@@ -289,6 +297,10 @@ class Packing(Mask):
     def span(self, at: At) -> Span:
         of_row, _ = self._sequences(at.row, at.column)
         return self.source.offsets[of_row], self.source.offsets[of_row + 1]
+
+    @property
+    def extent(self) -> tuple[int, int]:
+        return self.query.total, self.source.total
 
     def check(self, B: int, L: int, S: int) -> None:
         if B != 1:

@@ -22,6 +22,7 @@ from regard.attention.mask import (
     Packing,
     Padding,
 )
+from regard.attention.notebook import facts
 from regard.attention.sync import on_host
 
 TILED = 128
@@ -290,6 +291,10 @@ class Explanation(str):
         self = cls(words)
         self.backend, self.kernel, self.reason = plan.backend, kernel, plan.reason
         return self
+
+    def _repr_html_(self) -> str:
+        rows = {"backend": self.backend, "kernel": self.kernel, "because": self.reason}
+        return facts("attend", rows)
 
 
 _NAMES = {

@@ -24,6 +24,7 @@ from regard.model.build import MakeAttention, MakeFeedForward, MakePosition
 from regard.model.embedding import Tokens
 from regard.model.encoder import EncoderConfig, EncoderShape, TextEncoder
 from regard.model.lengths import Lengths, own_mask, places
+from regard.model.notebook import model_html
 from regard.model.stack import Stack
 from regard.model.transformer import TextSource, Transformer
 
@@ -126,6 +127,9 @@ class TextClassifier(nn.Module):
         made.head = nn.Linear(said.width, classes, device=table.device, dtype=table.dtype)
         init.classifier(made.head)
         return made
+
+    def _repr_html_(self) -> str:
+        return model_html(self)
 
     def forward(
         self, tokens: Int[Tensor, "B S"], *, lengths: Lengths = None

@@ -24,6 +24,7 @@ from regard.model.build import (
 )
 from regard.model.embedding import Tokens
 from regard.model.lengths import Lengths, own_mask, places
+from regard.model.notebook import model_html
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,6 +104,9 @@ class TextEncoder(nn.Module):
     @classmethod
     def tiny(cls, vocabulary: int) -> "TextEncoder":
         return cls(EncoderConfig.tiny(vocabulary))
+
+    def _repr_html_(self) -> str:
+        return model_html(self)
 
     def forward(
         self, tokens: Int[Tensor, "B S"], *, lengths: Lengths = None

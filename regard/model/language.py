@@ -24,6 +24,7 @@ from regard.model.build import (
 )
 from regard.model.embedding import Tokens
 from regard.model.lengths import Lengths, causal_mask, places
+from regard.model.notebook import model_html
 from regard.model.stack import StackCache
 
 
@@ -107,6 +108,9 @@ class LanguageModel(nn.Module):
     @classmethod
     def tiny(cls, vocabulary: int) -> "LanguageModel":
         return cls(LanguageConfig.tiny(vocabulary))
+
+    def _repr_html_(self) -> str:
+        return model_html(self)
 
     def forward(
         self,

@@ -30,6 +30,7 @@ from regard.model.build import (
 from regard.model.embedding import Frames, Patches, Size, Tokens, grid, nearby_patches
 from regard.model.encoder import EncoderShape, TextEncoder
 from regard.model.lengths import Lengths, causal_mask, cross_attended, own_mask, places
+from regard.model.notebook import model_html
 from regard.model.stack import StackCache
 
 Share = Literal["all", "target", "none"]
@@ -186,6 +187,9 @@ class Transformer(nn.Module):
         model.source.load_state_dict(encoder.tokens.state_dict())
         model.encoder.load_state_dict(encoder.encoder.state_dict())
         return model
+
+    def _repr_html_(self) -> str:
+        return model_html(self)
 
     def forward(
         self,

@@ -24,6 +24,7 @@ from regard.model.block import Activation, Norm
 from regard.model.build import BlockConfig, GridPosition, MakeAttention, MakeFeedForward
 from regard.model.dropout import Dropout
 from regard.model.embedding import Patches, Size, grid, image_size, nearby_patches
+from regard.model.notebook import model_html
 
 Pool: TypeAlias = Literal["class", "mean"]
 
@@ -169,6 +170,9 @@ class VisionTransformer(nn.Module):
             nn.init.zeros_(self.class_token)
         if self.class_position is not None:
             nn.init.normal_(self.class_position, std=0.02)
+
+    def _repr_html_(self) -> str:
+        return model_html(self)
 
     def forward(self, images: Float[Tensor, "B C Y X"]) -> Float[Tensor, "B N"]:
         return self.head(self.represent(images))

@@ -17,6 +17,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from regard.attention.checks import check_integer, shown
+from regard.attention.notebook import facts
 from regard.checkpoint import CONFIG, Saved
 from regard.data.batch import text_batch
 from regard.data.table import tagged
@@ -28,6 +29,7 @@ from regard.decode.search.beam import power
 from regard.decode.search.hypothesis import Hypothesis
 from regard.look.align import Example, Found, Head, Links, cross, links, words
 from regard.look.align import find as find_head
+from regard.model.notebook import model_html
 from regard.model.transformer import Transformer
 from regard.task.folder import load_saved
 from regard.task.search import Choices, SearchSettings, check_same_tokens, find, open_reading
@@ -147,6 +149,23 @@ class Translator:
     ) -> "TranslatorEnsemble":
         """This and others as one, which averages their probabilities at every step."""
         return TranslatorEnsemble([self, *others], weights)
+
+    def __repr__(self) -> str:
+        config = self.model.config
+        return (
+            f"{type(self).__name__}({self.name!r}, width {config.width}, "
+            f"{self.search.beams} beams, at most {self.search.length} tokens)"
+        )
+
+    def _repr_html_(self) -> str:
+        rows: dict[str, object] = {"folder": self.name, "beams": self.search.beams}
+        rows |= {"longest": f"{self.search.length} tokens"}
+        if self.tags:
+            rows["tags"] = ", ".join(self.tags)
+        if not isinstance(self._tokenizers, str):
+            reads, writes = self._tokenizers
+            rows |= {"reads": repr(reads), "writes": repr(writes)}
+        return facts(type(self).__name__, rows, model_html(self.model))
 
     @property
     def source_tokenizer(self) -> AnyTokenizer:
