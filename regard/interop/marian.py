@@ -8,8 +8,13 @@ Junczys-Dowmunt et al. 2018, "Marian: Fast Neural Machine Translation in C++"; T
 Thottingal 2020, "OPUS-MT". A Regard model with sinusoids in pairs (sin, cos, sin, cos, …) goes
 there too: sorting the width of every vector between the layers turns one layout into the other,
 and changes no result, since no sublayer knows an order of its inputs.
+
+Marian's decoders start from padding, the last token, whose vector is zero. A model of ours starts
+from a token with a vector of its own, which always stands at position 0: written for Marian, it is
+added to the decoder's first positional vector, and the vocabulary gets a padding token at its end.
 """
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,10 +27,11 @@ from regard.attention.position import Sinusoidal
 from regard.checkpoint import unfilled
 from regard.config import from_json
 from regard.interop.format import Imported, Task
-from regard.interop.refusal import other_mixing
+from regard.interop.refusal import Obstacle, other_mixing, own_parts, refuse
 from regard.interop.tensors import Pair, Tensors, fill, give, load, new_folder, settings, store
 from regard.interop.transformers import verified
-from regard.interop.verify import Verified, texts
+from regard.interop.verify import Verified, reference, texts
+from regard.interop.vocabulary import hugging_face
 from regard.model.block import Activation
 from regard.model.transformer import Share, TextSource, Transformer, TransformerConfig
 
@@ -98,7 +104,7 @@ def read(source: Path) -> Imported:
     """The model in a folder with config.json, weights and, normally, a tokenizer."""
     said, tensors = settings(source), load(source)
     config = _config(_known(_Architecture, said, source), "final_logits_bias" in tensors, source)
-    _check_positions(tensors, config, source)
+    first = _check_positions(tensors, config, source)
     if config.share == "none" and "model.shared.weight" in tensors:
         # Both languages read one table, but the output has its own: here each has its own.
         shared = tensors.pop("model.shared.weight")
@@ -110,9 +116,12 @@ def read(source: Path) -> Imported:
 
     folder = source if source.is_dir() else source.parent
     files = {name: folder / name for name in _TOKENIZER if (folder / name).is_file()}
-    absent = [name for name in _NEEDED if name not in files]
+    absent = [] if "tokenizer.json" in files else [n for n in _NEEDED if n not in files]
     _check_vocabularies(files, config)
     search = _known(_Search, said | _generation(folder), source)
+    task = _task(search, config)
+    if first is not None:
+        _start_with(model, task["start"], first, source)
     notes = []
     if absent:
         notes.append(
@@ -122,7 +131,7 @@ def read(source: Path) -> Imported:
     if longer := [list(words) for words in search.bad_words_ids or () if len(words) != 1]:
         notes.append(f"bad_words_ids of several tokens are left out: {longer}")
     origin = f"The Marian model {folder.resolve().name}."
-    return Imported(model.eval(), files, _task(search, config), origin, tuple(notes))
+    return Imported(model.eval(), files, task, origin, tuple(notes))
 
 
 def _known(cls: type[T], said: Mapping[str, Any], source: Path) -> T:
@@ -212,16 +221,39 @@ def _pairs(config: TransformerConfig) -> Iterator[Pair]:
                         yield Pair(".".join(filter(None, names)), ".".join(filter(None, homes)))
 
 
-def _check_positions(tensors: Tensors, config: TransformerConfig, source: Path) -> None:
-    """Takes stored sinusoids out, which old files have, once they are seen to be the same."""
+def _check_positions(tensors: Tensors, config: TransformerConfig, source: Path) -> Tensor | None:
+    """Takes stored sinusoids out, which old files have, once they are seen to be the same.
+
+    In a folder of ours the decoder's first one also has the vector that decoding starts with, which
+    is returned.
+    """
     position = Sinusoidal(config.width, layout="halves")
-    for name in ("model.encoder.embed_positions.weight", "model.decoder.embed_positions.weight"):
+    first = None
+    for side in ("encoder", "decoder"):
+        name = f"model.{side}.embed_positions.weight"
         table = tensors.pop(name, None)
         if table is None:
             continue
         expected = position.encoding(torch.arange(len(table)), torch.float32)
+        if table.shape == expected.shape and len(table):
+            rest = (table.float() - expected)[0]
+            if side == "decoder" and rest.abs().max() > 1e-3:
+                first, table = rest, torch.cat((expected[:1], table[1:].float()))
         if table.shape != expected.shape or not table.float().allclose(expected, 0, 1e-3):
             raise ValueError(f"{source}: {name} must be sinusoids in two halves, and is not")
+    return first
+
+
+def _start_with(model: Transformer, start: Any, vector: Tensor, source: Path) -> None:
+    """Gives the token that decoding starts with, whose vector is zero, this one."""
+    table = model.target.table.weight
+    if not _token(start, len(table)) or table[start].abs().max() > 0:
+        raise ValueError(
+            f"{source}: the decoder's first position is no sinusoid, and its start token "
+            f"({start!r}) has a vector of its own; one of both must be plain"
+        )
+    with torch.no_grad():
+        table[start] = (vector / model.target.scale).to(table.dtype)
 
 
 def _check_vocabularies(files: Mapping[str, Path], config: TransformerConfig) -> None:
@@ -283,13 +315,47 @@ def write(
         tensors = {name: _sorted(name, tensor) for name, tensor in tensors.items()}
     if not config.output_bias:
         tensors["final_logits_bias"] = torch.zeros(1, config.vocabulary, dtype=_dtype(model))
+    tokenizer = {name: files[name] for name in _TOKENIZER if name in files}
+    vocabulary, native = config.vocabulary, task["start"]
+    if config.share == "all" and native != task["pad"]:
+        _start_from_padding(tensors, config, native)
+        if "tokenizer.json" in files and "vocab.json" not in files:
+            tokenizer = hugging_face(files["tokenizer.json"], vocabulary, task["end"])
+        task |= {"start": vocabulary, "pad": vocabulary}
+        task["banned"] = sorted({*task.get("banned", []), vocabulary})
+        vocabulary += 1
+    with new_folder(folder) as draft:
+        said = _config_json(config, task, vocabulary, _dtype(model))
+        store(draft, tensors, said, tokenizer)
+        return _verified(model, draft, native, task["start"])
+
+
+def _start_from_padding(tensors: Tensors, config: TransformerConfig, start: int) -> None:
+    """Adds padding as the last token, from whose zero vector decoding starts."""
+    table, bias = tensors["model.shared.weight"], tensors["final_logits_bias"]
+    tensors["model.shared.weight"] = torch.cat((table, torch.zeros_like(table[:1])))
+    tensors["final_logits_bias"] = torch.cat((bias, torch.full_like(bias[:, :1], _NEVER)), 1)
+    positions = torch.arange(config.length)
+    sinusoids = Sinusoidal(config.width, layout="halves").encoding(positions, torch.float32)
+    scale = math.sqrt(config.width) if config.scale else 1.0
+    sinusoids[0] += scale * table[start].float()
+    tensors["model.decoder.embed_positions.weight"] = sinusoids.to(table.dtype)
+
+
+_NEVER = -1e4
+"""A logit that no other falls below."""
+
+
+def _config_json(
+    config: TransformerConfig, task: Task, vocabulary: int, dtype: torch.dtype
+) -> dict[str, dict[str, Any]]:
     assert isinstance(config.source, TextSource)
-    said = {
+    said: dict[str, Any] = {
         "architectures": ["MarianMTModel"],
         "model_type": "marian",
         "is_encoder_decoder": True,
-        "vocab_size": config.source.vocabulary or config.vocabulary,
-        "decoder_vocab_size": config.vocabulary,
+        "vocab_size": config.source.vocabulary or vocabulary,
+        "decoder_vocab_size": vocabulary,
         "d_model": config.width,
         "activation_function": config.activation,
         "max_position_embeddings": config.length,
@@ -300,7 +366,7 @@ def write(
         "dropout": config.dropout,
         "attention_dropout": config.attention_dropout,
         "activation_dropout": config.hidden_dropout,
-        "dtype": str(_dtype(model)).removeprefix("torch."),
+        "dtype": str(dtype).removeprefix("torch."),
     }
     for side, layers in (("encoder", config.encoder_layers), ("decoder", config.decoder_layers)):
         said |= {
@@ -322,54 +388,59 @@ def write(
         "length_penalty": task.get("length_penalty", 1.0),
         "renormalize_logits": task.get("renormalize", False),
     }
-    with new_folder(folder) as draft:
-        store(
-            draft,
-            tensors,
-            {"config.json": said | tokens, "generation_config.json": generation},
-            {name: files[name] for name in _TOKENIZER if name in files},
-        )
-        return _verified(model, draft, config)
+    return {"config.json": said | tokens, "generation_config.json": generation}
 
 
-def _verified(model: Transformer, folder: Path, config: TransformerConfig) -> Verified:
+def _verified(model: Transformer, folder: Path, native: int, start: int) -> Verified:
+    """Of all tokens that the model itself has; each begins with its own start."""
+    config = model.config
     assert isinstance(config.source, TextSource)
-    sources = texts(config.source.vocabulary or config.vocabulary)
-    targets = texts(config.vocabulary)[::-1]
-    batches = [(torch.tensor([one]), torch.tensor([two])) for one, two in zip(sources, targets)]
+    sources, targets = (
+        texts(config.source.vocabulary or config.vocabulary),
+        texts(config.vocabulary),
+    )
+    pairs = [(torch.tensor([s]), t) for s, t in zip(sources, reversed(targets))]
+    begun = {first: [torch.tensor([[first, *t]]) for _, t in pairs] for first in (native, start)}
+
+    def logits(one: Any, first: int) -> list[Tensor]:
+        return [one(s, t)[0, :, : config.vocabulary] for (s, _), t in zip(pairs, begun[first])]
+
+    def theirs(peer: Any) -> list[Tensor]:
+        return logits(lambda s, t: peer(s, decoder_input_ids=t).logits, start)
+
     return verified(
         model,
         folder,
         "MarianMTModel",
-        lambda ours: [ours(source, target)[0] for source, target in batches],
-        lambda theirs: [theirs(s, decoder_input_ids=t).logits[0] for s, t in batches],
-        lambda place: read(place).model,
+        lambda ours: logits(ours, native),
+        theirs,
+        lambda place: logits(reference(read(place).model), start),
     )
 
 
 def _refuse(model: Transformer, task: Task | None) -> None:
     """All that Marian has no place for, at once."""
     config = model.config
-    reasons = []
+    obstacles = []
     if not isinstance(config.source, TextSource):
-        reasons.append(f"its source is text, not {config.source.kind}")
+        obstacles.append(Obstacle(f"its source is text, not {config.source.kind}"))
     if config.norm != "post" or config.final_norm:
-        reasons.append("its norms come after each residual sum (norm='post', final_norm=False)")
+        text = "its norms come after each residual sum (norm='post', final_norm=False)"
+        flag = "--model.norm post" + (" --model.final-norm None" if config.final_norm else "")
+        obstacles.append(Obstacle(text, flag))
     if config.activation not in _ACTIVATIONS.values():
-        reasons.append(f"its feed-forward networks have no {config.activation}")
+        text = f"its feed-forward networks have no {config.activation}"
+        obstacles.append(Obstacle(text, "--model.activation relu"))
     if config.position not in ("sinusoidal", "sinusoidal-halves"):
-        reasons.append(f"its positions are sinusoids, not {config.position}")
+        text = f"its positions are sinusoids, not {config.position}"
+        obstacles.append(Obstacle(text, "--model.position sinusoidal"))
     if config.key_heads not in (None, config.heads):
-        reasons.append(f"it has as many key heads ({config.key_heads}) as heads ({config.heads})")
+        text = f"it has as many key heads ({config.key_heads}) as heads ({config.heads})"
+        obstacles.append(Obstacle(text, "--model.key-heads None"))
     if config.epsilon != 1e-5:
-        reasons.append(f"its LayerNorms have epsilon 1e-5, not {config.epsilon}")
-    reasons += [obstacle.reason for obstacle in other_mixing(config)]
-    with torch.device("meta"):
-        plain = Transformer(config)
-    if [type(part) for part in model.modules()] != [type(part) for part in plain.modules()]:
-        reasons.append("it has no parts of one's own")
-    if reasons:
-        raise ValueError(f"Marian has no such model: {'; '.join(reasons)}")
+        text = f"its LayerNorms have epsilon 1e-5, not {config.epsilon}"
+        obstacles.append(Obstacle(text, "--model.epsilon 1e-5"))
+    refuse("Marian", [*obstacles, *other_mixing(config), *own_parts(model)], "--for marian")
     tokens = {name: (task or {}).get(name) for name in ("start", "end", "pad")}
     assert isinstance(config.source, TextSource)
     table = min(config.vocabulary, config.source.vocabulary or config.vocabulary)

@@ -21,21 +21,21 @@ def verified(
     model: nn.Module,
     folder: Path,
     kind: str,
-    logits: Logits,
+    ours: Logits,
     theirs: Logits,
-    read: Callable[[Path], nn.Module],
+    again: Callable[[Path], list[Tensor]],
 ) -> Verified:
-    """The logits of transformers' class `kind`, or of our reader, beside the native model's.
+    """The logits of transformers' class `kind`, or `again` by our reader, beside the native ones.
 
     The weights of a half-precision model are compared as they are, in float32.
     """
     with torch.no_grad():
-        expected = logits(reference(model))
+        expected = ours(reference(model))
         try:
             import transformers
         except ImportError:
-            found = logits(reference(read(folder)))
-            return compare(expected, found, "our own reader (transformers is not installed)")
+            reader = "our own reader (transformers is not installed)"
+            return compare(expected, again(folder), reader)
         quiet = transformers.utils.logging.is_progress_bar_enabled()
         transformers.utils.logging.disable_progress_bar()
         try:

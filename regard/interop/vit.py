@@ -21,7 +21,7 @@ from regard.interop.format import Imported, Task
 from regard.interop.refusal import other_mixing
 from regard.interop.tensors import Pair, Tensors, fill, give, load, new_folder, settings, store
 from regard.interop.transformers import verified
-from regard.interop.verify import Verified
+from regard.interop.verify import Verified, reference
 from regard.model.block import Activation
 from regard.model.embedding import image_size
 from regard.model.vit import VisionConfig, VisionTransformer
@@ -87,7 +87,7 @@ def _verified(model: VisionTransformer, folder: Path) -> Verified:
         "ViTForImageClassification",
         lambda ours: [ours(images)],
         lambda theirs: [theirs(images).logits],
-        lambda place: read(place).model,
+        lambda place: [reference(read(place).model)(images)],
     )
 
 

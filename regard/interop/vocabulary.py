@@ -57,3 +57,69 @@ def _tokens(content: bytes) -> dict[str, int]:
     import tokenizers
 
     return tokenizers.Tokenizer.from_buffer(content).get_vocab(with_added_tokens=True)
+
+
+def hugging_face(tokenizer: bytes | Path, size: int, end: int) -> dict[str, bytes | Path]:
+    """Files by which transformers' AutoTokenizer opens a tokenizer.json of ours.
+
+    Texts end with EOS there, and padding is the last token, with the number `size`; the first
+    tokenizer's own padding, which no text holds, gets another name.
+    """
+    content = tokenizer if isinstance(tokenizer, bytes) else tokenizer.read_bytes()
+    said = json.loads(content)
+    numbers = _tokens(content)
+    names = {number: name for name, number in numbers.items()}
+    pad, start, closing, unknown_token = SPECIALS
+    for token in said["added_tokens"]:
+        if token["content"] == pad:
+            token["content"] = _UNUSED.format(token["id"])
+    known = said["model"]["vocab"]
+    if pad in known:
+        said["model"]["vocab"] = {
+            _UNUSED.format(number) if name == pad else name: number
+            for name, number in known.items()
+        }
+    for number in range(size + 1):
+        if number not in names or number == size:
+            name = pad if number == size else _UNUSED.format(number)
+            said["added_tokens"].append(_special(number, name))
+    last = names.get(end, closing)
+    said["post_processor"] = {
+        "type": "TemplateProcessing",
+        "single": [_part("Sequence", "A"), _part("SpecialToken", last)],
+        "pair": [_part("Sequence", "A"), _part("Sequence", "B"), _part("SpecialToken", last)],
+        "special_tokens": {last: {"id": last, "ids": [end], "tokens": [last]}},
+    }
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": start,
+        "eos_token": last,
+        "pad_token": pad,
+        "unk_token": unknown_token,
+        "clean_up_tokenization_spaces": False,
+    }
+    present = {**numbers, pad: size}
+    settings = {k: v for k, v in settings.items() if not k.endswith("_token") or v in present}
+    return {
+        "tokenizer.json": json.dumps(said, ensure_ascii=False, indent=2).encode(),
+        "tokenizer_config.json": (json.dumps(settings, indent=2) + "\n").encode(),
+    }
+
+
+_UNUSED = "<unused{}>"
+
+
+def _special(number: int, name: str) -> dict[str, object]:
+    return {
+        "id": number,
+        "content": name,
+        "single_word": False,
+        "lstrip": False,
+        "rstrip": False,
+        "normalized": False,
+        "special": True,
+    }
+
+
+def _part(kind: str, name: str) -> dict[str, object]:
+    return {kind: {"id": name, "type_id": 0}}

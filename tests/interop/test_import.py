@@ -26,7 +26,7 @@ Capture = pytest.CaptureFixture[str]
 WORDS = """the cat sat on a mat and a dog ran to the cat
 a green bird sang and the dog slept near the red house
 we read the same book again and again in the small garden""".splitlines()
-TASK = {"name": "translate", "start": 2, "end": 3, "pad": 5}
+TASK = {"name": "translate", "start": 5, "end": 3, "pad": 5}
 
 
 def model() -> Transformer:

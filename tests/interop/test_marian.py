@@ -13,11 +13,22 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from regard import AudioSource, LanguageConfig, LanguageModel, TextSource, Transformer
+from regard import (
+    AudioSource,
+    LanguageConfig,
+    LanguageModel,
+    TextSource,
+    Transformer,
+    checkpoint,
+    load,
+)
 from regard.attention.multihead import MultiHeadAttention
 from regard.attention.position import Sinusoidal
+from regard.data.tokenizer import Tokenizer
+from regard.data.tokenizer import files as tokenizer_files
 from regard.interop import marian, read, write
 from regard.model.transformer import TransformerConfig
+from regard.task.search import SearchSettings
 
 transformers = pytest.importorskip("transformers")
 transformers.utils.logging.disable_progress_bar()
@@ -40,7 +51,7 @@ SIZES: dict[str, Any] = {
     "forced_eos_token_id": 0,
 }
 APART = {"share_encoder_decoder_embeddings": False, "decoder_vocab_size": 53}
-TASK = {"start": 2, "end": 3, "pad": 5}
+TASK = {"start": 5, "end": 3, "pad": 5}
 
 ours = TransformerConfig(
     47,
@@ -381,6 +392,106 @@ def test_what_is_written_gives_the_same_logits_there(
     same(theirs, again.model)
     assert again.task is not None
     assert again.task.items() >= TASK.items()
+
+
+# A model of ours, which starts from a token with a vector of its own
+
+
+SENTENCES = """a man in a red shirt rides a bicycle down the street
+two dogs run through the green grass near a small house
+a young girl with brown hair plays in the snow""".splitlines()
+
+
+@pytest.fixture(scope="module", params=["pairs", "characters"])
+def own(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A translator of words, as `--for marian` trains it, though this one was not trained."""
+    torch.manual_seed(0)
+    pairs = request.param == "pairs"
+    tokenizer = Tokenizer.bpe(SENTENCES * 2, 300) if pairs else Tokenizer.characters(SENTENCES)
+    config = replace(ours, vocabulary=tokenizer.size, position="sinusoidal", length=97)
+    model = Transformer(config).eval()
+    _randomise(model)
+    settings = SearchSettings.of(tokenizer, beams=1, length=71)
+    folder = tmp_path_factory.mktemp("own")
+    checkpoint.save(
+        folder / "model",
+        model,
+        files=tokenizer_files(tokenizer, tokenizer),
+        task={"name": "translate", **vars(settings), "banned": list(settings.banned)},
+    )
+    saved = checkpoint.load(folder / "model")
+    found = write(saved.model, folder / "marian", "marian", files=saved.files, task=saved.task)
+    assert found.difference < 1e-6 * max(10, found.largest)
+    return folder
+
+
+def written(own: Path) -> list[str]:
+    return [text.strip() for text in load(own / "model").translate(SENTENCES)]
+
+
+@pytest.mark.filterwarnings("ignore:Recommended. pip install sacremoses")
+def test_transformers_opens_all_of_it(own: Path) -> None:
+    tokenizer = transformers.AutoTokenizer.from_pretrained(own / "marian")
+    theirs = transformers.AutoModelForSeq2SeqLM.from_pretrained(own / "marian").eval()
+    inputs = tokenizer(SENTENCES, return_tensors="pt", padding=True)
+    assert (
+        inputs["input_ids"][:, -1].max() == tokenizer.pad_token_id == theirs.config.vocab_size - 1
+    )
+    source = load(own / "model").source_tokenizer
+    for sentence in SENTENCES:
+        assert tokenizer(sentence)["input_ids"] == [*source.encode(sentence), 2]
+    found = theirs.generate(**inputs, num_beams=1, do_sample=False, max_length=72)
+    texts = tokenizer.batch_decode(found, skip_special_tokens=True)
+    for have, want in zip(texts, written(own)):
+        assert want.startswith(have.strip()[:40])  # its last token is forced to be the end
+        assert len(have) > 20
+
+
+@pytest.mark.filterwarnings("ignore:Recommended. pip install sacremoses")
+def test_the_converter_of_ctranslate2_opens_it(own: Path, tmp_path: Path) -> None:
+    engine = pytest.importorskip("ctranslate2")
+    from ctranslate2.converters import TransformersConverter
+
+    TransformersConverter(str(own / "marian")).convert(str(tmp_path / "out"))
+    tokenizer = transformers.AutoTokenizer.from_pretrained(own / "marian")
+    translator = engine.Translator(str(tmp_path / "out"), intra_threads=1)
+    banned = [["<unused0>"], ["<s>"], ["<unk>"]]
+    for sentence, want in zip(SENTENCES, written(own)):
+        tokens = tokenizer.convert_ids_to_tokens(tokenizer(sentence)["input_ids"])
+        (result,) = translator.translate_batch(
+            [tokens], beam_size=1, max_decoding_length=71, suppress_sequences=banned
+        )
+        ids = tokenizer.convert_tokens_to_ids(result.hypotheses[0])
+        assert want.startswith(tokenizer.decode(ids).strip()[:40])
+
+
+def test_it_comes_back_without_a_word(own: Path) -> None:
+    imported = read(own / "marian")
+    assert imported.notes == ()
+    native = load(own / "model")
+    model, first = imported.model, native.model
+    source, target = torch.randint(4, 40, (3, 7)), torch.randint(4, 40, (3, 5))
+    begun = [
+        torch.cat((torch.full((3, 1), start), target), 1) for start in (1, first.config.vocabulary)
+    ]
+    with torch.no_grad():
+        expected, found = first(source, begun[0]), model(source, begun[1])
+    assert (found[..., :N] - expected).abs().max() < 1e-5 * expected.abs().max()
+    assert found[..., N].max() < -1000
+    task = {"name": "translate", **(imported.task or {})}
+    checkpoint.save(own / "again", model, files=imported.files, task=task)
+    assert [text.strip() for text in load(own / "again").translate(SENTENCES)] == written(own)
+
+
+def test_a_start_of_both_kinds_is_refused(own: Path, tmp_path: Path) -> None:
+    shutil.copytree(own / "marian", tmp_path / "odd")
+
+    def both(tensors: dict[str, Tensor]) -> None:
+        tensors["model.shared.weight"][-1] = 1.0
+
+    rewrite(tmp_path / "odd", both)
+    with pytest.raises(ValueError, match="has a vector of its own"):
+        read(tmp_path / "odd")
 
 
 def test_there_and_back_is_the_same_folder(tmp_path: Path) -> None:

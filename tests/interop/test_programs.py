@@ -212,7 +212,7 @@ def test_refusals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(ValueError, match=f"{name} has no such model.*parts of one's own"):
             format.write(own, tmp_path / "out", files={}, task=None)
         near = Transformer(TransformerConfig(47, **SMALL, window=3))
-        with pytest.raises(ValueError, match="no window.*--model.window None can be exported"):
+        with pytest.raises(ValueError, match=r"no window.*--model\.window None can be exported"):
             format.write(near, tmp_path / "out", files={}, task=None)
     with pytest.raises(ValueError, match=r"precision \('int8'\) is for CTranslate2"):
         write(own, tmp_path / "out", "onnx", precision="int8")
