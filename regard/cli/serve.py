@@ -3,7 +3,7 @@
 import asyncio
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -122,8 +122,8 @@ def serve(words: Sequence[str]) -> int:
         print(f"regard: http://{address}:{port}/docs", file=sys.stderr, flush=True)
 
     shown = Options(limits=limits, keys=keys, cors=options.cors, log_text=options.log_text)
-    with listening:
-        asyncio.run(
+    with listening, asyncio.Runner(loop_factory=_loop()) as runner:
+        runner.run(
             run(
                 listening,
                 settings,
@@ -134,6 +134,15 @@ def serve(words: Sequence[str]) -> int:
             )
         )
     return 0
+
+
+def _loop() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    """uvloop's, where there is one."""
+    try:
+        import uvloop
+    except ImportError:
+        return None
+    return uvloop.new_event_loop
 
 
 def _keys(file: str | None) -> tuple[str, ...]:

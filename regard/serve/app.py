@@ -100,11 +100,12 @@ def _answer_errors(app: FastAPI) -> None:
         return JSONResponse({"error": str(error.detail)}, error.status_code, error.headers)
 
     async def invalid(_: Request, error: Exception) -> Response:
-        return JSONResponse({"error": "a parameter of the query is wrong"}, 422)
+        return JSONResponse({"error": "a parameter is wrong"}, 422)
 
     app.add_exception_handler(Refused, refused)
     app.add_exception_handler(HTTPException, http)
     app.add_exception_handler(RequestValidationError, invalid)
+    app.add_exception_handler(Exception, refused)
 
 
 def _routes(app: FastAPI) -> Callable[[Any], str]:
@@ -456,7 +457,9 @@ def _content_type(request: Request) -> str:
 
 def _form(body: bytes) -> dict[str, Any]:
     try:
-        fields = parse_qs(body.decode(), keep_blank_values=True, max_num_fields=2000)
+        fields = parse_qs(
+            body.decode(), keep_blank_values=True, max_num_fields=2000, errors="strict"
+        )
     except ValueError:
         raise Refused("the form cannot be read") from None
     found: dict[str, Any] = {

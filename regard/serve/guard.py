@@ -141,17 +141,19 @@ class Guard:
             left = await self._run(scope, body, receive, said)
         except _Left:
             left = True
-        except (Exception, asyncio.CancelledError) as error:
-            if isinstance(error, asyncio.CancelledError | asyncio.TimeoutError):
-                left = True
-                if isinstance(error, asyncio.CancelledError):
-                    raise
-            elif status == 0:
-                if not isinstance(error, Refused):
-                    log.exception("fault", extra={"about": {"id": number, "route": route}})
+        except asyncio.CancelledError:
+            left = True
+            raise
+        except TimeoutError:  # it has stopped reading
+            left = True
+            raise
+        except Exception as error:
+            if not isinstance(error, Refused):
+                log.exception("fault", extra={"about": {"id": number, "route": route}})
+            if status == 0:
                 await respond(said, *answer_to(error))
-            else:
-                raise
+            elif status != 500:
+                raise  # in the midst of an answer: the connection is closed
         finally:
             self.metrics.running -= 1
             seconds = time.monotonic() - begun

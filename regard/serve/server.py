@@ -9,7 +9,8 @@ import asyncio
 import logging
 import signal
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import uvicorn
@@ -24,8 +25,21 @@ GRACE = 0.5
 close: a request that is on its way is not lost."""
 
 
+BACKLOG = 2048
+"""Connections that wait to be accepted."""
+
+
 class Server(uvicorn.Server):
-    """uvicorn's, which drains before it closes connections."""
+    """uvicorn's, which drains before it closes connections, and then ends well."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        loop, numbers = asyncio.get_running_loop(), (signal.SIGINT, signal.SIGTERM)
+        for number in numbers:
+            loop.add_signal_handler(number, self.handle_exit, number, None)
+        yield
+        for number in numbers:
+            loop.remove_signal_handler(number)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         guard = self.config.app.state.guard  # type: ignore[union-attr]
@@ -44,6 +58,7 @@ def bound(host: str, port: int) -> socket.socket:
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listening.bind((host, port))
+        listening.listen(BACKLOG)  # whoever comes before the workers are ready waits
     except OSError as error:
         listening.close()
         reason = error.strerror or str(error)
@@ -74,6 +89,7 @@ async def serve(
         config = uvicorn.Config(
             create(backend, options),
             log_config=None,
+            backlog=BACKLOG,
             access_log=False,
             server_header=False,
             proxy_headers=False,

@@ -37,12 +37,14 @@ class Worker:
         self._output.put(wire.encode(message))
 
     def _write(self) -> None:
-        while (data := self._output.get()) is not None:
-            parts = [data]
-            while not self._output.empty() and (more := self._output.get()) is not None:
-                parts.append(more)
+        going = True
+        while going:
+            parts = [self._output.get()]
+            while not self._output.empty():
+                parts.append(self._output.get())
+            going = None not in parts
             try:
-                self._line.sendall(b"".join(parts))
+                self._line.sendall(b"".join(part for part in parts if part is not None))
             except OSError:
                 os._exit(1)  # nobody is there any more
 
