@@ -6,9 +6,9 @@
 
 The fused kernel still runs: only queries, keys and values are kept, and weights are recomputed from
 them on demand, for the rows asked for. Every model is recorded that attends by Regard's modules, by
-`F.scaled_dot_product_attention`, as those of Hugging Face and timm do, or by
-`nn.MultiheadAttention`. An attention is known by its name in the model: that of the innermost
-module which calls it.
+`F.scaled_dot_product_attention`, as those of Hugging Face and timm do, by Regard's function of that
+name, or by `nn.MultiheadAttention`. An attention is known by its name in the model: that of the
+innermost module which calls it.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -22,7 +22,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from regard.attention.mask import Mask, causal
+from regard.attention.functional import from_torch, scaled_dot_product_attention
+from regard.attention.mask import Mask
 from regard.attention.multihead import Core, MultiHeadAttention
 from regard.attention.score import Score
 from regard.attention.weights import Statistics, statistics, weights
@@ -150,38 +151,24 @@ class _Foreign(TorchFunctionMode):
         ours = None in self.running
         name = self.running[-1] if self.running else ""
         if not ours and name is not None and self.wanted(name):
-            if func is F.scaled_dot_product_attention:
+            if func in (F.scaled_dot_product_attention, scaled_dot_product_attention):
                 self.seen[name] = _asked(*args, **kwargs)
             elif func is F.multi_head_attention_forward:
                 self.seen[name] = _multihead(func, args, kwargs)
         return func(*args, **kwargs)
 
 
-def _asked(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> Asked:
-    """The arguments of `F.scaled_dot_product_attention` in our words."""
-    query, key, value = (x.detach() for x in (query, key, value))
-    if query.ndim == 3:
-        query, key, value = query[None], key[None], value[None]
-    mask, bias = None, None
-    if is_causal:
-        mask = causal(offset=0)  # torch aligns at the top left
-    if attn_mask is not None:
-        four = attn_mask.detach()
-        four = four[None] if four.ndim == 3 else four
-        if four.dtype == torch.bool:
-            mask = Mask.from_tensor(four)
-        else:
-            bias = four
-    return Asked(query, key, mask, scale, bias, value)
+@torch.no_grad()
+def _asked(*args: Any, **kwargs: Any) -> Asked:
+    """The arguments of torch's function in our words, in four axes."""
+    query, key, value, mask, beta, bias, _ = from_torch(*args, **kwargs)
+
+    def four(x: Tensor) -> Tensor:
+        # Of three axes the first is the batch's, as `attend` has it.
+        x = x.detach()
+        return x[:, None] if x.ndim == 3 else x.reshape(-1, *((1, 1, *x.shape)[-3:]))
+
+    return Asked(four(query), four(key), mask, beta, bias, four(value))
 
 
 @torch.no_grad()

@@ -11,12 +11,13 @@ imported only when a model is asked for.
 
 import json
 import socket
-import threading
 from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.resources import files
 from typing import Any
+
+from regard.extras import remedy
 
 LARGEST = 3 << 20
 """Bytes of a question; a picture of a page is much smaller."""
@@ -85,6 +86,11 @@ class Server(ThreadingHTTPServer):
     allow_reuse_address = True
 
     def __init__(self, host: str, port: int, asks: Mapping[str, Ask]):
+        if host in ("0.0.0.0", "::", ""):
+            raise ValueError(
+                f"host ({host!r}) must be one address, such as 192.168.1.5: by it the studio knows "
+                "its own pages"
+            )
         if ":" in host:
             self.address_family = socket.AF_INET6
         super().__init__((host, port), Handler)
@@ -93,8 +99,6 @@ class Server(ThreadingHTTPServer):
         loopback = ("127.0.0.1", "localhost", "[::1]")
         shown = f"[{host}]" if ":" in host else host
         self.hosts = {f"{name}:{self.port}" for name in {shown, *loopback}}
-        self.busy = threading.Lock()
-        """One model at a time: what is changed inside it is changed for all."""
 
     @property
     def address(self) -> str:
@@ -174,6 +178,9 @@ class Handler(BaseHTTPRequestHandler):
         except (ValueError, OSError, KeyError, TypeError) as error:
             text = " ".join(str(error).split()) or type(error).__name__
             raise RefusedError(HTTPStatus.UNPROCESSABLE_ENTITY, text[:2000]) from None
+        except ImportError as error:
+            text = remedy(error) or str(error)
+            raise RefusedError(HTTPStatus.UNPROCESSABLE_ENTITY, text) from None
         except Exception as error:
             text = f"this is a fault of the studio's own ({type(error).__name__}: {error})"
             raise RefusedError(HTTPStatus.INTERNAL_SERVER_ERROR, text[:2000]) from None

@@ -141,6 +141,9 @@ def translated(
     output = translator.tokenizer.pieces([*tokens, end])
     before = translator.tokenizer.pieces([start, *tokens])
     scores = logits[range(len(output)), [*tokens, end]].cpu()
+    written = len(tokens) + 1
+    if found and len(found[0].token_scores) == len(found[0].tokens):  # it was cut before its end
+        output[-1], written = "…", len(tokens)
     source_words = _with_end(part.words)
     target_words = _with_end(words(output[:-1]))
     made = maps(seen, pieces, before, output, source_words=source_words, target_words=target_words)
@@ -159,13 +162,13 @@ def translated(
         maps=made,
         source=text.strip(),
         text=" ".join(translator.tokenizer.decode(tokens).splitlines()),
-        tokens=tuple(zip(output, scores.exp().tolist())),
+        tokens=tuple(zip(output[:written], scores.exp().tolist())),
         best=_best(translator),
         notes=notes,
         more={
             "ids": [*tokens],
             "alternatives": alternatives,
-            "logP": float(scores.sum()),
+            "logP": float(scores[:written].sum()),
             "hypotheses": [
                 {
                     "text": translator.tokenizer.decode([*changes.forced, *one.tokens]),
@@ -206,8 +209,7 @@ def with_effects(
 
     with changes.made(model):
         view = _with_head_effects(model, view, answer)
-    written = tuple(name for name, _ in view.tokens)
-    return replace(view, effect=Effect(tuple(names), tuple(units), falls, written))
+    return replace(view, effect=Effect(tuple(names), tuple(units), falls, one.written or ()))
 
 
 def _with_head_effects(model: torch.nn.Module, view: View, answer: Any) -> View:

@@ -1,12 +1,14 @@
 """Attention of other people's modules is recorded, and recording changes nothing."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from regard.attention.functional import scaled_dot_product_attention as ours
 from regard.look.record import record
 from regard.model.transformer import Transformer, TransformerConfig
 
@@ -62,6 +64,34 @@ def test_torchs_function_is_seen(
     expected = formula(query, key, added, scale)
     torch.testing.assert_close(seen["1"].weights(), expected)
     torch.testing.assert_close((expected @ value).transpose(1, 2).flatten(2), plain)
+
+
+@pytest.mark.parametrize("function", [F.scaled_dot_product_attention, ours])
+@pytest.mark.parametrize(
+    ("query", "key", "options"),
+    [
+        ((3, 5, 4), (3, 7, 4), {}),
+        ((3, 5, 4), (3, 7, 4), {"is_causal": True}),
+        ((3, 5, 4), (3, 7, 4), {"attn_mask": torch.rand(3, 5, 7)}),
+        ((2, 6, 5, 4), (2, 2, 7, 4), {"enable_gqa": True}),
+        ((5, 4), (7, 4), {"scale": 2.0}),
+    ],
+    ids=["three axes", "top left", "added", "grouped heads", "matrices"],
+)
+def test_both_functions_feed_one_recorder(
+    function: Any, query: tuple[int, ...], key: tuple[int, ...], options: dict[str, Any]
+) -> None:
+    class Calling(nn.Module):
+        def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            return function(q, k, v, **options)
+
+    q, k, v = torch.randn(query), torch.randn(key), torch.randn(key)
+    model = Calling()
+    with record(model) as seen:
+        out = model(q, k, v)
+    asked = seen[""]
+    value = asked.value.repeat_interleave(asked.query.shape[1] // asked.value.shape[1], 1)
+    torch.testing.assert_close((asked.weights() @ value).reshape(out.shape), out)
 
 
 def test_torchs_multihead_attention_is_seen() -> None:

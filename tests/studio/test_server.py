@@ -117,6 +117,11 @@ def test_it_listens_on_this_machine_alone(server: Server) -> None:
     assert answered(server, "GET", "/")[0] == 200
 
 
+def test_all_addresses_at_once_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"host \('0.0.0.0'\) must be one address"):
+        Server("0.0.0.0", 0, {})
+
+
 # Runs
 
 

@@ -1,0 +1,254 @@
+"""Views of every task's model: what they show is what the model does."""
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from regard import checkpoint
+from regard.config import to_json
+from regard.data.tokenizer import Tokenizer, files
+from regard.look.effect import changed, log_p
+from regard.model.classifier import ClassifierConfig, TextClassifier
+from regard.model.language import LanguageConfig, LanguageModel
+from regard.model.transformer import ImageSource, Transformer, TransformerConfig
+from regard.model.vit import VisionConfig, VisionTransformer
+from regard.task.inspect import Changes, numbers_of_head, translated, view, without_patches
+from regard.task.load import load
+from regard.task.search import SearchSettings
+
+TEXTS = ["ab cd efg", "hij ab", "klm nop cd"]
+
+
+def saved(folder: Path, model: torch.nn.Module, name: str, **task: Any) -> Any:
+    tokenizer = Tokenizer.characters(TEXTS)
+    about = {"name": name, **task}
+    if name in ("translate", "read", "language"):
+        about |= to_json(SearchSettings.of(tokenizer, length=10, beams=2))
+    kept = {} if name == "classify" else files(tokenizer, tokenizer)
+    checkpoint.save(folder, model, task=about, files=kept)
+    return load(folder)
+
+
+SIZES: dict[str, Any] = {"width": 16, "heads": 2, "feed_forward": 24}
+SCALED: dict[str, Any] = {"mean": [0.5], "std": [0.5]}
+
+
+@pytest.fixture
+def translator(tmp_path: Path) -> Any:
+    vocabulary = Tokenizer.characters(TEXTS).size
+    config = TransformerConfig(vocabulary, **SIZES, encoder_layers=2, decoder_layers=2)
+    return saved(tmp_path / "run", Transformer(config), "translate")
+
+
+def test_a_translation_is_what_the_search_finds(translator: Any) -> None:
+    found = translated(translator, "ab cd")
+    best = next(iter(translator.translations(["ab cd"], attention=True)))[0]
+    assert list(found.tokens) == best.tokens
+    assert found.view.text == best.text
+    assert found.view.more["logP"] == pytest.approx(best.log_p, abs=1e-4)
+    torch.testing.assert_close(
+        found.view.map("cross").weights, best.attention.weights, atol=1e-5, rtol=1e-4
+    )
+    p = [p for _, p in found.view.tokens]
+    assert p == pytest.approx([math.exp(x) for x in best.token_scores], abs=1e-5)
+
+
+def test_the_tree_holds_every_step_of_the_best(translator: Any) -> None:
+    found = translated(translator, "ab cd", beams=3)
+    tokens, branches = list(found.hypotheses[0].tokens), found.tree
+    at: int | None = None
+    total = 0.0
+    for step, token in enumerate(tokens):
+        at = next(
+            n
+            for n, one in enumerate(branches)
+            if (one.step, one.token, one.parent) == (step, token, at)
+        )
+        total += branches[at].gain
+        assert branches[at].log_p == pytest.approx(total, abs=1e-4)
+    assert max(sum(one.step == step for one in branches) for step in range(len(tokens))) <= 3
+
+
+def test_what_is_forced_stands_at_the_beginning(translator: Any) -> None:
+    forced = tuple(translator.tokenizer.encode("hij"))
+    found = translated(translator, "ab cd", Changes(forced=forced))
+    assert found.tokens[: len(forced)] == forced
+    assert found.view.text.startswith("hij")
+    with pytest.raises(ValueError, match=r"forced \(9999\) must be a token"):
+        translated(translator, "ab cd", Changes(forced=(9999,)))
+
+
+def test_changes_act_on_the_search_and_are_gone_afterwards(translator: Any) -> None:
+    plain = translated(translator, "ab cd efg")
+    name = "decoder.blocks.1.cross"
+    everything = tuple((name, head) for head in range(2))
+    off = translated(translator, "ab cd efg", Changes(off=everything))
+    assert off.view.more["logP"] != pytest.approx(plain.view.more["logP"], abs=1e-6)
+    flat = translated(translator, "ab cd efg", Changes(beta=((name, 0, 0.0),)))
+    weights = flat.view.map("cross").weights[1, 0]
+    torch.testing.assert_close(weights, torch.full_like(weights, 1 / weights.shape[1]))
+    hidden = translated(translator, "ab cd efg", Changes(hidden=(0, 3)))
+    for one in hidden.view.maps:
+        if one.name != "decoder":
+            assert one.weights[..., [0, 3]].eq(0).all()
+    assert translated(translator, "ab cd efg").tokens == plain.tokens
+
+
+def test_effects_stand_beside_weights(translator: Any) -> None:
+    found = view(translator, "ab cd efg", effect=True)
+    effect = found.effect
+    assert effect is not None
+    assert effect.units == ("ab", "cd", "efg", "</s>")
+    assert effect.places[1] == (3, 4)
+    one = found.map("cross")
+    assert effect.falls.shape == (4, len(one.rows))
+    assert one.falls is not None
+    assert one.falls.shape == (2, 2)
+    model, search, (part,) = translator.model, translator.search, translator.cut("ab cd efg")
+    asked = torch.tensor([[*part.ids, search.end]]), found.more["ids"], search.start, search.end
+    whole = log_p(model, *asked)
+    with changed(model, off=[("decoder.blocks.1.cross", 1)]):
+        fall = whole - log_p(model, *asked)
+    assert float(one.falls[1, 1]) == pytest.approx(float(fall.sum()), abs=1e-4)
+    with changed(model, hidden=[3, 4]):
+        torch.testing.assert_close(effect.falls[1], (whole - log_p(model, *asked))[0])
+    assert found.best is not None
+
+
+def test_the_numbers_of_a_head_make_its_weights(translator: Any) -> None:
+    found = numbers_of_head(translator, "ab cd", "decoder.blocks.0.attention", 1)
+    query, key = (torch.tensor(found[name]) for name in ("query", "key"))
+    scores = found["beta"] * query @ key.mT
+    allowed = torch.tensor(found["allowed"]) > 0
+    expected = scores.masked_fill(~allowed, -math.inf).softmax(-1)
+    torch.testing.assert_close(expected, torch.tensor(found["weights"]), atol=1e-6, rtol=1e-5)
+    with pytest.raises(ValueError, match=r"head \(2\) of"):
+        numbers_of_head(translator, "ab cd", "decoder.blocks.0.attention", 2)
+    with pytest.raises(KeyError, match="was not recorded"):
+        numbers_of_head(translator, "ab cd", "other", 0)
+
+
+# Images
+
+
+@pytest.mark.parametrize("pool", ["class", "mean"])
+def test_an_image_and_its_patches(tmp_path: Path, pool: Any) -> None:
+    config = replace(VisionConfig(3, (8, 12), 4, channels=1, layers=2, **SIZES), pool=pool)
+    model = VisionTransformer(config)
+    torch.nn.init.normal_(model.head.output.weight)
+    labels = ["one", "two", "three"]
+    classifier = saved(tmp_path / "run", model, "classify", labels=labels, **SCALED)
+    image = torch.randint(256, (1, 8, 12), dtype=torch.uint8)
+    found = view(classifier, image=image, effect=True)
+    p = classifier.probabilities([image])[0]
+    assert dict(found.labels) == pytest.approx(dict(zip(labels, p.tolist())), abs=1e-5)
+    first = int(pool == "class")
+    assert found.maps[0].weights.shape == (2, 2, first + 6, first + 6)
+    assert found.picture is not None
+    assert (found.picture.rows, found.picture.columns, found.picture.first) == (2, 3, first)
+    # A hidden patch: nobody looks at it, and the probability falls by what its effect says.
+    place = 4 + first
+    hidden = view(classifier, image=image, changes=Changes(hidden=(place,)))
+    assert hidden.maps[0].weights[..., place].eq(0).all()
+    assert found.effect is not None
+    fall = math.log(dict(found.labels)[found.text]) - math.log(dict(hidden.labels)[found.text])
+    assert float(found.effect.falls[4, 0]) == pytest.approx(fall, abs=1e-4)
+
+
+def test_all_patches_at_once_are_as_one_by_one() -> None:
+    model = VisionTransformer(VisionConfig(3, 8, 4, channels=1, layers=2, **SIZES)).eval()
+    torch.nn.init.normal_(model.head.output.weight)
+    x = torch.randn(1, 1, 8, 8)
+    with torch.no_grad():
+        together = without_patches(model, x, [[], [0], [1, 3]])
+        for unit, logits in zip(([], [0], [1, 3]), together):
+            torch.testing.assert_close(without_patches(model, x, [unit])[0], logits)
+        torch.testing.assert_close(together[0], model(x)[0], atol=1e-5, rtol=1e-4)
+
+
+def test_a_reader_looks_at_patches(tmp_path: Path) -> None:
+    vocabulary = Tokenizer.characters(TEXTS).size
+    source = ImageSource(image=(8, 12), patch=4, channels=1)
+    config = TransformerConfig(
+        vocabulary, **SIZES, encoder_layers=1, decoder_layers=2, source=source
+    )
+    reader = saved(tmp_path / "run", Transformer(config), "read", **SCALED)
+    image = torch.randint(256, (1, 8, 12), dtype=torch.uint8)
+    found = view(reader, image=image, effect=True)
+    assert found.text == reader.read([image])[0]
+    looked = reader.attention(image, found.text)
+    torch.testing.assert_close(
+        found.map("cross").weights, looked.weights.flatten(-2), atol=1e-5, rtol=1e-4
+    )
+    assert found.map("cross").picture
+    assert not found.map("decoder").picture
+    assert found.effect is not None
+    assert found.effect.falls.shape == (6, len(found.tokens))
+
+
+# Texts
+
+
+def test_a_language_models_own_text(tmp_path: Path) -> None:
+    vocabulary = Tokenizer.characters(TEXTS).size
+    model = LanguageModel(LanguageConfig(vocabulary, **SIZES, layers=2))
+    generator = saved(tmp_path / "run", model, "language")
+    found = view(generator, "ab cd")
+    (one,) = found.maps
+    assert one.name == "decoder"
+    assert one.weights.shape == (2, 2, 6, 6)
+    assert one.weights.triu(1).eq(0).all()
+    assert [name for name, _ in found.tokens] == generator.tokenizer.pieces(
+        generator.tokenizer.encode("ab cd")
+    )
+    assert sum(p for _, p in found.labels) <= 1 + 1e-6
+
+
+def test_a_labelled_text(tmp_path: Path) -> None:
+    vocabulary = Tokenizer.characters(TEXTS).size
+    model = TextClassifier(ClassifierConfig(classes=2, vocabulary=vocabulary, **SIZES, layers=2))
+    torch.nn.init.normal_(model.head.weight)
+    labeler = saved(tmp_path / "run", model, "label", labels=["yes", "no"], length=20)
+    found = view(labeler, "ab cd")
+    p = labeler.probabilities(["ab cd"])[0].tolist()
+    assert dict(found.labels) == pytest.approx({"yes": p[0], "no": p[1]}, abs=1e-5)
+    assert found.maps[0].name == "encoder"
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_what_a_model_is_not_for(translator: Any) -> None:
+    with pytest.raises(ValueError, match="this model reads text"):
+        view(translator, image=b"x")
+    with pytest.raises(ValueError, match="must have a word to translate"):
+        view(translator, " ")
+
+
+def test_the_command(
+    translator: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any
+) -> None:
+    from regard.cli.main import main
+
+    monkeypatch.chdir(tmp_path)
+    run: Callable[..., int] = lambda *words: main(["look", *words])  # noqa: E731
+    assert (
+        run("run", "--text", "ab cd", "-o", "page.html", "--svg", "a.svg", "--device", "cpu") == 0
+    )
+    said = capsys.readouterr().out
+    assert "cross-attention from output to source:" in said
+    assert "Written: page.html, a.svg" in said
+    assert "ab cd" in (tmp_path / "page.html").read_text(encoding="utf-8")
+    for words, message in (
+        (("run",), 'this model reads text; give some: --text "…"'),
+        (("run", "--text", "ab", "--layer", "9"), "layer (9) must be from 1 to 2"),
+        (("run", "--text", "ab", "--head", "0"), "head (0) is counted from 1"),
+        (("run", "--text", "ab", "--png", "a.gif"), "png (a.gif) must be a file that ends in .png"),
+        (("nowhere", "--text", "ab"), "nowhere"),
+    ):
+        assert run(*words) == 2
+        error = capsys.readouterr().err
+        assert message in error
+        assert error.count("\n") == 1
