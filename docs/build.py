@@ -25,7 +25,7 @@ ROOT = HERE.parent
 PAGES = {
     "Begin": ("index", "start", "coming-from"),
     "Tasks": ("translate", "classify", "read", "language", "label", "transfer"),
-    "Inside": ("look", "masks", "positions", "extending", "speed"),
+    "Inside": ("python", "look", "masks", "positions", "extending", "speed"),
     "Out": ("serve", "export", "recipes"),
     "Teach": ("course",),
 }
