@@ -140,6 +140,8 @@ class Served:
     def __init__(self, name: str, folder: Path, predictor: Any, version: int):
         self.name, self.folder, self.version = name, folder, version
         self.model: Any = predictor.model
+        self.whole = predictor
+        """The model with its tokenizer or labels, for whoever looks inside."""
         self.calls: deque[tuple[Job, Callable[[], object]]] = deque()
 
     @staticmethod

@@ -14,7 +14,7 @@ import math
 import os
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -250,6 +250,37 @@ class Service:
                     self._take(found.result(), job)
 
             self._load(place).add_done_callback(loaded)
+        return future
+
+    def inspect(self, name: str, look: Callable[[Any], Any]) -> "Future[Any]":
+        """What a function finds in a model with its tokenizer or labels, as `load` gives it.
+
+        The thread that computes calls it between two steps, so that it may change something inside
+        the model, as `regard.look.effect` does, if it has put it back when it returns.
+        """
+        future: Future[Any] = Future()
+        job = Job(Request(model=name), future, time.monotonic() + self.limits.seconds, None)
+        self.counts.requests += 1
+        future.add_done_callback(self._count)
+
+        def loaded(found: "Future[Served]") -> None:
+            if (error := found.exception()) is not None:
+                job.fail(error if isinstance(error, Refused) else Lost(str(error)))
+                return
+            served = found.result()
+            served.calls.append((job, lambda: look(served.whole)))
+            with self._changed:
+                if served not in self._active:
+                    self._active.append(served)
+                self._changed.notify()
+
+        try:
+            place = self._place(name)
+        except Refused as error:
+            job.fail(error)
+            return future
+        place.used = time.monotonic()
+        self._load(place).add_done_callback(loaded)
         return future
 
     def _count(self, future: "Future[Any]") -> None:

@@ -1,7 +1,8 @@
 """What a page may ask: a function for each question, from JSON to JSON.
 
-What needs a model goes through `models`, one question at a time, since a change inside a model is a
-change for everybody. Heavy modules are imported by the questions that need them.
+What needs a model goes through the service, whose one thread computes for one question after the
+other: a change inside a model would be a change for everybody. Heavy modules are imported by the
+questions that need them.
 """
 
 import base64
@@ -9,11 +10,20 @@ import binascii
 import math
 import threading
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from regard.studio.runs import DEMOS, Runs, metrics
+from regard.studio.runs import DEMOS, Run, Runs, metrics
+
+if TYPE_CHECKING:
+    from regard.service.service import Service
 
 Question = Mapping[str, Any]
+
+PATIENCE = 600.0
+"""Seconds after which a question is given up."""
+
+MEMORY = 8 << 30
+"""Bytes of weights that are kept; beyond, the model goes that was not asked for the longest."""
 
 LONGEST = 2000
 """Characters of a text that is looked into."""
@@ -45,90 +55,105 @@ def warm_up(runs: Runs) -> None:
     """Imports torch while the reader looks at the first page, which does not need it."""
     import torch
 
+    import regard.service.service
     import regard.task.inspect
 
     del torch, regard
 
 
 class Models:
-    """The models that have been asked for, each loaded once."""
+    """The models that have been asked for, in a service that computes for one after the other."""
 
     def __init__(self, runs: Runs):
         self.runs = runs
-        self.loaded: dict[tuple[str, float], Any] = {}
+        self.service: Service | None = None
+        self.served: dict[str, tuple[str, float]] = {}
+        """By folder, the name that the service knows it by, and when it was written."""
         self.lock = threading.Lock()
 
     def translate(self, asked: Question) -> Any:
         from regard.task.inspect import translated
         from regard.task.translator import Translator
 
-        text = _text(asked)
-        with self.lock:
-            translator = self._model(asked, Translator, "translates")
-            if asked.get("effect") and translator.found is None:
+        text, changes, effect = _text(asked), _changes(asked), bool(asked.get("effect"))
+        beams = _whole(asked, "beams", 1, 12) if "beams" in asked else None
+
+        def look(translator: Translator) -> Any:
+            if effect and translator.found is None:
                 translator.find_head([text])
-            beams = _whole(asked, "beams", 1, 12) if "beams" in asked else None
-            found = translated(
-                translator,
-                text,
-                _changes(asked),
-                beams=beams,
-                effect=bool(asked.get("effect")),
-            )
-        return found.view.to_json()
+            return translated(translator, text, changes, beams=beams, effect=effect).view.to_json()
+
+        return self._ask(asked, Translator, "translates", look)
 
     def classify(self, asked: Question) -> Any:
         from regard.task.classify import Classifier
         from regard.task.inspect import classified
 
-        with self.lock:
-            model = self._model(asked, Classifier, "classifies images")
-            view = classified(
-                model, _image(asked), _changes(asked), effect=bool(asked.get("effect"))
-            )
-        return view.to_json()
+        image, changes, effect = _image(asked), _changes(asked), bool(asked.get("effect"))
+        return self._ask(
+            asked,
+            Classifier,
+            "classifies images",
+            lambda model: classified(model, image, changes, effect=effect).to_json(),
+        )
 
     def read(self, asked: Question) -> Any:
         from regard.task import inspect
         from regard.task.read import Reader
 
-        with self.lock:
-            model = self._model(asked, Reader, "reads images")
-            view = inspect.read(
-                model, _image(asked), _changes(asked), effect=bool(asked.get("effect"))
-            )
-        return view.to_json()
+        image, changes, effect = _image(asked), _changes(asked), bool(asked.get("effect"))
+        return self._ask(
+            asked,
+            Reader,
+            "reads images",
+            lambda model: inspect.read(model, image, changes, effect=effect).to_json(),
+        )
 
     def head(self, asked: Question) -> Any:
         """The queries, keys and values of one head, as they were: to be opened in By hand."""
         from regard.task.inspect import numbers_of_head
         from regard.task.translator import Translator
 
-        with self.lock:
-            translator = self._model(asked, Translator, "translates")
-            return numbers_of_head(
-                translator,
-                _text(asked),
-                str(asked.get("attention")),
-                _whole(asked, "head", 0, 1000),
-                _changes(asked),
-            )
+        text, changes = _text(asked), _changes(asked)
+        name, head = str(asked.get("attention")), _whole(asked, "head", 0, 1000)
+        return self._ask(
+            asked,
+            Translator,
+            "translates",
+            lambda model: numbers_of_head(model, text, name, head, changes),
+        )
 
-    def _model(self, asked: Question, kind: type, does: str) -> Any:
-        from regard.task.folder import model_folder
-        from regard.task.load import load
-
+    def _ask(self, asked: Question, kind: type, does: str, look: Callable[[Any], Any]) -> Any:
         run = self.runs.named(asked.get("run"))
-        place = model_folder(run.folder)
-        key = str(place), (place / "config.json").stat().st_mtime
-        if key not in self.loaded:
-            while len(self.loaded) >= 4:
-                del self.loaded[next(iter(self.loaded))]
-            self.loaded[key] = load(run.folder)
-        model = self.loaded[key]
-        if not isinstance(model, kind):
-            raise ValueError(f"run ({run.name}) is not one that {does}")
-        return model
+
+        def checked(model: Any) -> Any:
+            if not isinstance(model, kind):
+                raise ValueError(f"run ({run.name}) is not one that {does}")
+            return look(model)
+
+        service, name = self._served(run)
+        return service.inspect(name, checked).result()
+
+    def _served(self, run: Run) -> "tuple[Service, str]":
+        """The service, and the run's name in it; a run that has saved anew is loaded again."""
+        from regard.service.requests import Limits
+        from regard.service.service import Service
+        from regard.task.folder import model_folder
+
+        place = str(run.folder.resolve())
+        written = (model_folder(run.folder) / "config.json").stat().st_mtime
+        with self.lock:
+            if self.service is None:
+                self.service = Service(Limits(seconds=PATIENCE), memory_limit=MEMORY)
+            if place not in self.served:
+                name = f"{len(self.served)} {run.name}"
+                self.service.add(run.folder, name)
+            else:
+                name, before = self.served[place]
+                if before != written:
+                    self.service.reload(name).result()
+            self.served[place] = name, written
+            return self.service, name
 
 
 def _text(asked: Question) -> str:
