@@ -41,9 +41,7 @@ FORMAT = 1
 
 CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "README.md"
 
-Kind = Literal[
-    "Transformer", "VisionTransformer", "LanguageModel", "TextClassifier", "TextEncoder"
-]
+Kind = Literal["Transformer", "VisionTransformer", "LanguageModel", "TextClassifier", "TextEncoder"]
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ from regard.train.fit import fit
 from regard.train.run import check_folder
 from regard.train.warm import warm_up
 
-OVERVIEW = """usage: regard train TASK RUN [--size tiny|base|big] [settings]
+OVERVIEW = """usage: regard train TASK RUN [--size tiny|base|big] [--for LIBRARY] [settings]
        regard train --resume RUN [settings]
        regard train --again RUN NEW [settings]
        regard train --from RUN NEW [settings]
@@ -43,6 +43,8 @@ OVERVIEW = """usage: regard train TASK RUN [--size tiny|base|big] [settings]
 Trains a model and keeps it in the folder RUN.
 
   --size      preset of all settings: tiny (default) for two CPU cores, base and big for a GPU
+  --for       settings of a model that regard export can write for a library: marian or vit;
+              for ctranslate2, onnx and torch-export every model will do
   --resume    continue an interrupted run from its last checkpoint. When it ends and where it
               computes may change: {may_change}
   --again     repeat a run in a new folder
@@ -101,7 +103,7 @@ def train(words: Sequence[str]) -> None:
         task, config, run = _from_run(words[0], list(words[1:]))
     else:
         task, flags = spec(words[0]), list(words[1:])
-        size = _size(flags)
+        size, shape = _size(flags), _shape(task, flags)
         if not asks and (not flags or flags[0].startswith("-")):
             raise ValueError(f"train needs a folder for the run: regard train {task.name} RUN …")
         run = "RUN" if not flags or flags[0].startswith("-") else flags.pop(0)
@@ -111,7 +113,7 @@ def train(words: Sequence[str]) -> None:
         if asks:
             print(SIZES.format(task=task.name))
             flags = ["--help" if flag == "--help-all" else flag for flag in flags]
-        config = _parsed(task, size, flags)
+        config = _parsed(task, size, flags, shape)
     if not run:
         raise ValueError("the run's folder has no name; name one: regard train TASK RUN")
     print("\n".join(run_training(task, config, Path(run))))
@@ -176,12 +178,13 @@ def short_help(task: TaskSpec, size: Preset) -> list[str]:
     ]
 
 
-def _parsed(task: TaskSpec, size: Preset, flags: list[str]) -> Any:
+def _parsed(task: TaskSpec, size: Preset, flags: list[str], shape: dict[str, Any]) -> Any:
     """The settings that flags make of a preset, which depends on the device that they name."""
     flags = spelled_out(task.config, flags)
     program = f"regard train {task.name} RUN"
     config = parse(task.config, task.preset(size), flags, program)
     preset = task.preset_on(size, device(config.training.device))
+    preset = replace(preset, model=replace(preset.model, **shape))
     return parse(task.config, preset, flags, program)
 
 
@@ -276,6 +279,16 @@ def _size(flags: list[str]) -> Preset:
         return "tiny"
     check_preset(value)
     return cast(Preset, value)
+
+
+def _shape(task: TaskSpec, flags: list[str]) -> dict[str, Any]:
+    """Takes --for out: what the model's shape must be for another library."""
+    library = _taken(flags, "--for")
+    if library is None:
+        return {}
+    from regard.interop import shape_for
+
+    return shape_for(library, task.name)
 
 
 def _taken(flags: list[str], name: str) -> str | None:

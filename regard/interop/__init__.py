@@ -61,6 +61,25 @@ def write(
     return _writer(kind).write(model, Path(folder), files=files or {}, task=task)
 
 
+def shape_for(kind: str, task: str) -> dict[str, object]:
+    """What a model's shape must be, so that what a task trains can be written for this library."""
+    match kind:
+        case "ctranslate2" | "onnx" | "torch-export":
+            return {}  # as every task trains it
+        case "marian":
+            from regard.interop.marian import SHAPE, TASKS
+        case "vit":
+            from regard.interop.vit import SHAPE, TASKS
+        case _:
+            known = ", ".join(get_args(Target))
+            raise ValueError(f"--for ({kind}) is unknown; choose from {known}")
+    if task not in TASKS:
+        raise ValueError(
+            f"--for {kind} is for {' and '.join(TASKS)}: {task} trains no model that it has"
+        )
+    return dict(SHAPE)
+
+
 def detect(source: Path) -> str:
     """Which format a folder's config.json speaks of: marian, vit (Hugging Face's) or timm."""
     from regard.interop.tensors import settings

@@ -97,6 +97,21 @@ class _Search:
     renormalize_logits: bool | None = None
 
 
+TASKS: tuple[str, ...] = ("translate", "dates")
+SHAPE: Mapping[str, object] = {
+    "norm": "post",
+    "final_norm": None,
+    "activation": "relu",
+    "position": "sinusoidal",
+    "key_heads": None,
+    "window": None,
+    "mixer": "attention",
+    "share": "all",
+    "epsilon": 1e-5,
+}
+"""What a model is trained with, and by which tasks, that is to be written here."""
+
+
 # Reading
 
 

@@ -18,13 +18,28 @@ from torch import Tensor, nn
 from regard.checkpoint import unfilled
 from regard.config import from_json
 from regard.interop.format import Imported, Task
-from regard.interop.refusal import other_mixing
+from regard.interop.refusal import Obstacle, other_mixing, own_parts, refuse
 from regard.interop.tensors import Pair, Tensors, fill, give, load, new_folder, settings, store
 from regard.interop.transformers import verified
 from regard.interop.verify import Verified, reference
 from regard.model.block import Activation
 from regard.model.embedding import image_size
 from regard.model.vit import VisionConfig, VisionTransformer
+
+TASKS: tuple[str, ...] = ("classify",)
+SHAPE: Mapping[str, object] = {
+    "norm": "pre",
+    "final_norm": None,
+    "activation": "gelu",
+    "position": "learned",
+    "pool": "class",
+    "pool_norm": False,
+    "head_width": None,
+    "key_heads": None,
+    "window": None,
+    "mixer": "attention",
+}
+"""What a model is trained with, and by which tasks, that is to be written here."""
 
 HEADLESS = "it has no head: model.with_classes(n) gives it one, to be trained"
 
@@ -252,28 +267,27 @@ def _processing(source: Path, config: VisionConfig) -> Task:
 def _check_writable(model: VisionTransformer) -> None:
     config = model.config
     final = config.norm == "pre" if config.final_norm is None else config.final_norm
-    reasons = {
-        f"norm ({config.norm!r}) is not 'pre'": config.norm != "pre",
-        "there is no final LayerNorm": not final,
-        f"activation ({config.activation!r}) is not plain": config.activation == "swiglu",
-        f"pool ({config.pool!r}) is not 'class'": config.pool != "class",
-        f"position ({config.position!r}) is not 'learned'": config.position != "learned",
-        f"key_heads ({config.key_heads}) are fewer than heads ({config.heads})": (
-            config.key_heads not in (None, config.heads)
-        ),
-        f"the head has a tanh layer (head_width {config.head_width}), which with_classes drops": (
-            config.head_width is not None
-        ),
-    }
-    refused = [reason for reason, holds in reasons.items() if holds]
-    refused += [obstacle.reason for obstacle in other_mixing(config)]
-    if refused:
-        raise ValueError(f"Hugging Face's ViT has no such model: {'; '.join(refused)}")
-    with torch.device("meta"):
-        plain = VisionTransformer(config).state_dict()
-    own = sorted(set(model.state_dict()) ^ set(plain))
-    if own:
-        raise ValueError(f"Hugging Face's ViT has no such parts: {', '.join(own)}")
+    obstacles = []
+    if config.norm != "pre" or not final:
+        text = "its norms come before each sublayer, and at the end (norm='pre')"
+        obstacles.append(Obstacle(text, "--model.norm pre --model.final-norm None"))
+    if config.activation == "swiglu":
+        text = "its feed-forward networks have no swiglu"
+        obstacles.append(Obstacle(text, "--model.activation gelu"))
+    if config.pool != "class":
+        text = f"it reads a class token, not pool={config.pool!r}"
+        obstacles.append(Obstacle(text, "--model.pool class"))
+    if config.position != "learned":
+        text = f"its positions are learned, not {config.position}"
+        obstacles.append(Obstacle(text, "--model.position learned"))
+    if config.key_heads not in (None, config.heads):
+        text = f"it has as many key heads ({config.key_heads}) as heads ({config.heads})"
+        obstacles.append(Obstacle(text, "--model.key-heads None"))
+    if config.head_width is not None:
+        text = f"its head has no tanh layer (head_width {config.head_width})"
+        obstacles.append(Obstacle(text, "--model.head-width None"))
+    obstacles += [*other_mixing(config), *own_parts(model)]
+    refuse("Hugging Face's ViT", obstacles, "--for vit")
 
 
 def _config_json(model: VisionTransformer, task: Task | None) -> dict[str, Any]:

@@ -26,9 +26,10 @@ from regard.attention.multihead import MultiHeadAttention
 from regard.attention.position import Sinusoidal
 from regard.data.tokenizer import Tokenizer
 from regard.data.tokenizer import files as tokenizer_files
-from regard.interop import marian, read, write
+from regard.interop import marian, read, shape_for, write
 from regard.model.transformer import TransformerConfig
 from regard.task.search import SearchSettings
+from regard.task.translate import preset
 
 transformers = pytest.importorskip("transformers")
 transformers.utils.logging.disable_progress_bar()
@@ -470,10 +471,9 @@ def test_it_comes_back_without_a_word(own: Path) -> None:
     assert imported.notes == ()
     native = load(own / "model")
     model, first = imported.model, native.model
-    source, target = torch.randint(4, 40, (3, 7)), torch.randint(4, 40, (3, 5))
-    begun = [
-        torch.cat((torch.full((3, 1), start), target), 1) for start in (1, first.config.vocabulary)
-    ]
+    N = first.config.vocabulary
+    source, target = torch.randint(4, N, (3, 7)), torch.randint(4, N, (3, 5))
+    begun = [torch.cat((torch.full((3, 1), start), target), 1) for start in (1, N)]
     with torch.no_grad():
         expected, found = first(source, begun[0]), model(source, begun[1])
     assert (found[..., :N] - expected).abs().max() < 1e-5 * expected.abs().max()
@@ -492,6 +492,21 @@ def test_a_start_of_both_kinds_is_refused(own: Path, tmp_path: Path) -> None:
     rewrite(tmp_path / "odd", both)
     with pytest.raises(ValueError, match="has a vector of its own"):
         read(tmp_path / "odd")
+
+
+@pytest.mark.parametrize("size", ["tiny", "base"])
+def test_what_for_marian_trains_can_be_written(size: Any) -> None:
+    from dataclasses import asdict
+
+    shape = replace(preset(size).model, **shape_for("marian", "translate"))
+    with torch.device("meta"):
+        model = Transformer(TransformerConfig(47, **asdict(shape)))
+    marian._refuse(model, TASK)
+    with pytest.raises(ValueError, match="is for translate and dates: read trains no model"):
+        shape_for("marian", "read")
+    with pytest.raises(ValueError, match=r"--for \(mars\) is unknown; choose from ctranslate2"):
+        shape_for("mars", "translate")
+    assert shape_for("ctranslate2", "translate") == {}
 
 
 def test_there_and_back_is_the_same_folder(tmp_path: Path) -> None:

@@ -224,13 +224,13 @@ def test_cropping_goes_to_the_processor_that_crops(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"pool": "mean"}, r"pool \('mean'\) is not 'class'"),
-        ({"position": "sinusoidal"}, r"position \('sinusoidal'\) is not 'learned'"),
+        ({"pool": "mean"}, "class token, not pool='mean'.*--for vit"),
+        ({"position": "sinusoidal"}, "learned, not sinusoidal.*--model.position learned"),
         ({"head_width": 7}, r"tanh layer \(head_width 7\)"),
-        ({"activation": "swiglu"}, r"activation \('swiglu'\)"),
-        ({"norm": "post"}, r"norm \('post'\) is not 'pre'; there is no final"),
+        ({"activation": "swiglu"}, "have no swiglu"),
+        ({"norm": "post"}, "norms come before"),
         ({"window": 2}, r"no window \(2\)"),
-        ({"key_heads": 1}, r"key_heads \(1\) are fewer than heads \(3\)"),
+        ({"key_heads": 1}, r"key heads \(1\) as heads \(3\)"),
     ],
     ids=str,
 )
@@ -243,7 +243,7 @@ def test_what_huggingface_has_not(tmp_path: Path, options: dict[str, Any], reaso
 
 def test_parts_of_ones_own_are_not_written(tmp_path: Path) -> None:
     model = VisionTransformer(CONFIG, attention=lambda position: Convolution(15, 3))
-    with pytest.raises(ValueError, match=r"no such parts: .*attention"):
+    with pytest.raises(ValueError, match=r"no parts of one's own"):
         write(model, tmp_path / "out", "vit")
     with pytest.raises(ValueError, match="a Linear cannot become a ViT"):
         write(nn.Linear(2, 3), tmp_path / "out", "vit")
