@@ -22,6 +22,7 @@ from regard.attention.attend import distribution, for_each_head
 from regard.attention.backends import flex
 from regard.attention.checks import check_integer, integer_tensor, shown
 from regard.attention.mask import Mask
+from regard.attention.notebook import facts
 from regard.attention.sync import on_host
 
 CHUNK = 2**21
@@ -37,6 +38,23 @@ class Statistics(NamedTuple):
     """The largest weights of each row, in falling order; 0 where there are no more."""
     top_positions: Int[Tensor, "... L k"]
     """The keys they fall on; -1 where there are no more."""
+
+    def _repr_html_(self) -> str:
+        """For a notebook: each figure over all rows and keys, with the sizes of what there is."""
+        places = self.received.double().sum(tuple(range(self.received.ndim - 1)))
+        most = int(places.argmax()) if places.numel() else -1
+        mean = float(self.entropy.double().mean()) if self.entropy.numel() else 0.0
+        top = float(self.top_weights[..., 0].double().mean()) if self.top_weights.numel() else 0.0
+        return facts(
+            "statistics",
+            {
+                "rows": " × ".join(map(str, self.entropy.shape)),
+                "keys": str(self.received.shape[-1]),
+                "mean entropy": f"{mean:.3f} nats",
+                "mean largest weight": f"{top:.3f}",
+                "most is received by": f"key {most}",
+            },
+        )
 
 
 def weights(

@@ -76,3 +76,14 @@ def test_statistics_of_what_was_seen() -> None:
         model(torch.randint(31, (2, 5)), torch.randint(31, (2, 3)))
     asked = seen["encoder.blocks.0.attention"]
     torch.testing.assert_close(asked.statistics().received, asked.weights().sum(-2))
+
+
+def test_statistics_show_themselves_in_a_notebook() -> None:
+    model = small()
+    with record(model) as seen:
+        model(torch.randint(31, (2, 5)), torch.randint(31, (2, 3)))
+    found = seen["encoder.blocks.0.attention"].statistics()
+    shown = found._repr_html_()
+    assert "2 × 4 × 5" in shown
+    assert f"{float(found.entropy.mean()):.3f} nats" in shown
+    assert f"key {int(found.received.sum((0, 1)).argmax())}" in shown
