@@ -341,6 +341,44 @@ def maps(
     return tuple(sorted(made, key=lambda one: order.index(one.name)))
 
 
+def view_of(
+    seen: Recording,
+    columns: Sequence[str],
+    rows: Sequence[str] | None = None,
+    *,
+    title: str = "What it attended to",
+) -> View:
+    """The view of any model that was recorded: of its attentions over these keys.
+
+    Without `rows`, queries and keys are the same tokens. Attentions of other lengths, such as those
+    of the other side of an encoder-decoder, are left out; the first sequence of a batch is shown.
+    """
+    size = len(columns if rows is None else rows), len(columns)
+    fitting = {
+        name: asked
+        for name, asked in seen.items()
+        if (asked.query.shape[2], asked.key.shape[2]) == size
+    }
+    if not fitting:
+        shapes = sorted({(one.query.shape[2], one.key.shape[2]) for one in seen.values()})
+        raise ValueError(
+            f"no attention has {size[0]} queries and {size[1]} keys; there are "
+            + (", ".join(f"{L} × {S}" for L, S in shapes) or "none")
+        )
+    heads = next(iter(fitting.values())).query.shape[1]
+    alike = {name: one for name, one in fitting.items() if one.query.shape[1] == heads}
+    weights = torch.stack([_weights(one, False) for one in alike.values()]).float().cpu()
+    one = Map(
+        "encoder" if rows is None else "cross",
+        tuple(alike),
+        weights,
+        tuple(columns if rows is None else rows),
+        tuple(columns),
+        habits=tuple(habits(asked) for asked in alike.values()),
+    )
+    return View(title, (one,))
+
+
 def _weights(asked: Asked, many: bool) -> Tensor:
     return (asked.overview(CELLS) if many else asked.weights())[0]
 

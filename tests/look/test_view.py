@@ -11,7 +11,7 @@ import torch
 
 from regard.attention.mask import causal
 from regard.look.record import Asked, Recording
-from regard.look.view import Map, View, maps
+from regard.look.view import Map, View, maps, view_of
 
 
 def recorded(length: int = 5) -> Recording:
@@ -108,3 +108,18 @@ def test_figures(tmp_path: Path, name: str, begins: bytes, every: bool) -> None:
     assert (tmp_path / name).read_bytes().startswith(begins)
     if name == "a.svg" and not every:
         assert "Hu" in (tmp_path / name).read_text(encoding="utf-8")  # text stays text
+
+
+def test_a_view_of_anybodys_model() -> None:
+    found = recorded()
+    view = view_of(found, list("abcde"))
+    assert view.maps[0].layers == ("encoder.blocks.0.attention", "encoder.blocks.1.attention")
+    torch.testing.assert_close(
+        view.maps[0].weights[1], found["encoder.blocks.1.attention"].weights()[0]
+    )
+    across = view_of(found, list("abcde"), ["x", "y"])
+    assert (across.maps[0].name, across.maps[0].rows) == ("cross", ("x", "y"))
+    with pytest.raises(
+        ValueError, match=r"has 3 queries and 3 keys; there are 2 × 2, 2 × 5, 5 × 5"
+    ):
+        view_of(found, list("abc"))
