@@ -23,6 +23,7 @@ import pytest
 from PIL import Image
 
 from regard.cli.evaluate import Evaluate
+from regard.cli.look import Look
 from regard.cli.predict import Classify, Generate, Label, Read, Translate
 from regard.task.specs import spec
 from tests.cli.zygote import MEMORY, Ended, Run, Zygote, zygote
@@ -76,6 +77,13 @@ TRAINED: dict[str, Flags] = {
     },
     "label": {
         "--texts": ["user/labels.tsv"],
+        "--vocabulary": ["300"],
+        "--training.batch": ["200"],
+        **STACK,
+        **STEPS,
+    },
+    "encoder": {
+        "--text": ["user/book.txt"],
         "--vocabulary": ["300"],
         "--training.batch": ["200"],
         **STACK,
@@ -230,6 +238,7 @@ class Draw:
             *((self.train, 10), (self.again, 4), (self.evaluate, 6), (self.lines, 18)),
             *((self.pictures, 8), (self.attend, 10), (self.cost, 3), (self.lab, 4)),
             *((self.demo, 2), (self.convert, 6), (self.nonsense, 5)),
+            *((self.compare, 2), (self.look, 3), (self.check, 1), (self.serve, 2), (self.small, 2)),
         ]
         case = rng.choices([draw for draw, _ in kinds], [weight for _, weight in kinds])[0]()
         if rng.random() < 0.12:
@@ -454,6 +463,60 @@ class Draw:
                 ["import", self.some(["user/hub"], [self.path(), model, "none/x"]), "out"],
                 ["average", model, other, "out"],
                 ["average", model, model, self.some(["out"], ["user", model], 0.2)],
+            ]
+        )
+        return Case(words, outputs=("out",))
+
+    def compare(self) -> Case:
+        runs = [self.some(["runs/translate", "runs/marian"], [f"runs/{n}" for n in RUNS], 0.2)]
+        runs += self.rng.choice([[], ["runs/translate"], ["runs/marian", "none"]])
+        files = ["--source", "user/text.en", "--target", "user/text.de", "--samples", "20"]
+        return Case(["compare", *runs, *self.rng.choice([files, files[:4], files[:2], []])])
+
+    def look(self) -> Case:
+        run = self.some([f"runs/{name}" for name in RUNS], ["user", "none"], 0.1)
+        shown = self.rng.choice(
+            [
+                *(["--text", "the dog runs"], ["--text", ""], ["--text", "x" * 2000], []),
+                *(["--image", "user/images/x/1.png"], ["--image", self.path()]),
+            ]
+        )
+        flags = self.changes(Look, 2, ("--text", "--image", "--out", "--png", "--svg"))
+        more = [
+            [],
+            ["-o", "page.html"],
+            ["--svg", "page.html"],
+            ["-o", "user"],
+            ["-o", "/dev/full"],
+        ]
+        words = ["look", run, *shown, *spelled(flags), *self.rng.choice(more)]
+        return Case(words, outputs=("page.html",))
+
+    def check(self) -> Case:
+        run = self.some([f"runs/{name}" for name in RUNS], ["user", "none"], 0.2)
+        more = [[], ["--json"], ["--data", self.path()], ["--data", "user/text.en"]]
+        return Case(["check", run, *self.rng.choice(more)], after=3.0)
+
+    def serve(self) -> Case:
+        """A server that is asked nothing ends when it is told to."""
+        run = self.some([f"runs/{name}" for name in RUNS], ["user", "none"], 0.2)
+        words = self.rng.choice([["serve", run, "--port", "0"], ["studio", run, "--no-browser"]])
+        if words[0] == "studio":
+            words += ["--port", self.some(["0"], [self.whole()])]
+        elif self.rng.random() < 0.3:
+            odd = [["--host", "x.invalid"], ["--keys", "none"], ["--port", "1"], ["--workers", "0"]]
+            words += self.rng.choice(odd)
+        case = Case(words, after=self.rng.uniform(0.05, 0.3))  # it works little: this is late
+        case.signal = self.rng.choice([signal.SIGINT, signal.SIGTERM])
+        return case
+
+    def small(self) -> Case:
+        run = f"runs/{self.rng.choice(RUNS)}"
+        words = self.rng.choice(
+            [
+                *(["doctor"], ["doctor", "--json"], ["recipes"], ["recipes", "dates"]),
+                *(["recipes", "x"], ["quantize", run, "out"], ["quantize", "user", "out"]),
+                *(["quantize", run, "user"], ["train", "--recipe", "multi30k-en-de", "out"]),
             ]
         )
         return Case(words, outputs=("out",))
