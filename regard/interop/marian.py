@@ -33,7 +33,13 @@ from regard.interop.transformers import verified
 from regard.interop.verify import Verified, reference, texts
 from regard.interop.vocabulary import hugging_face
 from regard.model.block import Activation
-from regard.model.transformer import Share, TextSource, Transformer, TransformerConfig
+from regard.model.transformer import (
+    Share,
+    TextSource,
+    Transformer,
+    TransformerConfig,
+    decoder_shape,
+)
 
 T = TypeVar("T")
 
@@ -161,16 +167,14 @@ def _config(said: _Architecture, bias: bool, source: Path) -> TransformerConfig:
     equal = [
         ("encoder_attention_heads", said.encoder_attention_heads),
         ("decoder_attention_heads", said.decoder_attention_heads),
-        ("encoder_ffn_dim", said.encoder_ffn_dim),
-        ("decoder_ffn_dim", said.decoder_ffn_dim),
     ]
     if one:  # one table, so one vocabulary
         equal += [("vocab_size", said.vocab_size), ("decoder_vocab_size", target)]
     for (name, value), (other, its) in zip(equal[::2], equal[1::2]):
         if value != its:
             raise ValueError(
-                f"{source}: {name} ({value}) and {other} ({its}) must be equal; encoders and "
-                "decoders of different sizes are not known here"
+                f"{source}: {name} ({value}) and {other} ({its}) must be equal; both sides have as "
+                "many heads here, and one table one vocabulary"
             )
     share: Share = "none" if not said.tie_word_embeddings else "all" if one else "target"
     return TransformerConfig(
@@ -179,6 +183,9 @@ def _config(said: _Architecture, bias: bool, source: Path) -> TransformerConfig:
         width=said.d_model,
         heads=said.encoder_attention_heads,
         feed_forward=said.encoder_ffn_dim,
+        decoder_feed_forward=(
+            None if said.decoder_ffn_dim == said.encoder_ffn_dim else said.decoder_ffn_dim
+        ),
         encoder_layers=said.encoder_layers,
         decoder_layers=said.decoder_layers,
         activation=_ACTIVATIONS[said.activation_function],
@@ -383,11 +390,15 @@ def _config_json(
         "activation_dropout": config.hidden_dropout,
         "dtype": str(dtype).removeprefix("torch."),
     }
-    for side, layers in (("encoder", config.encoder_layers), ("decoder", config.decoder_layers)):
+    sides = {
+        "encoder": (config.encoder_layers, config.feed_forward),
+        "decoder": (config.decoder_layers, decoder_shape(config).feed_forward),
+    }
+    for side, (layers, hidden) in sides.items():
         said |= {
             f"{side}_layers": layers,
             f"{side}_attention_heads": config.heads,
-            f"{side}_ffn_dim": config.feed_forward,
+            f"{side}_ffn_dim": hidden,
         }
     tokens = {
         "decoder_start_token_id": task["start"],

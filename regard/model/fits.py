@@ -21,6 +21,7 @@ TRAINING = 16
 USUAL = {
     "width": 512,
     "feed_forward": 2048,
+    "decoder_feed_forward": 2048,
     "vocabulary": 32_000,
     "length": 1024,
     "layers": 12,

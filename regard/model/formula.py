@@ -16,7 +16,13 @@ from regard.model.classifier import ClassifierConfig
 from regard.model.embedding import grid
 from regard.model.encoder import EncoderConfig
 from regard.model.language import LanguageConfig
-from regard.model.transformer import AudioSource, ImageSource, TextSource, TransformerConfig
+from regard.model.transformer import (
+    AudioSource,
+    ImageSource,
+    TextSource,
+    TransformerConfig,
+    decoder_shape,
+)
 from regard.model.vit import VisionConfig
 
 Config: TypeAlias = (
@@ -144,7 +150,7 @@ def _transformer(config: TransformerConfig, length: int) -> _Sum:
     total.norms(config, config.encoder_layers, 2)
     total.mixing(config, L, config.decoder_layers, causal=True)
     total.attention(config, L, S, config.decoder_layers)
-    total.feed_forward(config, L, config.decoder_layers)
+    total.feed_forward(decoder_shape(config), L, config.decoder_layers)
     total.norms(config, config.decoder_layers, 3)
     table = (config.share == "none") * config.vocabulary * d
     total.add("output", table + config.output_bias * config.vocabulary, L * d * config.vocabulary)
@@ -239,9 +245,10 @@ def saved(config: Config) -> tuple[int, int]:
     if isinstance(config, TransformerConfig):
         # Cross-attention's keys and values are those of the source.
         of_memory = config.decoder_layers * 2 * _keys(config)
+        wider = kept * (decoder_shape(config).feed_forward - config.feed_forward)
         return (
             config.encoder_layers * block + of_memory,
-            config.decoder_layers * (block + 4 * d),
+            config.decoder_layers * (block + wider + 4 * d),
         )
     # The last block of a ViT computes the class token's row alone, where only that is read.
     whole = config.layers - (isinstance(config, VisionConfig) and _one_row(config))

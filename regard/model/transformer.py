@@ -77,6 +77,8 @@ class TransformerShape(BlockConfig):
     """Number of encoder layers."""
     decoder_layers: int = 6
     """Number of decoder layers."""
+    decoder_feed_forward: int | None = None
+    """Hidden width of the decoder's feed-forward networks; by default the encoder's."""
     position: Position = "sinusoidal"
     """Positional encoding."""
     length: int = 1024
@@ -151,12 +153,25 @@ class Transformer(nn.Module):
         )
         self.config = config
         position = position or partial(build.position, config.position, config, config.length)
-        stack = partial(build.stack, config, attention=attention, feed_forward=feed_forward)
         image = isinstance(config.source, ImageSource)  # whose patches have rows and columns
         self.source = _source(config, position)
-        self.encoder = stack(config.encoder_layers, position=None if image else position)
+        self.encoder = build.stack(
+            config,
+            config.encoder_layers,
+            position=None if image else position,
+            attention=attention,
+            feed_forward=feed_forward,
+        )
         self.target = _tokens(config, config.vocabulary, position)
-        self.decoder = stack(config.decoder_layers, position=position, cross=True, causal=True)
+        self.decoder = build.stack(
+            decoder_shape(config),
+            config.decoder_layers,
+            cross=True,
+            causal=True,
+            position=position,
+            attention=attention,
+            feed_forward=feed_forward,
+        )
         self.output = nn.Linear(config.width, config.vocabulary, bias=config.output_bias)
         init.transformer(self)
         _share(self)
@@ -265,6 +280,12 @@ def source_mask(source: nn.Module, lengths: Lengths, reach: int | None) -> Mask 
     if reach is not None and isinstance(source, Patches):
         return nearby_patches(*source.grid, reach)
     return own_mask(lengths, reach)
+
+
+def decoder_shape(config: TransformerConfig) -> TransformerConfig:
+    """The config that the decoder's blocks are of."""
+    hidden = config.decoder_feed_forward
+    return config if hidden is None else replace(config, feed_forward=hidden)
 
 
 def _source(config: TransformerConfig, position: MakePosition) -> Tokens | Patches | Frames:

@@ -69,7 +69,7 @@ TRANSFORMERS: list[dict[str, Any]] = [
     {"norm": "pre", "position": "learned", "activation": "gelu", "output_bias": True},
     {"norm": "pre", "position": "rotary", "activation": "swiglu", "key_heads": 2, "epsilon": 1e-3},
     {"norm": "pre", "final_norm": False, "position": "none", "key_heads": 1},
-    {"share": "target", "source": TextSource(vocabulary=53)},
+    {"share": "target", "source": TextSource(vocabulary=53), "decoder_feed_forward": 13},
     {"share": "none", "norm": "pre", "position": "rotary", "source": TextSource(vocabulary=53)},
 ]
 LANGUAGE: list[dict[str, Any]] = [
