@@ -51,17 +51,7 @@ def cifar10(data: Path) -> Recipe:
             flip=True, crop=(0.6, 1.0), policy="rand", mixup=True, cutmix=True
         ),
         model=VisionShape(layers=8, width=256, heads=4, feed_forward=1024),
-        training=TrainingConfig(
-            epochs=100,
-            batch=512,
-            lr=1e-3,
-            schedule="cosine",
-            warmup=500,
-            weight_decay=0.05,
-            evaluate_every=880,
-            save_every=880,
-            ema=0.999,
-        ),
+        training=_training(every=880),
     )
     return Recipe("classify", config, {"test": {"images": str(test)}})
 
@@ -83,19 +73,24 @@ def fashion_mnist(data: Path) -> Recipe:
         patch=4,
         augmentation=Augmentation(flip=True, crop=(0.7, 1.0), erase=0.2, mixup=True, cutmix=True),
         model=VisionShape(layers=6, width=192, heads=3, feed_forward=768),
-        training=TrainingConfig(
-            epochs=100,
-            batch=512,
-            lr=1e-3,
-            schedule="cosine",
-            warmup=500,
-            weight_decay=0.05,
-            evaluate_every=1050,
-            save_every=1050,
-            ema=0.999,
-        ),
+        training=_training(every=1050),
     )
     return Recipe("classify", config, {"test": {"images": test[0], "labels": test[1]}})
+
+
+def _training(every: int) -> TrainingConfig:
+    """100 epochs; evaluations and checkpoints so many steps apart, which is ten epochs."""
+    return TrainingConfig(
+        epochs=100,
+        batch=512,
+        lr=1e-3,
+        schedule="cosine",
+        warmup=500,
+        weight_decay=0.05,
+        evaluate_every=every,
+        save_every=every,
+        ema=0.999,
+    )
 
 
 def strips(data: Path) -> Recipe:

@@ -78,12 +78,7 @@ class _Chunked(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor | None, ...]:
-        (slope,) = slopes
-        grads = [
-            None if grad is None else (grad * slope).to(dtype)
-            for grad, dtype in zip(ctx.saved_tensors, ctx.dtypes)
-        ]
-        return (*grads, None, None, None)
+        return (*_scaled(ctx, *slopes), None, None, None)
 
 
 def divergence(
@@ -144,12 +139,15 @@ class _Divergence(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor | None, ...]:
-        (slope,) = slopes
-        grads = [
-            None if grad is None else (grad * slope).to(dtype)
-            for grad, dtype in zip(ctx.saved_tensors, ctx.dtypes)
-        ]
-        return (*grads, None)
+        return (*_scaled(ctx, *slopes), None)
+
+
+def _scaled(ctx: Any, slope: Tensor) -> list[Tensor | None]:
+    """The gradients that the forward pass has kept, times that of the loss."""
+    return [
+        None if grad is None else (grad * slope).to(dtype)
+        for grad, dtype in zip(ctx.saved_tensors, ctx.dtypes)
+    ]
 
 
 def _parts(rows: int, classes: int) -> Iterator[slice]:
