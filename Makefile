@@ -4,9 +4,10 @@
 
 PYTHON ?= python3
 VENV := .venv
+CONSTRAINTS := constraints.txt
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-all test-numerics lint bench notebooks docs clean
+.PHONY: demo test test-all test-numerics test-oldest lint bench notebooks docs clean
 .NOTPARALLEL:
 
 demo: $(VENV)/ready-demo
@@ -23,6 +24,10 @@ test: $(VENV)/ready-test
 
 test-all: $(VENV)/ready-test
 	@$(PYTEST) -m ""
+
+# The oldest versions that pyproject.toml admits, in an environment of their own.
+test-oldest:
+	@$(MAKE) --no-print-directory test VENV=.venv-oldest CONSTRAINTS=constraints-oldest.txt
 
 # Whatever is computed, as on a CPU without vector instructions.
 test-numerics: $(VENV)/ready-test
@@ -47,7 +52,7 @@ docs: $(VENV)/ready-demo
 	@$(BIN)/python docs/build.py build/docs
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis \
+	rm -rf $(VENV) .venv-oldest build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis \
 	  .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -60,12 +65,12 @@ found = $(shell $(PYTHON) --version 2>&1 || true)
 
 # The stamp takes the time at which the installation began and its name only when everything
 # is in place: an interrupted installation, or a file changed meanwhile, is installed again.
-$(VENV)/ready-%: pyproject.toml constraints.txt
+$(VENV)/ready-%: pyproject.toml $(CONSTRAINTS)
 	@$(if $(filter True,$(modern)),,$(error Regard needs Python 3.11 or newer, but $(PYTHON) \
 	  gives "$(found)"; name another one: make $(MAKECMDGOALS) PYTHON=python3.12))
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
 	@touch $@.begun
 	@echo "Setting up $(VENV) for make $* ..."
-	@$(BIN)/python -m pip install --quiet -c constraints.txt setuptools
-	@$(BIN)/python -m pip install --quiet -c constraints.txt --no-build-isolation -e '.$(extras)'
+	@$(BIN)/python -m pip install --quiet -c $(CONSTRAINTS) setuptools
+	@$(BIN)/python -m pip install --quiet -c $(CONSTRAINTS) --no-build-isolation -e '.$(extras)'
 	@mv $@.begun $@

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+from packaging.version import Version
 
 import regard
 from regard.extras import EXTRAS, install
@@ -62,6 +63,18 @@ def test_every_bound_is_met_by_what_is_pinned() -> None:
     for one in [*PROJECT["dependencies"], *(x for extra in OPTIONAL.values() for x in extra)]:
         wanted = Requirement(one)
         assert pinned[canonicalize_name(wanted.name)] in wanted.specifier
+
+
+def test_the_oldest_versions_are_the_lower_bounds() -> None:
+    """`make test-oldest` installs them."""
+    lines = (ROOT / "constraints-oldest.txt").read_text().split("\n\n")[0].splitlines()
+    oldest = dict(line.split("==") for line in lines if not line.startswith("#"))
+    for one in [*PROJECT["dependencies"], *OPTIONAL["all"]]:
+        wanted = Requirement(one)
+        for bound in wanted.specifier:
+            assert bound.operator == ">="
+            assert Version(oldest.pop(wanted.name)) == Version(bound.version)
+    assert oldest == {}
 
 
 WITHOUT = """
