@@ -25,6 +25,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from regard.attention.checks import broadcasts
 from regard.attention.fusing import fuses
 
 Positions: TypeAlias = int | Int[Tensor, ""] | Int[Tensor, " L"] | Int[Tensor, "B L"]
@@ -383,7 +384,7 @@ def _places(x: Float[Tensor, "*B L X"], at: Positions) -> Int[Tensor, "*R L"]:
         )
     if at.ndim == 1:
         return at
-    if x.ndim < 3 or at.shape[0] not in (1, x.shape[0]):
+    if x.ndim < 3 or not broadcasts(at.shape[0], x.shape[0]):
         raise ValueError(
             f"positions of shape {tuple(at.shape)} do not match x of shape {tuple(x.shape)}; the "
             "first axis of both must be the batch"

@@ -17,6 +17,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from regard.attention.attend import attend
+from regard.attention.checks import broadcasts
 from regard.attention.mask import Mask, four_axes
 
 # The most numbers held at once inside Additive: 64 MiB in float32.
@@ -192,7 +193,7 @@ class Additive(Score):
 def _for_each_query_head(query: Tensor, key: Tensor) -> Tensor:
     """The keys with one head for each head of the queries: query head h reads h // group."""
     has_heads = max(query.ndim, key.ndim) > 3 and min(query.ndim, key.ndim) > 2
-    if has_heads and query.shape[-3] != 1 and key.shape[-3] not in (1, query.shape[-3]):
+    if has_heads and query.shape[-3] != 1 and not broadcasts(key.shape[-3], query.shape[-3]):
         heads, key_heads = query.shape[-3], key.shape[-3]
         if heads % key_heads:
             fits = [str(n) for n in range(1, heads + 1) if heads % n == 0]

@@ -14,7 +14,8 @@ from typing import Any
 
 from regard.cli.arguments import Progress, with_inputs
 from regard.data.diagnosis import Separator
-from regard.task.settings import check_positive
+from regard.data.table import Column
+from regard.task.settings import Precision, check_positive
 from regard.task.translate import Cut, Quality, evaluate
 
 
@@ -28,8 +29,8 @@ class Compare:
     """Reference translations."""
     pairs: tuple[str, ...] = ()
     """Instead, tables with both sides."""
-    columns: tuple[int, int] | None = None
-    """Which columns of the tables, counted from 0, are source and target."""
+    columns: tuple[Column, Column] | None = None
+    """Which columns of the tables, numbers from 0 on or names, are source and target."""
     separator: Separator | None = None
     """What separates the columns of tables."""
     references: tuple[str, ...] = ()
@@ -42,6 +43,9 @@ class Compare:
     """Beam size; by default that of each model's config.json."""
     samples: int = 1000
     """Bootstrap resamples."""
+    precision: Precision | None = None
+    """Precision of weights and activations: fp32 by default, so that scores are comparable. auto is
+    bf16 on a GPU; int8 is for a cpu."""
     device: str = "auto"
     """Device: auto is a GPU where there is one; or cpu, cuda, cuda:1."""
     json: bool = False
@@ -92,7 +96,8 @@ def _compared(folders: list[str], options: Compare) -> tuple[list[System], dict[
 
     given = ("source", "target", "pairs", "columns", "separator", "references", "bleu")
     values = {name: getattr(options, name) for name in (*given, "lowercase", "beams")}
-    found = [evaluate(one, **values, device=options.device, progress=Progress()) for one in folders]
+    values |= {"precision": options.precision or "fp32", "device": options.device}
+    found = [evaluate(one, **values, progress=Progress()) for one in folders]
     first = found[0]
     for folder, other in zip(folders[1:], found[1:]):
         if other.references != first.references:

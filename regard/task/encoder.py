@@ -28,8 +28,9 @@ from regard.model.encoder import EncoderConfig, EncoderShape, TextEncoder
 from regard.seeding import rng, seeded
 from regard.task import corpus
 from regard.task.corpus import Corpus, Windows, Words
-from regard.task.folder import model_folder
+from regard.task.folder import load_saved, model_folder
 from regard.task.settings import (
+    Precision,
     Preset,
     absolute,
     check_obeyed,
@@ -273,7 +274,7 @@ def measure(
     model: TextEncoder, held: Windows, tokenizer: AnyTokenizer, hiding: Hiding, budget: int
 ) -> dict[str, float]:
     """The share of hidden tokens that are guessed, and their perplexity; always the same ones."""
-    device, right, total, count = model.output.weight.device, 0, 0.0, 0
+    device, right, total, count = next(model.parameters()).device, 0, 0.0, 0
     for indices in plan(held.places[:, 2], budget, 0, 0):
         batch = _batch(held, indices, tokenizer, hiding, 0, 0).to(device)
         states = model.features(batch.inputs, lengths=batch.lengths)[0, batch.hidden]
@@ -287,12 +288,13 @@ def evaluate(
     folder: str | Path,
     *,
     texts: Sequence[str] = (),
+    precision: Precision = "fp32",
     device: str = "cpu",
     progress: Progress | None = None,
 ) -> Evaluation:
     """How many hidden tokens of these files a model, or a run's, guesses; by default of all that it
     held out."""
-    saved = checkpoint.load(model_folder(folder), device=device)
+    saved = load_saved(folder, device, precision)
     encoder = TrainedEncoder(saved)
     config = recorded(Config, saved.task, folder)
     if config is None:
