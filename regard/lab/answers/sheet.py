@@ -439,7 +439,9 @@ ANSWERS: tuple[Answer, ...] = (
         answer="Attention reads any token directly, however far away, so that long-range "
         "dependencies are easy to represent. A recurrent state is overwritten at every step, and "
         "what came early fades. The price is the quadratic cost of all pairs in time, and in "
-        "memory if the weights are kept; a recurrent layer is linear in the length.",
+        "memory if the weights are kept; a recurrent layer is linear in the length. To see it on "
+        "texts of one's own, `regard train label RUN --texts FILE` trains a classifier with "
+        "attention, and the same with `--model.mixer lstm` one that differs in nothing else.",
         derivation=(
             Step(
                 "In attention the last output has a direct term for every token.",
