@@ -9,7 +9,8 @@ import base64
 import binascii
 import math
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from regard.studio.runs import DEMOS, Run, Runs, metrics
@@ -24,6 +25,9 @@ PATIENCE = 600.0
 
 MEMORY = 8 << 30
 """Bytes of weights that are kept; beyond, the model goes that was not asked for the longest."""
+
+SMALL = 10_000_000
+"""Parameters of a model that is small."""
 
 LONGEST = 2000
 """Characters of a text that is looked into."""
@@ -126,10 +130,11 @@ class Models:
     def _ask(self, asked: Question, kind: type, does: str, look: Callable[[Any], Any]) -> Any:
         run = self.runs.named(asked.get("run"))
 
-        def checked(model: Any) -> Any:
-            if not isinstance(model, kind):
+        def checked(predictor: Any) -> Any:
+            if type(predictor) is not kind:
                 raise ValueError(f"run ({run.name}) is not one that {does}")
-            return look(model)
+            with _threads(predictor.model):
+                return look(predictor)
 
         service, name = self._served(run)
         return service.inspect(name, checked).result()
@@ -154,6 +159,20 @@ class Models:
                     self.service.reload(name).result()
             self.served[place] = name, written
             return self.service, name
+
+
+@contextmanager
+def _threads(model: Any) -> Iterator[None]:
+    """One thread for one sentence of a small model, which is over before a second has begun."""
+    import torch
+
+    before = torch.get_num_threads()
+    small = sum(parameter.numel() for parameter in model.parameters()) < SMALL
+    torch.set_num_threads(1 if small else before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _text(asked: Question) -> str:

@@ -27,7 +27,7 @@ export function show(root) {
     try { made = build(kind, n, x, state); } catch (error) { wrong = error.message; made = build(kind, n, x, { ...DEFAULTS, order: Array.from({ length: n }, (_, i) => n - i).join(" ") }); }
     const now = run(made, state.beta);
     const error = apart(now.output, made.target);
-    const betas = Array.from({ length: 61 }, (_, i) => i / 2);
+    const betas = Array.from({ length: 31 }, (_, i) => i);
     const errors = betas.map((beta) => apart(run(made, beta).output, made.target));
     const names = Array.from({ length: n }, (_, i) => String(i + 1));
     return [
