@@ -127,11 +127,11 @@ class Models:
             lambda model: numbers_of_head(model, text, name, head, changes),
         )
 
-    def _ask(self, asked: Question, kind: type, does: str, look: Callable[[Any], Any]) -> Any:
+    def _ask(self, asked: Question, kind: type[Any], does: str, look: Callable[[Any], Any]) -> Any:
         run = self.runs.named(asked.get("run"))
 
         def checked(predictor: Any) -> Any:
-            if type(predictor) is not kind:
+            if not isinstance(predictor, kind):
                 raise ValueError(f"run ({run.name}) is not one that {does}")
             with _threads(predictor.model):
                 return look(predictor)
