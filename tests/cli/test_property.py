@@ -579,7 +579,7 @@ def faults(world: World, case: Case, ended: Ended) -> list[str]:
 
 
 def _json_faults(case: Case, out: str) -> list[str]:
-    each = case.words[0] in ("translate", "classify", "read")
+    each = case.words[0] in ("translate", "classify", "read", "label", "generate", "score")
     for text in out.split("\n")[:-1] if each else [out]:
         try:
             json.loads(text)
