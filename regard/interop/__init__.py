@@ -81,9 +81,11 @@ def shape_for(kind: str, task: str) -> dict[str, object]:
 
 
 def detect(source: Path) -> str:
-    """Which format a folder's config.json speaks of: marian, vit (Hugging Face's) or timm."""
+    """Which format a folder is of: ctranslate2, marian, vit (Hugging Face's) or timm."""
     from regard.interop.tensors import settings
 
+    if ((source if source.is_dir() else source.parent) / "model.bin").is_file():
+        return "ctranslate2"
     config = settings(source)
     kind = config.get("model_type")
     if kind is None and str(config.get("architecture", "")).startswith(_TIMM):
@@ -95,7 +97,8 @@ def detect(source: Path) -> str:
     name = json.dumps(kind if kind is not None else config.get("architecture"))
     raise ValueError(
         f"{source} holds a model that cannot be imported (model_type {name}); "
-        f"known are {', '.join(get_args(Kind))} and timm's vit_*, deit* and flexivit*"
+        f"known are {', '.join(get_args(Kind))}, CTranslate2's folders, and timm's vit_*, deit* "
+        "and flexivit*"
     )
 
 
@@ -129,6 +132,10 @@ def find(source: str | Path) -> Path:
 
 def _reader(kind: str) -> "Reader":
     match kind:
+        case "ctranslate2":
+            from regard.interop import ctranslate2_folder
+
+            return ctranslate2_folder
         case "marian":
             from regard.interop import marian
 

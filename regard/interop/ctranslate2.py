@@ -25,7 +25,12 @@ from regard.interop.format import Task
 from regard.interop.refusal import Obstacle, other_mixing, own_parts, refuse
 from regard.interop.tensors import Pair, give, new_folder, put
 from regard.interop.verify import Verified, compare, reference, texts
-from regard.interop.vocabulary import kept, source_names, target_names, unknown
+from regard.interop.vocabulary import (
+    kept,
+    source_names,
+    target_names,
+    unknown,
+)
 from regard.model.embedding import Tokens
 from regard.model.language import LanguageConfig, LanguageModel
 from regard.model.transformer import TextSource, Transformer, TransformerConfig
@@ -149,7 +154,7 @@ def _spec(
     spec.config.bos_token, spec.config.eos_token = names[said["start"]], names[said["end"]]
     spec.config.unk_token = unknown(names, said["pad"])
     spec.config.layer_norm_epsilon = config.epsilon
-    pairs = list(_pairs(config))
+    pairs = list(pairs_of(config))
     for name, tensor in give(model, pairs).items():
         _set(spec, name, tensor)
     for pair in pairs:
@@ -159,12 +164,12 @@ def _spec(
         stack = getattr(spec, side)
         stack.scale_embeddings = tokens.scale != 1.0
         if config.position not in ("rotary", "linear-bias", "learned"):
-            length = max(config.length, _LONGEST)
+            length = max(config.length, LONGEST)
             stack.position_encodings.encodings = _table(tokens.position, length, config.width)
     return spec
 
 
-_LONGEST = 1024
+LONGEST = 1024
 """Positions that the table of an encoding without an end has at least."""
 
 
@@ -185,7 +190,7 @@ def _final(config: Config) -> bool:
     return config.norm == "pre" if config.final_norm is None else config.final_norm
 
 
-def _pairs(config: Config) -> Iterator[Pair]:
+def pairs_of(config: Config) -> Iterator[Pair]:
     """Their variables and ours; what is joined there lies side by side here."""
     source, target, output = (
         "encoder/embeddings_0/weight",
@@ -347,6 +352,15 @@ def _read_by(model: Transformer | LanguageModel) -> int:
 def vocabulary(folder: Path, side: Literal["source", "target"]) -> list[str]:
     """The names of all ids, as a folder keeps them."""
     for name in (f"{side}_vocabulary.json", "shared_vocabulary.json", "vocabulary.json"):
-        if (folder / name).is_file():
-            return [str(token) for token in json.loads((folder / name).read_bytes())]
+        path = folder / name
+        if not path.is_file():
+            continue
+        try:
+            names = json.loads(path.read_bytes())
+        except (ValueError, RecursionError) as error:
+            reason = " ".join(str(error).split())
+            raise ValueError(f"{path} is not JSON ({reason}); fetch it again") from None
+        if not isinstance(names, list) or not all(isinstance(one, str) for one in names):
+            raise ValueError(f"{path} must be a list of tokens; fetch it again")
+        return names
     raise ValueError(f"{folder} has no {side}_vocabulary.json, which names its tokens; restore it")

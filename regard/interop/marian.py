@@ -31,7 +31,7 @@ from regard.interop.refusal import Obstacle, other_mixing, own_parts, refuse
 from regard.interop.tensors import Pair, Tensors, fill, give, load, new_folder, settings, store
 from regard.interop.transformers import verified
 from regard.interop.verify import Verified, reference, texts
-from regard.interop.vocabulary import hugging_face
+from regard.interop.vocabulary import NEVER, hugging_face
 from regard.model.block import Activation
 from regard.model.transformer import (
     Share,
@@ -356,16 +356,12 @@ def _start_from_padding(tensors: Tensors, config: TransformerConfig, start: int)
     """Adds padding as the last token, from whose zero vector decoding starts."""
     table, bias = tensors["model.shared.weight"], tensors["final_logits_bias"]
     tensors["model.shared.weight"] = torch.cat((table, torch.zeros_like(table[:1])))
-    tensors["final_logits_bias"] = torch.cat((bias, torch.full_like(bias[:, :1], _NEVER)), 1)
+    tensors["final_logits_bias"] = torch.cat((bias, torch.full_like(bias[:, :1], NEVER)), 1)
     positions = torch.arange(config.length)
     sinusoids = Sinusoidal(config.width, layout="halves").encoding(positions, torch.float32)
     scale = math.sqrt(config.width) if config.scale else 1.0
     sinusoids[0] += scale * table[start].float()
     tensors["model.decoder.embed_positions.weight"] = sinusoids.to(table.dtype)
-
-
-_NEVER = -1e4
-"""A logit that no other falls below."""
 
 
 def _config_json(

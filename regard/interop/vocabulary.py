@@ -18,6 +18,9 @@ TOKENIZERS = (
 )
 """What a tokenizer consists of; every other library is given all of them that there are."""
 
+NEVER = -1e4
+"""A logit of a token that is never written."""
+
 _SOURCE = ("vocab.json", "tokenizer.json", "source.tokenizer.json")
 _TARGET = ("target_vocab.json", "vocab.json", "tokenizer.json", "target.tokenizer.json")
 

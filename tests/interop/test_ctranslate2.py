@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from regard.cli import main as cli
 from regard.data.tokenizer import Tokenizer
 from regard.data.tokenizer import files as tokenizer_files
 from regard.interop import ctranslate2 as ours
-from regard.interop import write
+from regard.interop import read, write
 from regard.model.classifier import ClassifierConfig
 from regard.model.transformer import TransformerConfig
 from regard.task.search import SearchSettings
@@ -97,9 +98,9 @@ def test_a_transformer_has_the_same_logits_there(changes: dict[str, Any], tmp_pa
     verified = write(model, tmp_path / "out", "ctranslate2", task=TASK)
     assert verified.difference < 1e-6 * max(10, verified.largest)
     source = torch.randint(4, 47, (11,)).tolist()
-    read, written = names(tmp_path / "out", "source"), names(tmp_path / "out", "target")
+    heard, written = names(tmp_path / "out", "source"), names(tmp_path / "out", "target")
     (result,) = engine.Translator(str(tmp_path / "out"), intra_threads=1).translate_batch(
-        [[read[i] for i in source]],
+        [[heard[i] for i in source]],
         beam_size=1,
         max_decoding_length=7,
         min_decoding_length=7,
@@ -110,6 +111,11 @@ def test_a_transformer_has_the_same_logits_there(changes: dict[str, Any], tmp_pa
         expected = model(torch.tensor([[*source, 2]]), torch.tensor([[1, *target[:-1]]]))[0]
     found = steps(result)
     real = found > -1e30  # the end, which was forbidden
+    back = read(tmp_path / "out")
+    assert back.model.config == replace(model.config, length=back.model.config.length)
+    with torch.no_grad():
+        again = back.model(torch.tensor([[*source, 2]]), torch.tensor([[1, *target[:-1]]]))[0]
+    assert (again - expected).abs().max() < 1e-6 * max(10, verified.largest)
     assert (found - expected)[real].abs().max() < 1e-6 * max(10, verified.largest)
     assert real.sum() == real.numel() - 7
 
@@ -127,6 +133,10 @@ def test_a_language_model_has_the_same_logits_there(
     with torch.no_grad():
         found = torch.from_numpy(np.array(generator.forward_batch(tokens)))
         assert (found - model(ids)).abs().max() < 1e-5
+        back = read(tmp_path / "out")
+        assert (back.model(ids) - model(ids)).abs().max() < 1e-5
+    assert back.task is not None
+    assert [back.task[name] for name in ("name", "start", "end")] == ["language", 1, 2]
 
 
 @pytest.mark.parametrize(("precision", "allowed"), [("int8", 0.1), ("bf16", 0.1), ("fp16", 0.01)])
@@ -138,6 +148,10 @@ def test_narrower_weights(precision: str, allowed: float, tmp_path: Path) -> Non
         sizes.append((tmp_path / name / "model.bin").stat().st_size)
     assert 1e-7 < verified.difference < allowed * verified.largest
     assert sizes[1] < 0.7 * sizes[0]
+    back, (ids, target) = read(tmp_path / precision), torch.randint(4, 47, (2, 3, 7))
+    with torch.no_grad():
+        found, expected = back.model(ids, target), model(ids, target)
+    assert 1e-7 < (found - expected).abs().max() < allowed * expected.abs().max()
 
 
 # From texts to texts
@@ -190,7 +204,85 @@ def test_int8_by_the_command(folder: Path, tmp_path: Path, capsys: Capture) -> N
     assert "the arg-max is the same at" in out
 
 
+def test_there_and_back_by_the_commands(folder: Path, tmp_path: Path, capsys: Capture) -> None:
+    regard(capsys, "export", folder, tmp_path / "out", "--to", "ctranslate2")
+    status, _, said = regard(capsys, "import", tmp_path / "out", tmp_path / "back")
+    assert (status, said) == (0, "")
+    native, back = load(folder), load(tmp_path / "back")
+    for found, wanted in zip(back.translate(SENTENCES, beams=1), native.translate(SENTENCES)):
+        assert found.startswith(wanted[:40])  # it may be longer: the limit is the engine's
+
+
+def test_what_another_converter_made(tmp_path: Path) -> None:
+    """A Marian model, which starts from zero, by the package's own converter."""
+    transformers = pytest.importorskip("transformers")
+    from ctranslate2.converters.transformers import MarianMTLoader
+
+    config = transformers.MarianConfig(
+        vocab_size=47,
+        d_model=24,
+        encoder_layers=1,
+        decoder_layers=2,
+        encoder_attention_heads=3,
+        decoder_attention_heads=3,
+        encoder_ffn_dim=29,
+        decoder_ffn_dim=17,
+        max_position_embeddings=31,
+        pad_token_id=46,
+        decoder_start_token_id=46,
+        eos_token_id=0,
+        activation_function="swish",
+        scale_embedding=True,
+    )
+    theirs = randomised(transformers.MarianMTModel(config))
+    theirs.model.encoder.embed_positions.weight.data = (
+        theirs.model.encoder.embed_positions.create_weight()
+    )
+    theirs.model.decoder.embed_positions.weight.data = (
+        theirs.model.encoder.embed_positions.weight.clone()
+    )
+    with torch.no_grad():
+        theirs.model.shared.weight[46] = 0
+        spec = MarianMTLoader().get_model_spec(theirs)
+    tokens = [f"t{n}" for n in range(46)]
+    spec.register_source_vocabulary(tokens)
+    spec.register_target_vocabulary(tokens)
+    spec.config.eos_token = spec.config.decoder_start_token = "t0"
+    spec.config.unk_token = "t1"
+    spec.validate()
+    spec.optimize(quantization="float32")
+    spec.save(str(tmp_path))
+    back = read(tmp_path)
+    assert back.task is not None
+    assert [back.task[name] for name in ("start", "end", "pad")] == [46, 0, 46]
+    source, target = torch.randint(1, 46, (3, 7)), torch.randint(1, 46, (3, 5))
+    target[:, 0] = 46
+    with torch.no_grad():
+        expected = theirs(source, decoder_input_ids=target).logits
+        found = back.model(source, target)
+    assert (found - expected)[..., :46].abs().max() < 1e-5 * expected.abs().max()
+
+
 # What is refused
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (lambda content: content[:1000], "ends after 1,000 bytes"),
+        (lambda content: b"\x09" + content[1:], "version 9; known are 5 and 6"),
+        (lambda content: content.replace(b"TransformerSpec", b"TransformerSpeq"), "Speq; known"),
+        (lambda content: content.replace(b"ffn/layer_norm/beta", b"ffn/layer_norm/bate"), "bate"),
+        (lambda content: content.replace(b"decoder/alibi\0", b"decoder/alibo\0"), "alibo"),
+    ],
+)
+def test_a_model_bin_that_is_not_one(damage: Any, said: str, tmp_path: Path) -> None:
+    model = randomised(Transformer(TransformerConfig(47, **SMALL)))
+    write(model, tmp_path / "out", "ctranslate2", task=TASK)
+    path = tmp_path / "out" / "model.bin"
+    path.write_bytes(damage(path.read_bytes()))
+    with pytest.raises(ValueError, match=said):
+        read(tmp_path / "out")
 
 
 def test_an_export_that_computes_something_else_is_never_written(
