@@ -17,6 +17,7 @@ from regard.attention.packed import Packed
 from regard.check.finding import SkipError
 from regard.interop.programs import AnyModel, programs
 from regard.model.classifier import TextClassifier
+from regard.model.encoder import TextEncoder
 from regard.model.language import LanguageModel
 from regard.model.transformer import Transformer
 
@@ -58,6 +59,10 @@ def padded(model: Any, examples: Sequence[Example]) -> Rows:
         case LanguageModel():
             targets, counts = _padded([_target(one) for one in examples])
             return _cut(model(targets), counts)
+        case TextEncoder():
+            source, lengths = sources(examples)
+            assert lengths is not None
+            return _cut(model(source, lengths=lengths), lengths)
         case TextClassifier():
             source, lengths = sources(examples)
             return list(model(source, lengths=lengths).split(1))
@@ -78,6 +83,9 @@ def packed(model: Any, examples: Sequence[Example]) -> Rows:
         case LanguageModel():
             targets, counts = _packed([_target(one) for one in examples])
             return list(model(targets, lengths=counts)[0].split(counts.lengths.tolist()))
+        case TextEncoder():
+            source, lengths = _packed([_source(one) for one in examples])
+            return list(model(source, lengths=lengths)[0].split(lengths.lengths.tolist()))
         case TextClassifier():
             source, lengths = _packed([_source(one) for one in examples])
             return list(model(source, lengths=lengths).split(1))
@@ -115,6 +123,9 @@ def formula(model: Any, examples: Sequence[Example]) -> Rows:
                 inputs = {"memory": memory, **length}
             case LanguageModel():
                 inputs = {}
+            case TextEncoder():
+                results.append(named["model"](source, **length)[0][0])
+                continue
             case _:
                 results.append(named["model"](source, **length))
                 continue

@@ -16,15 +16,17 @@ from torch import Tensor
 
 from regard.check.compute import Example
 from regard.checkpoint import Saved
-from regard.data.batch import Batch, LabelBatch, LanguageBatch, MixedBatch
+from regard.data.batch import Batch, LabelBatch, LanguageBatch, MaskedBatch, MixedBatch
 from regard.data.reading import Lines
 from regard.interop.programs import AnyModel
 from regard.interop.verify import texts as random_texts
 from regard.model.classifier import TextClassifier
 from regard.model.embedding import image_size
+from regard.model.encoder import TextEncoder
 from regard.model.language import LanguageModel
 from regard.model.transformer import AudioSource, ImageSource, TextSource, Transformer
 from regard.task.classify import Classifier
+from regard.task.encoder import TrainedEncoder
 from regard.task.label import Labeler, encoded
 from regard.task.language import Generator
 from regard.task.read import Reader
@@ -82,7 +84,7 @@ def _given(saved: Saved, data: Sequence[str], count: int) -> list[Example]:
         case Generator():
             start = predictor.search.start
             return [_pair(None, [start, *predictor.tokenizer.encode(line)]) for line in lines]
-        case Labeler():
+        case Labeler() | TrainedEncoder():
             return [_pair(ids, None) for ids in encoded(predictor.tokenizer, lines, LONGEST - 1)]
     raise AssertionError(predictor)
 
@@ -133,7 +135,7 @@ def _trained_on(saved: Saved, folder: Path, count: int) -> list[Example]:
             return [Example(source, target) for source, target in zip(sources, targets)]
         case LanguageBatch():
             return [Example(None, ids) for ids in _split(batch.inputs, batch.lengths)]
-        case LabelBatch():
+        case LabelBatch() | MaskedBatch():
             return [Example(ids, None) for ids in _split(batch.inputs, batch.lengths)]
         case MixedBatch():
             return [Example(image, None) for image in batch.inputs]
@@ -161,7 +163,7 @@ def _random(model: AnyModel, task: Any, count: int) -> list[Example]:
     match model:
         case LanguageModel():
             return [_pair(None, [start, *one]) for one in ids(model.config.vocabulary)]
-        case TextClassifier():
+        case TextClassifier() | TextEncoder():
             return [_pair([*one, end], None) for one in ids(model.config.vocabulary)]
         case Transformer():
             targets = [[start, *one] for one in reversed(ids(model.config.vocabulary))]

@@ -52,11 +52,9 @@ class _Task:
 
     def loss(self, batch: _Batch) -> tuple[Tensor, int]:
         rows = torch.cat(compute.padded(self.model, batch.examples))
-        labels = [
-            torch.zeros(1, dtype=torch.long) if one.target is None else one.target
-            for one in batch.examples
-        ]
-        return F.cross_entropy(rows, torch.cat(labels), reduction="sum"), len(rows)
+        labels = [one.target for one in batch.examples if one.target is not None]
+        wanted = torch.cat(labels) if labels else rows.new_zeros(len(rows), dtype=torch.long)
+        return F.cross_entropy(rows, wanted, reduction="sum"), len(rows)
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
         return {"loss": 0.0}

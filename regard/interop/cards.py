@@ -9,13 +9,14 @@ from regard.interop.graph import empty_past
 from regard.interop.vocabulary import target_names
 from regard.model.classifier import TextClassifier
 from regard.model.embedding import image_size
+from regard.model.encoder import TextEncoder
 from regard.model.language import LanguageModel
 from regard.model.transformer import AudioSource, ImageSource, TextSource, Transformer
 from regard.model.vit import VisionTransformer
 
 Files: TypeAlias = Mapping[str, bytes | Path]
 Task: TypeAlias = Mapping[str, Any]
-AnyModel: TypeAlias = Transformer | LanguageModel | TextClassifier | VisionTransformer
+AnyModel: TypeAlias = Transformer | LanguageModel | TextClassifier | TextEncoder | VisionTransformer
 
 
 def ctranslate2(name: str, model: Transformer | LanguageModel, task: Task, files: Files) -> str:
@@ -67,6 +68,15 @@ def onnx(name: str, model: AnyModel, task: Task, files: Files) -> str:
                 f"source = np.array([[*{code.ids}, {end}]])",
                 "lengths = np.array([source.shape[1]])",
                 *_classified(name, "source", "lengths"),
+            ]
+        case TextEncoder():
+            lines += [
+                *code.setup,
+                f"source = np.array([[*{code.ids}]])",
+                "lengths = np.array([source.shape[1]])",
+                f'model = onnxruntime.InferenceSession("{name}/model.onnx")',
+                f"logits, features = model.run(None, {_named('source', 'lengths')})",
+                "print(features.shape)",
             ]
         case LanguageModel():
             lines += [

@@ -4,6 +4,7 @@
     Decoder       tokens (B, L), past, memory, lengths         → logits (B, L, N), past
     Language      tokens (B, L), past (layers, 2, B, H, P, K)  → logits (B, L, N), past
     Classifier    ids (B, S), lengths (B)                      → logits (B, N)
+    Texts         ids (B, S), lengths (B)                      → logits (B, S, N), features
     Images        images (B, C, Y, X)                          → logits (B, N)
 
 A model of ours picks kernels by sizes, hooks and devices, which a traced program could not follow.
@@ -26,6 +27,7 @@ from regard.attention.position import LinearBias, Rotary
 from regard.model.block import Block, PreNorm
 from regard.model.classifier import TextClassifier
 from regard.model.embedding import Frames, Patches, Tokens, flat_patches
+from regard.model.encoder import TextEncoder
 from regard.model.language import LanguageModel
 from regard.model.stack import Stack
 from regard.model.transformer import Transformer
@@ -247,6 +249,21 @@ class Classifier(nn.Module):
             last = (lengths - 1)[:, None, None].expand(-1, 1, x.shape[-1])
             pooled = x.gather(1, last)[:, 0]
         return self.head(pooled)
+
+
+class Texts(nn.Module):
+    """A text to the logits of what each token might be, and to its vectors."""
+
+    def __init__(self, model: TextEncoder):
+        super().__init__()
+        self.tokens = Embedding(model.tokens)
+        self.layers = Layers(model.encoder)
+        self.output = model.output
+
+    def forward(self, source: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        x, at = self.tokens(source)
+        features, _ = self.layers(x, at, _within(lengths, at))
+        return self.output(features), features
 
 
 class Images(nn.Module):

@@ -18,11 +18,12 @@ from regard.interop.refusal import other_mixing, own_parts, refuse
 from regard.interop.verify import Verified, compare, texts
 from regard.model.classifier import TextClassifier
 from regard.model.embedding import image_size
+from regard.model.encoder import TextEncoder
 from regard.model.language import LanguageModel
 from regard.model.transformer import AudioSource, ImageSource, TextSource, Transformer
 from regard.model.vit import VisionTransformer
 
-AnyModel: TypeAlias = Transformer | LanguageModel | TextClassifier | VisionTransformer
+AnyModel: TypeAlias = Transformer | LanguageModel | TextClassifier | TextEncoder | VisionTransformer
 Axes: TypeAlias = dict[str, dict[int, str]]
 Run: TypeAlias = Callable[[str, Mapping[str, Tensor]], list[Tensor]]
 """Runs the program of this name, and gives its results."""
@@ -63,6 +64,9 @@ def programs(model: AnyModel) -> list[Program]:
                     ("logits", "present"),
                 )
             ]
+        case TextEncoder():
+            outputs = ("logits", "features")
+            return [Program("model", graph.Texts(model), *_text("source"), outputs=outputs)]
         case TextClassifier():
             return [
                 Program("model", graph.Classifier(model), *_text("source"), outputs=("logits",))
@@ -138,6 +142,12 @@ def verified(native: AnyModel, run: Run, engine: str) -> Verified:
                 tokens = _padded(texts(native.config.vocabulary))[0]
                 past = graph.empty_past(native, len(tokens))
                 pairs = [(native(tokens), _step_by_step(run, tokens, {}, past))]
+            case TextEncoder():
+                ids, lengths = _padded(texts(native.config.vocabulary))
+                logits, _ = run("model", {"source": ids, "lengths": lengths})
+                expected = native(ids, lengths=lengths)
+                real = [range(count) for count in lengths.tolist()]  # padding is nobody's
+                pairs = [(a[rows], b[rows]) for a, b, rows in zip(expected, logits, real)]
             case TextClassifier():
                 ids, lengths = _padded(texts(native.config.vocabulary))
                 (logits,) = run("model", {"source": ids, "lengths": lengths})

@@ -84,6 +84,13 @@ def label(folder: Path) -> Path:
     return untrained("label", folder / "label", config)
 
 
+def encoder(folder: Path) -> Path:
+    config = shaped(spec("encoder").preset("tiny"), layers=2)
+    files = {"text": (text(folder, "text", 3),), "cache": str(folder / "cache")}
+    config = replace(config, vocabulary=300, context=23, **files)
+    return untrained("encoder", folder / "encoder", config)
+
+
 def classify(folder: Path) -> Path:
     config = shaped(spec("classify").preset("tiny"), layers=1)
     return untrained("classify", folder / "classify", config)
@@ -138,7 +145,7 @@ def test_the_command(compiled: bool, translator: Path, capsys: Capture, monkeypa
         assert one["status"] == "skipped" or 0 <= one["difference"] <= one["tolerance"]
 
 
-@pytest.mark.parametrize("make", [language, label, classify, read])
+@pytest.mark.parametrize("make", [language, label, encoder, classify, read])
 def test_other_kinds(make: Callable[[Path], Path], tmp_path: Path) -> None:
     names = [one.name for one in PROPERTIES if one.name not in SLOW]
     found = findings(make(tmp_path), *names)
@@ -152,7 +159,7 @@ def test_other_kinds(make: Callable[[Path], Path], tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("unchecked")
-@pytest.mark.parametrize("make", [language, label, classify, read])
+@pytest.mark.parametrize("make", [language, label, encoder, classify, read])
 def test_the_slow_ones_too(make: Callable[[Path], Path], tmp_path: Path) -> None:
     found = findings(make(tmp_path), *SLOW)
     assert {finding.status for finding in found.values()} == {"holds"}

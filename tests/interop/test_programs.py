@@ -26,6 +26,7 @@ from regard.data.tokenizer import files as tokenizer_files
 from regard.interop import onnx, torch_export, write
 from regard.interop.programs import AnyModel, programs, verified
 from regard.model.classifier import ClassifierConfig
+from regard.model.encoder import EncoderConfig, TextEncoder
 from regard.model.transformer import TransformerConfig
 from regard.model.vit import VisionConfig
 from regard.task.search import SearchSettings
@@ -76,6 +77,7 @@ MODELS: dict[str, Any] = {
     "label, last": lambda: TextClassifier(
         ClassifierConfig(5, 47, **WIDE | ROTARY, layers=2, pool="last")
     ),
+    "encoder": lambda: TextEncoder(EncoderConfig(47, **WIDE | ROTARY, layers=2)),
     "vit": lambda: VisionTransformer(VisionConfig(7, (8, 12), 4, **WIDE, layers=2)),
     "vit, mean": lambda: VisionTransformer(
         VisionConfig(7, 8, 4, **WIDE, layers=2, pool="mean", pool_norm=True, position="sinusoidal")
