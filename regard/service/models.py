@@ -146,10 +146,14 @@ class Served:
 
     @staticmethod
     def of(name: str, folder: Path, predictor: Any, version: int) -> "Served":
-        for kind in (ServedTranslator, ServedReader, ServedGenerator, ServedClassifier):
+        kinds = (ServedTranslator, ServedReader, ServedGenerator, ServedClassifier, ServedLabeler)
+        for kind in kinds:
             if type(predictor).__name__ == kind.predictor:
                 return kind(name, folder, predictor, version)
-        return ServedLabeler(name, folder, predictor, version)
+        raise ValueError(
+            f"{folder} holds a {type(predictor).__name__}, which answers nothing by itself; serve "
+            f"what starts from it: regard train label NEW --texts FILE --start {folder}"
+        )
 
     def about(self) -> About:
         engine = "the model's modules"

@@ -12,8 +12,9 @@ import pytest
 import torch
 from torch import nn
 
-from regard import load
+from regard import checkpoint, load
 from regard.decode.engine.int8 import library as native
+from regard.model.encoder import TextEncoder
 from regard.service import (
     Attend,
     Busy,
@@ -31,9 +32,10 @@ from regard.service import (
     Translate,
     Unknown,
 )
-from regard.service.models import ServedTranslator
+from regard.service.models import Served, ServedTranslator
 from tests.processes import wait_until
 from tests.service.samples import (
+    BPE,
     TEXTS,
     classifier,
     generator,
@@ -443,3 +445,11 @@ def test_a_model_of_another_kind_is_refused(tmp_path: Path) -> None:
         pytest.raises(ValueError, match="does not say what its model is for"),
     ):
         service.add(tmp_path / "alone")
+
+
+def test_an_encoder_answers_nothing_by_itself(tmp_path: Path) -> None:
+    model = TextEncoder.tiny(BPE.size)
+    files = {"tokenizer.json": BPE.to_bytes()}
+    checkpoint.save(tmp_path / "encoder", model, files=files, task={"name": "encoder"})
+    with pytest.raises(ValueError, match="answers nothing by itself; serve what starts from it"):
+        Served.of("encoder", tmp_path / "encoder", load(tmp_path / "encoder"), 1)
