@@ -173,6 +173,7 @@ def translated(
                 {
                     "text": translator.tokenizer.decode([*changes.forced, *one.tokens]),
                     "score": one.score,
+                    "ids": [*changes.forced, *one.tokens],
                 }
                 for one in found
             ],

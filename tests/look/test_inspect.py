@@ -37,11 +37,18 @@ SIZES: dict[str, Any] = {"width": 16, "heads": 2, "feed_forward": 24}
 SCALED: dict[str, Any] = {"mean": [0.5], "std": [0.5]}
 
 
-@pytest.fixture
-def translator(tmp_path: Path) -> Any:
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("translator")
+
+
+@pytest.fixture(scope="module")
+def translator(folder: Path) -> Any:
+    """Random, but the same each time; what tests change inside it, they put back."""
+    torch.manual_seed(0)
     vocabulary = Tokenizer.characters(TEXTS).size
     config = TransformerConfig(vocabulary, **SIZES, encoder_layers=2, decoder_layers=2)
-    return saved(tmp_path / "run", Transformer(config), "translate")
+    return saved(folder / "run", Transformer(config), "translate")
 
 
 def test_a_translation_is_what_the_search_finds(translator: Any) -> None:
@@ -228,11 +235,11 @@ def test_what_a_model_is_not_for(translator: Any) -> None:
 
 
 def test_the_command(
-    translator: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any
+    translator: Any, folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any
 ) -> None:
     from regard.cli.main import main
 
-    monkeypatch.chdir(tmp_path)
+    monkeypatch.chdir(folder)
     run: Callable[..., int] = lambda *words: main(["look", *words])  # noqa: E731
     assert (
         run("run", "--text", "ab cd", "-o", "page.html", "--svg", "a.svg", "--device", "cpu") == 0
@@ -240,7 +247,7 @@ def test_the_command(
     said = capsys.readouterr().out
     assert "cross-attention from output to source:" in said
     assert "Written: page.html, a.svg" in said
-    assert "ab cd" in (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert "ab cd" in (folder / "page.html").read_text(encoding="utf-8")
     for words, message in (
         (("run",), 'this model reads text; give some: --text "…"'),
         (("run", "--text", "ab", "--layer", "9"), "layer (9) must be from 1 to 2"),

@@ -344,6 +344,15 @@ def test_words_are_hidden_and_forced(studio: Server, open_page: Open) -> None:
     assert fact(page, "output").startswith(token)
 
 
+def test_every_hypothesis_has_its_own_attention(studio: Server, open_page: Open) -> None:
+    page = open_page(studio, "translate?text=4.+M%C3%A4rz+1983")
+    settled(page)
+    second = page.locator("tr:has([data-key='hypothesis-1']) th").inner_text()
+    page.click("[data-key='hypothesis-1']")
+    settled(page)
+    assert fact(page, "output").startswith(second)
+
+
 def test_a_real_head_by_hand_has_the_models_weights(
     studio: Server, runs: list[Path], open_page: Open
 ) -> None:

@@ -78,6 +78,7 @@ export async function show(root) {
     parts.push(card("Word alignment", alignment(state)));
     parts.push(view.effect ? effects(view.effect) : null);
     if (view.tree.length) parts.push(card("Beam tree", el("p", { class: "soft" }, "Every hypothesis that was open, step by step; in colour the one that won. A number is the log p of all so far."), tree()));
+    if (view.hypotheses.length > 1) parts.push(card("The best few", el("p", { class: "soft" }, "What the search ended with, and its score: log p by length. Look at one to see the attention with which it is written."), nBest(state)));
     return parts;
   }
 
@@ -146,6 +147,11 @@ export async function show(root) {
     sources.forEach((name, j) => drawn.append(svg("text", { x: top[j], y: 22, "text-anchor": "middle", "font-size": 15 }, name)));
     targets.forEach((name, i) => drawn.append(svg("text", { x: bottom[i], y: 136, "text-anchor": "middle", "font-size": 15 }, name)));
     return el("div", { class: "scroll", tabindex: "0", role: "group", "aria-label": "word alignment" }, drawn);
+  }
+
+  function nBest(state) {
+    return el("div", { class: "scroll" }, el("table", {}, el("tbody", {}, view.hypotheses.map((one, n) => el("tr", {}, el("td", { class: "n" }, `${n + 1}`), el("th", { scope: "row" }, one.text || "∅"), el("td", { class: "n" }, figure(one.score, 3)),
+      el("td", {}, n || state.forced ? button("Look at it", () => change({ forced: unlist(one.ids.map((id) => [String(id)])) }), { class: "mini", "data-key": `hypothesis-${n}` }) : "shown"))))));
   }
 
   function tree() {
