@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.attention.position import InputPosition
+from regard.extras import install
 from regard.interop import cards
 from regard.interop.format import Task
 from regard.interop.refusal import Obstacle, other_mixing, own_parts, refuse
@@ -80,7 +81,7 @@ def library() -> Any:
         import ctranslate2
     except ImportError:
         raise ValueError(
-            "exporting to CTranslate2 needs its package; pip install ctranslate2"
+            f"exporting to CTranslate2 needs its package: {install('export')}"
         ) from None
     return ctranslate2
 

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from regard.extras import install
 from regard.interop import cards
 from regard.interop.format import Task
 from regard.interop.programs import Program, check, programs, verified
@@ -64,9 +65,7 @@ def library() -> Any:
         import onnxruntime
         import onnxscript  # noqa: F401
     except ImportError as error:
-        raise ValueError(
-            f"exporting to ONNX needs {error.name}; pip install onnx onnxruntime onnxscript"
-        ) from None
+        raise ValueError(f"exporting to ONNX needs {error.name}: {install('export')}") from None
     return onnxruntime
 
 
