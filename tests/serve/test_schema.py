@@ -30,16 +30,12 @@ def test_the_document(tmp_path: Path) -> None:
         for operation in schema.get_all_operations():
             strategy = operation.ok().as_strategy()
 
-            @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+            @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
             @given(case=strategy)
             def check(case: object) -> None:
                 nonlocal tried
                 tried += 1
-                case.call_and_validate(  # type: ignore[attr-defined]
-                    excluded_checks=[schemathesis.checks.unsupported_method]
-                    if hasattr(schemathesis.checks, "unsupported_method")
-                    else []
-                )
+                case.call_and_validate(timeout=HANG)  # type: ignore[attr-defined]
 
             check()
         assert tried > 300
