@@ -556,7 +556,7 @@ def test_idx(data: bytes, words: str, x: Path, capsys: pytest.CaptureFixture[str
 def test_pipes_among_pictures_are_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "a.png")
     problems = Problems()
-    assert list(images._images(tmp_path, problems)) == []
+    assert list(images.images_in(tmp_path, problems)) == []
     assert problems.counts == {"foreign": 1}
 
 
