@@ -18,7 +18,7 @@ NOTEBOOKS = sorted(EXAMPLES.glob("*.ipynb"))
 # As readers run them: without checks of annotations, which would take most of the time.
 pytestmark = pytest.mark.usefixtures("unchecked")
 
-SMALL = {"STEPS": 2, "EXAMPLES": 100, "JUDGED": 3}
+SMALL = {"STEPS": 2, "EXAMPLES": 100, "JUDGED": 3, "LABELLED": 90}
 """What the constants of a notebook's first cell become, so that it takes no time."""
 
 
@@ -96,6 +96,7 @@ def test_train_a_translator(capfd: pytest.CaptureFixture[str]) -> None:
     assert "parameters" in said
     assert said.count("last layer, head") == names["config"].model.heads
     assert len(names["texts"]) == 4
+    assert names["found"].keys() == {"from scratch", "started"}
 
 
 def test_inside_a_vit(capfd: pytest.CaptureFixture[str]) -> None:
@@ -112,6 +113,7 @@ def test_the_translator_learns(capfd: pytest.CaptureFixture[str]) -> None:
     said, names = carried_out(EXAMPLES / "train-a-translator.ipynb", small=False)
     assert names["result"].best > 0.9
     assert "1990-10-03" in said
+    assert names["found"]["started"] > names["found"]["from scratch"] + 0.02
 
 
 @pytest.mark.slow
