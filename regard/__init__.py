@@ -15,6 +15,7 @@ __all__ = [
     "Concatenated",
     "CrossCache",
     "Dot",
+    "EncoderConfig",
     "General",
     "Grid",
     "ImageSource",
@@ -33,6 +34,7 @@ __all__ = [
     "Sinusoidal",
     "Statistics",
     "TextClassifier",
+    "TextEncoder",
     "TextSource",
     "Transformer",
     "TransformerConfig",
@@ -80,6 +82,7 @@ if TYPE_CHECKING:
     from regard.attention.score import Additive, Dot, General, ScaledDot, Score
     from regard.attention.weights import Statistics, statistics, weights
     from regard.model.classifier import ClassifierConfig, TextClassifier
+    from regard.model.encoder import EncoderConfig, TextEncoder
     from regard.model.language import LanguageConfig, LanguageModel
     from regard.model.transformer import (
         AudioSource,
@@ -106,6 +109,7 @@ else:
         "regard.attention.score": "Additive Dot General ScaledDot Score",
         "regard.attention.weights": "Statistics statistics weights",
         "regard.model.classifier": "ClassifierConfig TextClassifier",
+        "regard.model.encoder": "EncoderConfig TextEncoder",
         "regard.model.language": "LanguageConfig LanguageModel",
         "regard.model.transformer": "AudioSource ImageSource TextSource Transformer "
         "TransformerConfig",
