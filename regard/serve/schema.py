@@ -4,7 +4,7 @@ import base64
 import binascii
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from regard.service.requests import Refused
 
@@ -15,8 +15,16 @@ Name = Annotated[str, Field(max_length=200)]
 Text = Annotated[str, Field(max_length=10_000_000)]
 Texts = Annotated[list[Text], Field(min_length=1, max_length=MANY)]
 Encoded = Annotated[str, Field(max_length=100_000_000, json_schema_extra={"format": "byte"})]
-Count = Annotated[int, Field(ge=1, le=2**31)]
+Whole = Annotated[int, BeforeValidator(lambda number: _whole(number))]
+Count = Annotated[Whole, Field(ge=1, le=2**31)]
 Seconds = Annotated[float, Field(gt=0, le=86_400)]
+
+
+def _whole(number: object) -> object:
+    """To JSON, 5.0 is as good a whole number as 5."""
+    if isinstance(number, float) and number.is_integer():
+        return int(number)
+    return number
 
 
 class Body(BaseModel):
@@ -42,7 +50,7 @@ class GenerateBody(Body):
     temperature: float = Field(0.8, ge=0, le=100, description="0 takes the likeliest token.")
     top_k: Count | None = None
     top_p: float | None = Field(0.95, gt=0, le=1)
-    seed: int = Field(0, ge=0, lt=2**63)
+    seed: Whole = Field(0, ge=0, lt=2**63)
     stream: bool = False
 
 

@@ -61,6 +61,9 @@ Precision: TypeAlias = Literal["fp32", "bf16", "fp16", "int8"]
 Stream: TypeAlias = Callable[[Delta], None]
 
 SOME = ROWS // 4
+"""Rows that are free when the next join a batch for which more wait than there is room for."""
+SWEEP = 0.25
+"""Seconds."""
 EXAMPLES = 64
 """Images or texts that are classified at once."""
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
@@ -234,6 +237,7 @@ class Writer(Served):
         self._queues: deque[deque[Sentence]] = deque()
         self._inbox: deque[Sequence[Sentence]] = deque()
         """What was asked meanwhile, in any thread."""
+        self._swept = time.monotonic()
 
     def _open(self, sentences: Sequence[Sentence], *, beams: int, length: int) -> Session:
         raise NotImplementedError
@@ -255,6 +259,10 @@ class Writer(Served):
 
     def turn(self) -> int:
         super().turn()
+        if (now := time.monotonic()) > self._swept + SWEEP:
+            # Who has left or is late is not found only when it would be their turn.
+            self._swept = now
+            self._queues = deque(queue for queue in self._queues if queue and queue[0].wanted())
         entering = list(self._entering())
         if entering:
             self.batch.join(entering)

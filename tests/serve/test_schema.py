@@ -16,6 +16,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("unchecked")]
 def test_the_document(tmp_path: Path) -> None:
     schemathesis = pytest.importorskip("schemathesis", reason="an extra: regard[fuzz]")
     from hypothesis import HealthCheck, given, settings
+    from schemathesis.checks import not_a_server_error
+    from schemathesis.specs.openapi.checks import positive_data_acceptance
 
     limits = Limits(characters=500, texts=20, tokens=20, beams=6, seconds=float(HANG))
     with Service(limits) as service:
@@ -30,12 +32,18 @@ def test_the_document(tmp_path: Path) -> None:
         for operation in schema.get_all_operations():
             strategy = operation.ok().as_strategy()
 
-            @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+            @settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
             @given(case=strategy)
             def check(case: object) -> None:
                 nonlocal tried
                 tried += 1
-                case.call_and_validate(timeout=HANG)  # type: ignore[attr-defined]
+                # Limits and models refuse what a schema cannot tell; and a client who gives 5 ms
+                # is told, by 504, that they are over.
+                answer = case.call_and_validate(  # type: ignore[attr-defined]
+                    timeout=HANG,
+                    excluded_checks=[positive_data_acceptance, not_a_server_error],
+                )
+                assert answer.status_code in (503, 504) or answer.status_code < 500
 
             check()
         assert tried > 300

@@ -453,3 +453,22 @@ def test_an_encoder_answers_nothing_by_itself(tmp_path: Path) -> None:
     checkpoint.save(tmp_path / "encoder", model, files=files, task={"name": "encoder"})
     with pytest.raises(ValueError, match="answers nothing by itself; serve what starts from it"):
         Served.of("encoder", tmp_path / "encoder", load(tmp_path / "encoder"), 1)
+
+
+def test_who_is_late_is_told_before_it_would_be_their_turn(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("regard.service.models.SWEEP", 0.0)
+    gate = Gate(service, "words")
+    first = service.submit(Translate(texts=tuple(TEXTS), beams=16))
+    gate.inside.wait()
+    order: list[str] = []
+    late = service.submit(Translate(texts=tuple(TEXTS), seconds=0.01))
+    first.add_done_callback(lambda _: order.append("first"))
+    late.add_done_callback(lambda _: order.append("late"))
+    time.sleep(0.05)
+    gate.open.set()
+    first.result()
+    with pytest.raises(Late):
+        late.result()
+    assert order == ["late", "first"]
