@@ -209,7 +209,10 @@ class View:
         weights = one.weights[layer].mean(0) if head is None else one.weights[layer, head]
         rows = one.written or one.rows
         who = "The mean of all heads" if head is None else f"Head {head + 1}"
-        drawn = grid(weights, _signs(rows), _signs(one.columns), indent=2)
+        columns = _signs(one.columns)
+        if max(map(len, columns), default=0) > 1:
+            columns = [f"{name} " for name in columns]  # else long names would run together
+        drawn = grid(weights, _signs(rows), columns, indent=2)
         return f"{who} of layer {layer + 1}, {TITLES[one.name]}:\n{drawn}"
 
     def html(self, title: str | None = None) -> str:

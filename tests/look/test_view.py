@@ -76,6 +76,7 @@ def test_a_notebook_shows_it_in_a_frame_and_else_as_text() -> None:
     _, view = seen()
     assert view._repr_html_().startswith('<iframe srcdoc="&lt;!doctype html&gt;')
     assert str(view).startswith("Ein Hund → A\n\nThe mean of all heads of layer 1, cross-")
+    assert "▁Ein ▁Hu nd <b> ∎" in str(view)
 
 
 def test_what_is_shown_first_and_what_is_not_there() -> None:
