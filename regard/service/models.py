@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
+import numpy as np
 import torch
 
 from regard.checkpoint import WEIGHTS
@@ -513,7 +514,7 @@ class ServedReader(Writer):
         super().__init__(name, folder, predictor, version)
 
     def _open(self, sentences: Sequence[Sentence], *, beams: int, length: int) -> Session:
-        pixels = torch.stack([torch.from_numpy(sentence.source) for sentence in sentences])
+        pixels = torch.from_numpy(np.stack([sentence.source for sentence in sentences]))
         return open_reading(
             self.model, self.reader.prepared(pixels), None, beams=beams, length=length
         )
@@ -696,7 +697,7 @@ class ServedClassifier(Sorter):
     @torch.inference_mode()
     def _probabilities(self, sources: list[Any]) -> torch.Tensor:
         weight = next(self.model.parameters())
-        pixels = torch.stack([torch.from_numpy(source) for source in sources])
+        pixels = torch.from_numpy(np.stack(sources))
         x = self.classifier.preparation.normalized(pixels.to(weight.device)).to(weight.dtype)
         return cast(torch.Tensor, self.model(x)).float().softmax(-1).cpu()
 

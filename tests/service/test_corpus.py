@@ -73,10 +73,10 @@ def test_another_job_is_refused(
 def test_a_job_that_is_killed_goes_on(folder: Path, tmp_path: Path) -> None:
     """Under torchrun, with other numbers of processes before and after."""
     path, out = tmp_path / "in.txt", tmp_path / "out"
-    texts = TEXTS * 100
+    texts = TEXTS * 25
     path.write_text("".join(f"{text}\n" for text in texts))
     words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
-    job = ["-m", "regard.service.corpus", str(folder), str(path), str(out), "--shard", "50"]
+    job = ["-m", "regard.service.corpus", str(folder), str(path), str(out), "--shard", "20"]
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
     first = subprocess.Popen([*words, "2", *job], env=env, start_new_session=True)
     wait_until(lambda: len(list(out.glob(f"{SHARDS}/*.txt"))) > 3)
