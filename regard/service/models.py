@@ -3,7 +3,6 @@
 folder ─▶ Served ─▶ take(job): sentences or examples that wait ─▶ turn(): one step for all
 """
 
-import io
 import math
 import os
 import time
@@ -25,6 +24,7 @@ from regard.decode.engine.session import Session
 from regard.decode.search.hypothesis import Hypothesis
 from regard.device import device as named_device
 from regard.service.batch import ROWS, Batch, Rules, Sentence
+from regard.service.images import check_image, pixels_of
 from regard.service.requests import (
     About,
     Attend,
@@ -67,8 +67,6 @@ SWEEP = 0.25
 """Seconds."""
 EXAMPLES = 64
 """Images or texts that are classified at once."""
-FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
-"""Kinds of image files that are opened."""
 
 
 @dataclass(eq=False)
@@ -718,37 +716,7 @@ class ServedLabeler(Sorter):
         return self.labeler.probabilities(sources)
 
 
-# Images
-
-
-def check_image(content: bytes, limits: Limits) -> None:
-    """Refuses what is no image, or too large a one, by its header alone."""
-    from PIL import Image
-
-    if len(content) > limits.image_bytes:
-        raise TooLarge(f"the image has {len(content):,} bytes, and may have {limits.image_bytes:,}")
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            with Image.open(io.BytesIO(content), formats=FORMATS) as image:
-                columns, rows = image.size
-    except Image.DecompressionBombError:
-        raise TooLarge("the image has far too many pixels; make it smaller") from None
-    except Exception:  # a damaged file may raise anything at all
-        raise Refused(f"the image is none of {', '.join(FORMATS)}, or damaged") from None
-    if rows * columns > limits.pixels:
-        raise TooLarge(
-            f"the image has {rows} × {columns} pixels, and may have {limits.pixels:,} in all"
-        )
-
-
-def pixels_of(content: bytes, preparation: Any, limits: Limits) -> Any:
-    """An image as the model reads it."""
-    check_image(content, limits)
-    try:
-        return preparation.pixels(content)
-    except ValueError as error:
-        raise Refused(str(error)) from None
+# Texts while they are written
 
 
 def _streaming(
