@@ -18,6 +18,7 @@ from regard.data.batch import text_batch
 from regard.data.tokenizer import Tokenizer, files
 from regard.decode.engine.int8 import library as native
 from regard.model.language import LanguageConfig, LanguageModel
+from regard.seeding import seeded
 from regard.task.language import Generator
 from regard.task.load import ensemble, load
 from regard.task.search import SearchSettings
@@ -34,10 +35,12 @@ SEPARATE = replace(SHAPE, share="target")
 often = pytest.mark.usefixtures("unchecked")
 
 
-def opinionated(model: nn.Module) -> nn.Module:
-    for parameter in model.parameters():
-        if parameter.ndim > 1:
-            nn.init.normal_(parameter, std=0.5)
+def opinionated(model: nn.Module, seed: int) -> nn.Module:
+    """The same whatever was drawn before: fixtures of a module are made before a test is seeded."""
+    with seeded(seed + 10):
+        for parameter in model.parameters():
+            if parameter.ndim > 1:
+                nn.init.normal_(parameter, std=0.5)
     return model
 
 
@@ -50,7 +53,7 @@ def saved(
 ) -> Path:
     """A translator that has learned nothing, and has opinions."""
     shape = replace(SHAPE if source is target else SEPARATE, **changed.pop("shape", {}))
-    model = opinionated(build_transformer(shape, (source, target), seed))
+    model = opinionated(build_transformer(shape, (source, target), seed), seed)
     settings = {"beams": 2, "length": 14, **changed}
     about = vars(SearchSettings.of(target, **settings))
     task = {"name": "translate", **about, "banned": list(about["banned"])}
@@ -229,7 +232,9 @@ def spoken(folder: Path, seed: int) -> Path:
     model = LanguageModel(LanguageConfig(size, width=16, heads=2, feed_forward=8, layers=1))
     settings = vars(SearchSettings.of(CHARACTERS, beams=1, length=20))
     task = {"name": "language", **settings, "banned": list(settings["banned"])}
-    checkpoint.save(folder, opinionated(model), files=files(CHARACTERS, CHARACTERS), task=task)
+    checkpoint.save(
+        folder, opinionated(model, seed), files=files(CHARACTERS, CHARACTERS), task=task
+    )
     return folder
 
 
