@@ -3,44 +3,18 @@
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from regard import checkpoint
-from regard.check import compute, sample
-from regard.check.compute import Example, Rows
+from regard.check import properties as contract
+from regard.check import sample
 from regard.check.finding import Finding, Measured, Property, SkipError, Status
-from regard.checkpoint import Saved
+from regard.check.subject import Subject
 from regard.device import device as named_device
+from regard.processes import one_line
 from regard.task.folder import model_folder
-
-
-@dataclass
-class Subject:
-    """A model, and the examples that it is checked on."""
-
-    saved: Saved
-    examples: list[Example]
-    origin: str
-    """Where the examples come from."""
-
-    @property
-    def model(self) -> Any:
-        return self.saved.model
-
-    @cached_property
-    def logits(self) -> Rows:
-        """What the others are compared with: the padded batch."""
-        with torch.no_grad():
-            return compute.padded(self.model, self.examples)
-
-    @property
-    def positions(self) -> int:
-        return sum(map(len, self.logits))
 
 
 def check(
@@ -52,10 +26,7 @@ def check(
     told: Callable[[str], None] | None = None,
 ) -> tuple[Subject, list[Finding]]:
     """Every property of a run's best model, or of a model's folder; `told` hears which is next."""
-    if properties is None:
-        from regard.check.properties import PROPERTIES
-
-        properties = PROPERTIES
+    wanted = contract.PROPERTIES if properties is None else properties
     where = named_device(device)
     saved = checkpoint.load(model_folder(folder), device=where)
     examples, origin = sample.examples(saved, Path(folder), data)
@@ -63,7 +34,7 @@ def check(
     if weight.dtype != torch.float32:  # the contract is that of float32; narrower ones are in it
         saved.model.float()
     subject = Subject(saved, [one.to(where) for one in examples], origin)
-    return subject, list(_findings(subject, properties, told or (lambda name: None)))
+    return subject, list(_findings(subject, wanted, told or (lambda name: None)))
 
 
 def _findings(
@@ -78,6 +49,9 @@ def _findings(
                 measured = one.measure(subject)
         except SkipError as reason:
             status, measured = "skipped", Measured(math.nan, str(reason))
+        except Exception as error:  # one of both ways did not even work
+            said = f"{type(error).__name__}: {one_line(error)}"
+            status, measured = "fails", Measured(math.inf, said[:300])
         else:
             status = "holds" if measured.difference <= one.tolerance else "fails"  # NaN fails
         yield Finding(

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from regard import checkpoint, interop
 from regard.check import compute, training
 from regard.check.compute import Rows
-from regard.check.contract import Subject
 from regard.check.finding import Measured, Property, SkipError
+from regard.check.subject import Subject
 from regard.decode.engine.eager import EagerEngine
 from regard.decode.engine.int8.linear import int8
 from regard.decode.engine.pick import open_session, pick

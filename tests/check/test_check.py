@@ -21,6 +21,7 @@ from regard.check.properties import PROPERTIES
 from regard.cli import main as cli
 from regard.decode.engine.int8.engine import Int8Session
 from regard.interop import ctranslate2 as ct2
+from regard.model.transformer import TransformerConfig
 from regard.task.specs import spec
 from regard.train import fit as training
 
@@ -28,7 +29,7 @@ Capture = pytest.CaptureFixture[str]
 Patch = pytest.MonkeyPatch
 
 WORDS = ("a", "man", "in", "red", "rides", "the", "bicycle", "two", "dogs", "run", "through")
-SHAPE = {"width": 24, "heads": 4, "feed_forward": 29, "dropout": 0.1}
+SHAPE: dict[str, Any] = {"width": 24, "heads": 4, "feed_forward": 29, "dropout": 0.1}
 
 
 def sentences(count: int, seed: int) -> list[str]:
@@ -145,7 +146,15 @@ def test_the_command(compiled: bool, translator: Path, capsys: Capture, monkeypa
         assert one["status"] == "skipped" or 0 <= one["difference"] <= one["tolerance"]
 
 
-@pytest.mark.parametrize("make", [language, label, encoder, classify, read])
+@pytest.mark.parametrize(
+    "make",
+    [
+        *(pytest.param(one, marks=pytest.mark.slow) for one in (label, encoder)),
+        language,
+        classify,
+        read,
+    ],
+)
 def test_other_kinds(make: Callable[[Path], Path], tmp_path: Path) -> None:
     names = [one.name for one in PROPERTIES if one.name not in SLOW]
     found = findings(make(tmp_path), *names)
@@ -165,6 +174,7 @@ def test_the_slow_ones_too(make: Callable[[Path], Path], tmp_path: Path) -> None
     assert {finding.status for finding in found.values()} == {"holds"}
 
 
+@pytest.mark.slow
 def test_data_of_ones_own(translator: Path, tmp_path: Path, capsys: Capture) -> None:
     path = text(tmp_path, "other", 7)
     found = findings(translator, "packed = padded", "cached = uncached", data=[path])
@@ -184,7 +194,8 @@ def test_data_of_ones_own(translator: Path, tmp_path: Path, capsys: Capture) -> 
 
 
 def test_a_model_without_a_task(tmp_path: Path) -> None:
-    checkpoint.save(tmp_path / "model", Transformer.tiny(300))
+    small = TransformerConfig(300, **SHAPE, encoder_layers=1, decoder_layers=1)
+    checkpoint.save(tmp_path / "model", Transformer(small))
     subject, _ = check(tmp_path / "model", properties=[], device="cpu")
     assert subject.origin.startswith("random inputs")
     found = findings(tmp_path / "model", "packed = padded", "beam 1 = greedy", "loaded = saved")
@@ -369,16 +380,24 @@ BROKEN: list[tuple[str, Callable[[Patch], None]]] = [
 def test_what_is_broken_is_caught(
     name: str, breaks: Callable[[Patch], None], translator: Path, monkeypatch: Patch
 ) -> None:
-    if name == "compiled = eager":  # the real one is in the command's test
-        breaks(monkeypatch)
-        assert findings(translator, name)[name].status == "fails"
-        return
-    whole = findings(translator, name)[name]
-    if whole.status == "skipped":
-        pytest.skip(whole.of)
-    assert whole.status == "holds"
+    """That they hold as they are is the command's test."""
     breaks(monkeypatch)
-    assert findings(translator, name)[name].status == "fails"
+    broken = findings(translator, name)[name]
+    if broken.status == "skipped":
+        pytest.skip(broken.of)
+    assert broken.status == "fails"
+    assert broken.difference is not None
+    assert broken.difference < float("inf") or breaks is shaken
+
+
+def test_a_way_that_does_not_work_at_all(translator: Path, monkeypatch: Patch) -> None:
+    def wrong(*_: object) -> None:
+        raise RuntimeError("a cache\nof two lines")
+
+    monkeypatch.setattr(Transformer, "cache", wrong)
+    finding = findings(translator, "cached = uncached")["cached = uncached"]
+    assert (finding.status, finding.difference) == ("fails", float("inf"))
+    assert finding.of == "RuntimeError: a cache of two lines"
 
 
 def test_everything_can_be_broken() -> None:

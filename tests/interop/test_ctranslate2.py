@@ -44,10 +44,7 @@ SMALL: dict[str, Any] = {
     "decoder_layers": 3,
     "length": 31,
 }
-SENTENCES = """a man in a red shirt rides a bicycle down the street
-two dogs run through the green grass near a small house
-a young girl with brown hair plays in the snow
-three people stand on a bridge and look at the water""".splitlines()
+SENTENCES = ["a man rides a bicycle", "two dogs run"]
 
 
 def randomised(model: Any) -> Any:
@@ -61,6 +58,10 @@ def default_shape() -> dict[str, Any]:
     """What `regard train translate` makes with nothing set, but for sizes."""
     shape = preset().model
     return {"norm": shape.norm, "position": shape.position, "activation": shape.activation}
+
+
+def slow(*values: Any) -> Any:
+    return pytest.param(*values, marks=pytest.mark.slow)
 
 
 TRANSFORMERS: list[dict[str, Any]] = [
@@ -92,7 +93,9 @@ def steps(result: Any) -> Tensor:
     return torch.stack([torch.from_numpy(np.array(step)).flatten() for step in result.logits[0]])
 
 
-@pytest.mark.parametrize("changes", TRANSFORMERS)
+@pytest.mark.parametrize(
+    "changes", [TRANSFORMERS[n] if n in (0, 1, 4, 6) else slow(TRANSFORMERS[n]) for n in range(8)]
+)
 def test_a_transformer_has_the_same_logits_there(changes: dict[str, Any], tmp_path: Path) -> None:
     model = randomised(Transformer(TransformerConfig(47, **SMALL | changes)))
     verified = write(model, tmp_path / "out", "ctranslate2", task=TASK)
@@ -120,7 +123,7 @@ def test_a_transformer_has_the_same_logits_there(changes: dict[str, Any], tmp_pa
     assert real.sum() == real.numel() - 7
 
 
-@pytest.mark.parametrize("changes", LANGUAGE)
+@pytest.mark.parametrize("changes", [LANGUAGE[0], *map(slow, LANGUAGE[1:])])
 def test_a_language_model_has_the_same_logits_there(
     changes: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -139,7 +142,9 @@ def test_a_language_model_has_the_same_logits_there(
     assert [back.task[name] for name in ("name", "start", "end")] == ["language", 1, 2]
 
 
-@pytest.mark.parametrize(("precision", "allowed"), [("int8", 0.1), ("bf16", 0.1), ("fp16", 0.01)])
+@pytest.mark.parametrize(
+    ("precision", "allowed"), [("int8", 0.1), slow("bf16", 0.1), slow("fp16", 0.01)]
+)
 def test_narrower_weights(precision: str, allowed: float, tmp_path: Path) -> None:
     model = randomised(Transformer(TransformerConfig(47, **SMALL | default_shape())))
     sizes = []
@@ -166,7 +171,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     randomised(model)
     with torch.no_grad():
         model.decoder.norm.weight.mul_(10.0)
-    settings = SearchSettings.of(tokenizer, beams=1, length=67)
+    settings = SearchSettings.of(tokenizer, beams=1, length=41)
     path = tmp_path_factory.mktemp("runs") / "model"
     checkpoint.save(
         path,
@@ -191,12 +196,12 @@ def test_the_card_translates_as_we_do(
     assert re.search(r"out: in CTranslate2, the largest difference .* is \d", out)
     (code,) = re.findall(r"```python\n(.*?)```", (tmp_path / "out" / "README.md").read_text(), re.S)
     monkeypatch.chdir(tmp_path)
-    native = load(folder)
-    for sentence in SENTENCES:
+    for sentence, wanted in zip(SENTENCES, load(folder).translate(SENTENCES)):
         exec(code.replace("…", sentence), {})
-        assert capsys.readouterr().out.strip() == native.translate([sentence])[0].strip()
+        assert capsys.readouterr().out.strip() == wanted.strip()
 
 
+@pytest.mark.slow
 def test_int8_by_the_command(folder: Path, tmp_path: Path, capsys: Capture) -> None:
     words = ("export", folder, tmp_path / "out", "--to", "ctranslate2", "--precision", "int8")
     status, out, said = regard(capsys, *words)
@@ -204,6 +209,7 @@ def test_int8_by_the_command(folder: Path, tmp_path: Path, capsys: Capture) -> N
     assert "the arg-max is the same at" in out
 
 
+@pytest.mark.slow
 def test_there_and_back_by_the_commands(folder: Path, tmp_path: Path, capsys: Capture) -> None:
     regard(capsys, "export", folder, tmp_path / "out", "--to", "ctranslate2")
     status, _, said = regard(capsys, "import", tmp_path / "out", tmp_path / "back")
@@ -213,6 +219,7 @@ def test_there_and_back_by_the_commands(folder: Path, tmp_path: Path, capsys: Ca
         assert found.startswith(wanted[:40])  # it may be longer: the limit is the engine's
 
 
+@pytest.mark.slow
 def test_what_another_converter_made(tmp_path: Path) -> None:
     """A Marian model, which starts from zero, by the package's own converter."""
     transformers = pytest.importorskip("transformers")

@@ -177,7 +177,7 @@ def test_the_card_translates_in_onnxruntime_as_we_do(
         assert len(expected) > 20
 
 
-@pytest.mark.parametrize("kind", ["onnx", "torch-export"])
+@pytest.mark.parametrize("kind", [pytest.param("onnx", marks=pytest.mark.slow), "torch-export"])
 def test_a_vit_elsewhere(kind: str, tmp_path: Path, capsys: Capture) -> None:
     if kind == "onnx":
         pytest.importorskip("onnxruntime")

@@ -1,0 +1,35 @@
+"""What is checked: a model, and the examples that it is checked on."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+
+from regard.check import compute
+from regard.check.compute import Example, Rows
+from regard.checkpoint import Saved
+
+
+@dataclass
+class Subject:
+    """A model, and the examples that it is checked on."""
+
+    saved: Saved
+    examples: list[Example]
+    origin: str
+    """Where the examples come from."""
+
+    @property
+    def model(self) -> Any:
+        return self.saved.model
+
+    @cached_property
+    def logits(self) -> Rows:
+        """What the others are compared with: the padded batch."""
+        with torch.no_grad():
+            return compute.padded(self.model, self.examples)
+
+    @property
+    def positions(self) -> int:
+        return sum(map(len, self.logits))
