@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from regard import memory
-from regard.service.models import Job, Precision, Served, Stream, load_served, weights_size
+from regard.service.models import Precision, load_served, weights_size
 from regard.service.requests import (
     LIMITS,
     About,
@@ -33,6 +33,7 @@ from regard.service.requests import (
     TooLarge,
     Unknown,
 )
+from regard.service.served import Job, Served, Stream
 
 RATE = 20.0
 """Sentences a second, before any have been counted."""

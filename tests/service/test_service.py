@@ -32,7 +32,8 @@ from regard.service import (
     Translate,
     Unknown,
 )
-from regard.service.models import Served, ServedTranslator
+from regard.service.served import Served
+from regard.service.translators import ServedTranslator
 from tests.processes import wait_until
 from tests.service.samples import (
     BPE,
@@ -458,7 +459,7 @@ def test_an_encoder_answers_nothing_by_itself(tmp_path: Path) -> None:
 def test_who_is_late_is_told_before_it_would_be_their_turn(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("regard.service.models.SWEEP", 0.0)
+    monkeypatch.setattr("regard.service.writers.SWEEP", 0.0)
     gate = Gate(service, "words")
     first = service.submit(Translate(texts=tuple(TEXTS), beams=16))
     gate.inside.wait()

@@ -1,0 +1,215 @@
+"""A translator that is served: texts in pieces, and together again."""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import cast
+
+from regard.decode.engine.session import Session
+from regard.decode.search.hypothesis import Hypothesis
+from regard.service.batch import Rules, Sentence
+from regard.service.requests import (
+    Attend,
+    Attention,
+    Candidate,
+    Delta,
+    Limits,
+    Refused,
+    Request,
+    TooLarge,
+    Translate,
+    Translation,
+)
+from regard.service.served import Job
+from regard.service.split import Piece, marked_up, pieces, plain
+from regard.service.writers import Writer, lists
+from regard.task.load import load
+from regard.task.search import SearchSettings
+from regard.task.translator import NOTHING, Part, Translator, Written, longest
+
+
+class ServedTranslator(Writer):
+    task, predictor = "translate", "Translator"
+    asked = (Translate, Attend)
+
+    def __init__(self, name: str, folder: Path, predictor: Translator, version: int):
+        self.translator, self.search = predictor, predictor.search
+        super().__init__(name, folder, predictor, version)
+
+    def _open(self, sentences: Sequence[Sentence], *, beams: int, length: int) -> Session:
+        sources = [cast(Part, sentence.source) for sentence in sentences]
+        return self.translator.open(sources, beams=beams, length=length)
+
+    def before(self, request: Request) -> Callable[[], object] | None:
+        """Which head aligns words is asked of a copy, while this one answers the others."""
+        if not isinstance(request, Attend) or request.text is None or request.written is not None:
+            return None
+        text = request.text
+
+        def find() -> None:
+            if self.translator.head is None:
+                copy = cast(Translator, load(self.folder))
+                copy.find_head([text])
+                self.translator.head = copy.head
+
+        return find if self.translator.head is None else None
+
+    def take(self, job: Job, limits: Limits) -> None:
+        request = job.request
+        if isinstance(request, Attend):
+            self.calls.append((job, lambda: self._attention(request)))
+            return
+        assert isinstance(request, Translate)
+        texts = [
+            _Text(self, job, n, pieces(text, markup=request.markup))
+            for n, text in enumerate(request.texts)
+        ]
+        left = len(texts)
+
+        def ready() -> None:
+            nonlocal left
+            left -= 1
+            if not left:
+                job.answer(tuple(text.translation() for text in texts))
+
+        sentences = [sentence for text in texts for sentence in text.sentences(ready)]
+        if len(sentences) > limits.queue:
+            raise TooLarge(f"the texts have {len(sentences)} sentences, more than may wait")
+        for text in texts:
+            if not text.left:
+                ready()
+        if not texts:
+            job.answer(())
+        self.enqueue(sentences)
+
+    def _attention(self, request: Attend) -> Attention:
+        if request.text is None:
+            raise Refused("a translator attends to a text; give one")
+        translator = self.translator
+        if request.written is not None:
+            seen = translator.attention(request.text, request.written)
+            return Attention(
+                request.written, tuple(seen.source), tuple(seen.target), lists(seen.weights)
+            )
+        (best,) = translator.translations([request.text], attention=True, align=True)
+        seen_ = best[0].attention
+        if seen_ is None:
+            return Attention("", (), (), ())
+        return Attention(
+            best[0].text,
+            tuple(seen_.source),
+            tuple(seen_.target),
+            lists(seen_.weights),
+            tuple(best[0].alignment or ()),
+        )
+
+
+class _Text:
+    """A text of a request for translation, while its pieces are written."""
+
+    def __init__(self, served: ServedTranslator, job: Job, index: int, parts: list[Piece]):
+        assert isinstance(job.request, Translate)
+        self.served, self.job, self.index, self.pieces = served, job, index, parts
+        self.request = job.request
+        self.found: dict[int, list[Written]] = {}
+        """The translations of each piece, best first."""
+        self.left = 0
+        """Pieces that are not ready."""
+        self._sent = ""
+        self._so_far: dict[int, str] = {}
+
+    def sentences(self, ready: Callable[[], None]) -> Iterator[Sentence]:
+        translator, request = self.served.translator, self.request
+        rules = self.served._rules(request.beams, request.n_best)
+        settings = replace(translator.search, beams=rules.beams)
+        for n, piece in enumerate(self.pieces):
+            if not piece.translated:
+                continue
+            parts = translator.cut(plain(piece, request.markup))
+            if not any(part.ids for part in parts):
+                self.found[n] = [NOTHING]
+                continue
+            self.left += 1
+            yield from self._of_piece(n, parts, rules, settings, ready)
+
+    def _of_piece(
+        self,
+        n: int,
+        parts: list[Part],
+        rules: Rules,
+        settings: SearchSettings,
+        ready: Callable[[], None],
+    ) -> Iterator[Sentence]:
+        translator = self.served.translator
+        written: list[list[Written] | None] = [None] * len(parts)
+
+        def answer(place: int, found: list[Hypothesis]) -> None:
+            best = [translator.written(one, settings) for one in found] or [NOTHING]
+            written[place] = best
+            if self.job.stream is not None and len(parts) == 1:
+                self._stream(n, best[0].text, True)
+            if all(one is not None for one in written):
+                whole = cast(list[list[Written]], written)
+                self.found[n] = whole[0] if len(whole) == 1 else translator.joined(whole)
+                if self.job.stream is not None and len(parts) > 1:
+                    self._stream(n, self.found[n][0].text, True)
+                self.left -= 1
+                if not self.left:
+                    ready()
+
+        def stream(tokens: list[int]) -> None:
+            self._stream(n, " ".join(translator.tokenizer.decode(tokens).splitlines()), False)
+
+        streams = self.job.stream is not None and len(parts) == 1
+        for place, part in enumerate(parts):
+            most = min(longest(len(part.ids)), settings.length)
+            yield Sentence(
+                part,
+                [settings.start],
+                most,
+                rules,
+                lambda found, place=place: answer(place, found),  # type: ignore[misc]
+                self.job.fail,
+                self.job.wanted,
+                stream if streams else None,
+            )
+
+    def _stream(self, n: int, text: str, whole: bool) -> None:
+        """Sends what is new, as far as all pieces before it are there."""
+        if not whole:
+            # The last word may go on, and the last letter may be half of one.
+            text = text[: max(0, len(text.rstrip("�")) if text.endswith("�") else len(text))]
+        self._so_far[n] = text
+        if whole:
+            self.found.setdefault(n, [replace(NOTHING, text=text)])
+        ready = ""
+        for place, piece in enumerate(self.pieces):
+            if not piece.translated:
+                ready += piece.text
+            elif place in self.found:
+                ready += marked_up(self.found[place][0].text, self.request.markup)
+            else:
+                ready += marked_up(self._so_far.get(place, ""), self.request.markup)
+                break
+        if self.job.stream is not None and ready.startswith(self._sent) and ready != self._sent:
+            self.job.stream(Delta(self.index, ready[len(self._sent) :]))
+            self._sent = ready
+
+    def translation(self) -> Translation:
+        ranks = max((len(best) for best in self.found.values()), default=1)
+        found = [self._ranked(rank) for rank in range(min(ranks, self.request.n_best))]
+        return Translation(found[0].text, found[0].score, tuple(found[1:]))
+
+    def _ranked(self, rank: int) -> Candidate:
+        """The pieces together, each by its translation of this rank, or its last."""
+        text, scores = "", []
+        for n, piece in enumerate(self.pieces):
+            if piece.translated:
+                best = self.found[n]
+                chosen = best[min(rank, len(best) - 1)]
+                text += marked_up(chosen.text, self.request.markup)
+                scores.append(chosen.score)
+            else:
+                text += piece.text
+        return Candidate(text, math.fsum(scores) / max(1, len(scores)))

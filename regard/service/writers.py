@@ -1,0 +1,151 @@
+"""Models that write: sentences of all requests are in one batch."""
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from regard.decode.engine.pick import pick
+from regard.decode.engine.session import Session
+from regard.service.batch import ROWS, Batch, Rules, Sentence
+from regard.service.requests import (
+    Delta,
+    Limits,
+    Request,
+)
+from regard.service.served import Job, Served
+from regard.task.search import SearchSettings, check_beams
+
+SOME = ROWS // 4
+"""Rows that are free when the next join a batch for which more wait than there is room for."""
+SWEEP = 0.25
+"""Seconds between looks for who has left, or is late, among those who wait."""
+
+
+class Writer(Served):
+    """A model that is asked for sentences, which are written in one batch."""
+
+    search: SearchSettings
+
+    def __init__(self, name: str, folder: Path, predictor: Any, version: int):
+        super().__init__(name, folder, predictor, version)
+        self.batch = Batch(self._open, self._longest())
+        # A request's sentences wait together, and requests take turns: one of a thousand sentences
+        # does not keep the others waiting.
+        self._queues: deque[deque[Sentence]] = deque()
+        self._inbox: deque[Sequence[Sentence]] = deque()
+        """What was asked meanwhile, in any thread."""
+        self._swept = time.monotonic()
+
+    def _open(self, sentences: Sequence[Sentence], *, beams: int, length: int) -> Session:
+        raise NotImplementedError
+
+    def _longest(self) -> int:
+        """Tokens of anything it writes."""
+        return self.search.length
+
+    @property
+    def waiting(self) -> int:
+        return sum(map(len, (*tuple(self._queues), *tuple(self._inbox))))
+
+    @property
+    def busy(self) -> bool:
+        return super().busy or bool(self.batch.rows)
+
+    def _engine(self) -> str:
+        picked = pick(self.model)
+        return f"{picked.name}: {picked.reason}"
+
+    def check(self, request: Request, limits: Limits) -> None:
+        super().check(request, limits)
+        beams = max(getattr(request, "beams", None) or 1, getattr(request, "n_best", 1))
+        check_beams(beams, self.model.config.vocabulary)
+
+    def enqueue(self, sentences: Sequence[Sentence]) -> None:
+        self._inbox.append(sentences)
+
+    def turn(self) -> int:
+        super().turn()
+        if (now := time.monotonic()) > self._swept + SWEEP:
+            # Who has left or is late is not found only when it would be their turn.
+            self._swept = now
+            self._queues = deque(queue for queue in self._queues if queue and queue[0].wanted())
+        entering = list(self._entering())
+        if entering:
+            self.batch.join(entering)
+        if self.batch.rows:
+            try:
+                self.batch.step()
+            except Exception as error:
+                self.batch.clear(error)
+        return len(entering)
+
+    def _entering(self) -> Iterator[Sentence]:
+        """As many as there is room for, in turns of their requests."""
+        rows = self.batch.rows
+        while self._inbox:
+            self._queues.append(deque(self._inbox.popleft()))
+        # To read a few costs almost as much as to read many. Where not all who wait can join, the
+        # next do when there is room for some.
+        if rows > ROWS - SOME and self.waiting > ROWS - rows:
+            return
+        while self._queues:
+            queue = self._queues.popleft()
+            if not queue:
+                continue
+            sentence = queue[0]
+            if not sentence.wanted():
+                continue
+            if rows and rows + sentence.rules.beams > ROWS:
+                self._queues.appendleft(queue)
+                return
+            rows += sentence.rules.beams
+            queue.popleft()
+            self._queues.append(queue)
+            yield sentence
+
+    def give_up(self, error: Exception) -> None:
+        super().give_up(error)
+        self.batch.clear(error)
+        for waiting in (self._queues, self._inbox):
+            while waiting:
+                for sentence in waiting.popleft():
+                    sentence.fail(error)
+
+    def _rules(self, beams: int | None, n_best: int = 1) -> Rules:
+        settings = self.search
+        width = max(settings.beams if beams is None else beams, n_best)
+        return Rules(
+            settings.end,
+            settings.banned,
+            settings.renormalize,
+            width,
+            n_best,
+            settings.length_penalty,
+        )
+
+
+def streaming(
+    job: Job, n: int, decode: Callable[[list[int]], str], before: Sequence[int] = ()
+) -> Callable[[list[int]], None] | None:
+    """Sends what is new of a text that is written from left to right."""
+    send = job.stream
+    if send is None:
+        return None
+    sent = decode(list(before)) if before else ""
+
+    def stream(tokens: list[int]) -> None:
+        nonlocal sent
+        text = decode([*before, *tokens])
+        if not text.endswith("�") and text.startswith(sent) and text != sent:
+            send(Delta(n, text[len(sent) :]))
+            sent = text
+
+    return stream
+
+
+def lists(weights: torch.Tensor) -> tuple[Any, ...]:
+    return tuple(weights.tolist())
