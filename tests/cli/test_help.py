@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from regard.cli.arguments import setting_names, spelled_out
-from regard.cli.completion import collected
+from regard.cli.completion import Flags, bash, collected, fish, zsh
 from regard.cli.main import _parser, main
 from regard.cli.train import COMMON, SHORT
 from regard.extras import EXTRAS
@@ -76,24 +76,28 @@ def test_a_setting_that_is_given_in_both_forms_is_given_twice(
 # Completion
 
 
-def test_completion_knows_every_command_and_task(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.fixture(scope="module")
+def flags() -> Flags:
     def run(words: list[str]) -> None:
         options = _parser().parse_args(words)
         options.run(options)
 
-    found = collected(run)
+    return collected(run)
+
+
+def test_completion_knows_every_command_and_task(flags: Flags) -> None:
     commands = set(_parser()._subparsers._group_actions[0].choices)  # type: ignore[union-attr, arg-type]
-    assert {name for name in found if name and " " not in name} == commands
-    assert "--n-best" in found["translate"]
-    assert {"--size", "--source", "--training.lr"} <= set(found["train translate"])
-    assert {name for name in found if " " in name} == {f"train {task}" for task in NAMES}
+    assert {name for name in flags if name and " " not in name} == commands
+    assert "--n-best" in flags["translate"]
+    assert {"--size", "--source", "--training.lr"} <= set(flags["train translate"])
+    assert {name for name in flags if " " in name} == {f"train {task}" for task in NAMES}
 
 
-def test_bash_completes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bash_completes(flags: Flags, tmp_path: Path) -> None:
     if shutil.which("bash") is None:
         pytest.skip("bash is not installed")
     script = tmp_path / "regard.bash"
-    script.write_text(said(capsys, "completion", "bash"))
+    script.write_text(bash(flags))
     typed = {
         "regard transl": "translate",
         "regard train dat": "dates",
@@ -109,11 +113,16 @@ def test_bash_completes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
         assert done.stdout.strip() == expected
 
 
-@pytest.mark.parametrize("shell", ["zsh", "fish"])
-def test_other_shells_have_scripts(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
-    text = said(capsys, "completion", shell)
-    assert "translate" in text
-    assert f"regard completion {shell} wrote it" in text
+def test_other_shells_have_scripts(flags: Flags) -> None:
+    for shell, write in (("zsh", zsh), ("fish", fish)):
+        text = write(flags)
+        assert "translate" in text
+        assert f"regard completion {shell} wrote it" in text
+
+
+def test_an_unknown_shell_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["completion", "powershell"]) == 2
+    assert "powershell" in capsys.readouterr().err
 
 
 # The doctor
