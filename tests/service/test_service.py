@@ -32,7 +32,7 @@ from regard.service import (
     Translate,
     Unknown,
 )
-from regard.service.served import Served
+from regard.service.models import served
 from regard.service.translators import ServedTranslator
 from tests.processes import wait_until
 from tests.service.samples import (
@@ -453,7 +453,7 @@ def test_an_encoder_answers_nothing_by_itself(tmp_path: Path) -> None:
     files = {"tokenizer.json": BPE.to_bytes()}
     checkpoint.save(tmp_path / "encoder", model, files=files, task={"name": "encoder"})
     with pytest.raises(ValueError, match="answers nothing by itself; serve what starts from it"):
-        Served.of("encoder", tmp_path / "encoder", load(tmp_path / "encoder"), 1)
+        served("encoder", tmp_path / "encoder", load(tmp_path / "encoder"), 1)
 
 
 def test_who_is_late_is_told_before_it_would_be_their_turn(
