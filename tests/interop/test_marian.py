@@ -414,7 +414,7 @@ def own(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
     torch.manual_seed(0)
     pairs = request.param == "pairs"
     tokenizer = Tokenizer.bpe(SENTENCES * 2, 300) if pairs else Tokenizer.characters(SENTENCES)
-    config = replace(ours, vocabulary=tokenizer.size, position="sinusoidal", length=53)
+    config = replace(ours, vocabulary=tokenizer.size, position="sinusoidal", length=97)
     model = Transformer(config).eval()
     _randomise(model)
     settings = SearchSettings.of(tokenizer, beams=1, length=41)
