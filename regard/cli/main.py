@@ -209,8 +209,8 @@ def _parser() -> argparse.ArgumentParser:
     import_ = commands.add_parser(
         "import",
         help="turn another library's model into a Regard folder",
-        description="Turns a Marian translator, a CTranslate2 folder or a ViT, of Hugging Face's or "
-        "timm's, into a Regard folder: the same weights, config and tokenizer.",
+        description="Turns a Marian translator, a CTranslate2 folder or a ViT, of Hugging Face's "
+        "or timm's, into a Regard folder: the same weights, config and tokenizer.",
     )
     import_.add_argument("source", help="a folder, a file in it, or a name on the hub")
     import_.add_argument("folder", help="the Regard folder to write")
