@@ -341,7 +341,7 @@ def test_the_forms_of_what_is_written(
     ("words", "line"),
     [
         (["--files", "nope.txt"], "nope.txt cannot be found; name text files"),
-        (["--files", "."], ". cannot be found"),
+        (["--files", "-", "nope.txt"], "- is standard input, which cannot be read among files"),
         (["--device", "cudda"], 'device ("cudda") is not one that torch knows'),
         (["--device", ""], "--device is empty"),
         *(
