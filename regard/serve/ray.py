@@ -28,20 +28,17 @@ def application(
     """A Ray Serve application of folders by their names; `resources` such as num_gpus are Ray's."""
     from ray import serve
 
-    chosen = options or Options()
+    given = (dict(models), options or Options(), device, precision)
+    replica: Any = serve.ingress(lambda: _build(*given))(type("Regard", (), {}))
+    deployment: Any = serve.deployment(num_replicas=replicas, ray_actor_options=resources or None)
+    return deployment(replica).bind()
 
-    def build() -> Any:
-        from regard.service.service import Service
 
-        service = Service(chosen.limits, device=device, precision=precision)  # type: ignore[arg-type]
-        for name, folder in models.items():
-            service.add(folder, name)
-        return create(InProcess(service), chosen)
+def _build(models: Mapping[str, str], options: Options, device: str, precision: Any) -> Any:
+    """In a replica: the service, and the application over it."""
+    from regard.service.service import Service
 
-    @serve.deployment(num_replicas=replicas, ray_actor_options=resources or None)
-    @serve.ingress(build)
-    class Regard:
-        pass
-
-    deployment: Any = Regard
-    return deployment.bind()
+    service = Service(options.limits, device=device, precision=precision)
+    for name, folder in models.items():
+        service.add(folder, name)
+    return create(InProcess(service), options)

@@ -99,7 +99,8 @@ async def serve(
             ws="none",
         )
         loop = asyncio.get_running_loop()
-        loop.add_signal_handler(signal.SIGHUP, lambda: asyncio.ensure_future(_reload(backend)))
+        if hasattr(signal, "SIGHUP"):  # Windows has none
+            loop.add_signal_handler(signal.SIGHUP, lambda: asyncio.ensure_future(_reload(backend)))
         ready(backend)
         await Server(config).serve(sockets=[listening])
     finally:

@@ -10,7 +10,11 @@ from regard import load
 from tests.processes import HANG
 from tests.service.samples import TEXTS, translator
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("unchecked")]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.usefixtures("unchecked"),
+    pytest.mark.filterwarnings("ignore"),  # Ray's own
+]
 
 
 def test_two_replicas(tmp_path: Path) -> None:
