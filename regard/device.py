@@ -2,8 +2,8 @@
 
 import torch
 
-KINDS = ("cpu", "cuda")
-"""What everything runs on."""
+KINDS = ("cpu", "cuda", "mps")
+"""What everything runs on; Apple's GPUs (mps) where they are asked for by name, untested."""
 CHOICES = "choose auto, cpu, cuda, or one of several GPUs, such as cuda:1"
 
 
@@ -17,12 +17,20 @@ def device(name: str | torch.device) -> torch.device:
         raise ValueError(f'device ("{name}") is not one that torch knows; {CHOICES}') from None
     if named.type not in KINDS:
         raise ValueError(f'device ("{name}") is not supported; {CHOICES}')
-    count = 1
-    if named.type == "cuda":
-        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-        if not count:
-            raise ValueError(f'device ("{name}") needs a GPU, and torch finds none; try "cpu"')
+    count = _count(named.type)
+    if not count:
+        raise ValueError(f'device ("{name}") needs a GPU, and torch finds none; try "cpu"')
     if (named.index or 0) >= count:
-        last = "cpu" if named.type == "cpu" else f"cuda:{count - 1}"
+        last = f"cuda:{count - 1}" if named.type == "cuda" else named.type
         raise ValueError(f'device ("{name}") is not there; the last is "{last}"')
     return named
+
+
+def _count(kind: str) -> int:
+    """How many of a kind there are."""
+    match kind:
+        case "cuda":
+            return torch.cuda.device_count() if torch.cuda.is_available() else 0
+        case "mps":
+            return int(torch.backends.mps.is_available())
+    return 1

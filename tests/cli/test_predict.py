@@ -346,7 +346,7 @@ def test_the_forms_of_what_is_written(
         (["--device", ""], "--device is empty"),
         *(
             (["--device", name], f'device ("{name}") is not supported; choose auto, cpu, cuda')
-            for name in ("mps", "meta", "xla", "vulkan", "privateuseone")
+            for name in ("meta", "xla", "vulkan", "privateuseone")
         ),
         (["--device", "cpu:3"], 'device ("cpu:3") is not there; the last is "cpu"'),
         (["--n-best", "0"], "n_best (0) must be 1 or more"),

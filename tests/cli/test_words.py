@@ -96,7 +96,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
         (["train", "translate", "RUN", "--vocabulary", 10**12], "the largest that fits is"),
         (["train", "classify", "RUN", "--pixels", 10**6], "the largest that fits is"),
         (["train", "classify", "RUN", "--pixels", "8", "8", "8"], "--pixels (8 8 8) must be a"),
-        (["train", "dates", "RUN", "--training.device", "mps"], 'device ("mps") is not supported'),
+        (["train", "dates", "RUN", "--training.device", "xla"], 'device ("xla") is not supported'),
         (["train", "dates", "RUN", "--training.device", "cuda:99"], 'device ("cuda:99")'),
         (["attend", "--query", "1e999 2"], "'1e999' in row 1 is not a finite number"),
         (["attend", "--query", "1e1000000000 2"], "'1e1000000000' in row 1 is not a finite"),
