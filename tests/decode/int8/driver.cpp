@@ -90,11 +90,12 @@ void model(int64_t activation, bool gated, bool pre, bool halves) {
     const int64_t count = int64_t(sequence.size());
     Held own(BLOCKS, slot_width(&encoder[0].self), lengths, PLACES);
     float* x = some(count * WIDTH);
-    Tokens tokens = {count, WIDTH, 0, x, sequence.data(), position.data(), {}, rotary, own.cache, {}};
+    const int64_t window = pre ? 4 : 0;
+    Tokens tokens = {count, WIDTH, 0, window, x, sequence.data(), position.data(), {}, rotary, own.cache, {}};
     run(encoder.data(), BLOCKS, &tokens, pre ? &last : &none, nullptr, nullptr, 2);
     keep(x, count * WIDTH);
     Held memory(BLOCKS, slot_width(&decoder[0].cross), lengths, PLACES);
-    Tokens encoded = {count, WIDTH, 0, x, sequence.data(), position.data(), {}, {}, memory.cache, {}};
+    Tokens encoded = {count, WIDTH, 0, 0, x, sequence.data(), position.data(), {}, {}, memory.cache, {}};
     project_memory(decoder.data(), BLOCKS, &encoded, 2);
 
     // A prefill of all tokens but each sequence's last, and then a step.
@@ -107,12 +108,12 @@ void model(int64_t activation, bool gated, bool pre, bool halves) {
     }
     Held cache(BLOCKS, slot_width(&decoder[0].self), lengths, PLACES);
     const float *table = some(TOKENS * WIDTH), *place = some(PLACES * WIDTH);
-    Tokens prefill = {int64_t(ids.size()), WIDTH, 1, nullptr, before.data(), at.data(),
+    Tokens prefill = {int64_t(ids.size()), WIDTH, 1, window, nullptr, before.data(), at.data(),
                       {ids.data(), table, place, 3.0}, rotary, cache.cache, memory.cache};
     run(decoder.data(), BLOCKS, &prefill, &last, nullptr, nullptr, 2);
     const int64_t rows[] = {0, 1, 2};
-    Tokens step = {3, WIDTH, 1, nullptr, rows, last_at.data(), {last_id.data(), table, place, 3.0},
-                   rotary, cache.cache, memory.cache};
+    Tokens step = {3, WIDTH, 1, window, nullptr, rows, last_at.data(),
+                   {last_id.data(), table, place, 3.0}, rotary, cache.cache, memory.cache};
     std::vector<float> logits(3 * TOKENS), best(3 * 5), sums(3);
     run(decoder.data(), BLOCKS, &step, &last, &output, logits.data(), 2);
     keep(logits.data(), 3 * TOKENS);
