@@ -142,8 +142,9 @@ def test_a_language_model_has_the_same_logits_there(
     assert [back.task[name] for name in ("name", "start", "end")] == ["language", 1, 2]
 
 
+# Where a CPU has no dot products of 8-bit integers, CTranslate2's sums are rougher.
 @pytest.mark.parametrize(
-    ("precision", "allowed"), [("int8", 0.1), slow("bf16", 0.1), slow("fp16", 0.01)]
+    ("precision", "allowed"), [("int8", 0.4), slow("bf16", 0.1), slow("fp16", 0.01)]
 )
 def test_narrower_weights(precision: str, allowed: float, tmp_path: Path) -> None:
     model = randomised(Transformer(TransformerConfig(47, **SMALL | default_shape())))

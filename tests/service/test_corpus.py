@@ -30,6 +30,7 @@ def lines(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_any_number_of_processes(folder: Path, lines: Path, tmp_path: Path) -> None:
     want = load(folder).translate([*TEXTS, "", *TEXTS])  # type: ignore[union-attr]
     for size in (1, 3):
