@@ -34,6 +34,8 @@ AGREEMENT = 0.99
 """Share of tokens for which int8 must choose what float32 chooses."""
 ENOUGH = 200
 """Tokens without which there is no saying."""
+FEW = 8
+"""Inputs that hardly have so many: who asks for one sentence does not wait for a comparison."""
 SAMPLE = 48
 """Inputs that are compared at most."""
 VERSION = 1
@@ -99,6 +101,8 @@ def settle(ready: Writes, inputs: Sequence[Any], folder: Path) -> Choice:
     """Decides between int8 and float32 by some inputs, and quantizes the model if that is int8."""
     compared = None
     if (choice := beforehand(ready.model, folder)) is None:
+        if len(inputs) < FEW:
+            return Choice("fp32", f"{len(inputs)} inputs are too few to compare int8 by")
         if reason := native.missing():
             return Choice("fp32", f"there are no int8 kernels: {reason}")
         quantized = int8(copy.deepcopy(ready.model))

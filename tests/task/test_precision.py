@@ -129,11 +129,20 @@ def test_a_damaged_cache_is_no_answer(
 
 def test_few_tokens_say_nothing(folder: Path) -> None:
     ready: Any = load(folder)
-    for texts in (TEXTS[:1], [""], []):
+    for texts in (TEXTS[:1], [""], [], [""] * 9, ["ab"] * 9):
         choice = settle(ready, texts, folder)
         assert choice.precision == "fp32"
         assert "too few" in choice.reason
     assert not (folder.parent / "cache/regard/precision").exists()
+
+
+def test_one_sentence_is_answered_without_a_comparison(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(precision, "compare", lambda *_: pytest.fail("compared"))
+    monkeypatch.setattr(precision, "int8", lambda _: pytest.fail("quantized"))
+    choice = settle(load(folder), TEXTS[:3], folder)  # type: ignore[arg-type]
+    assert str(choice) == "fp32 (3 inputs are too few to compare int8 by)"
 
 
 def test_without_kernels(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
