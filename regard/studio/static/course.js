@@ -12,6 +12,12 @@ export async function show(root) {
   const page = live(root, "course", DEFAULTS, draw);
   if (page.state.open) run(page.state.document, page.state.open);
 
+  // What was tried stays in sight when the page is drawn again.
+  function tries(name, section, n) {
+    const key = JSON.stringify([name, section, n]);
+    return shown.has(key) || waiting.has(key);
+  }
+
   async function run(name, section, mistake) {
     const key = JSON.stringify([name, section, mistake ?? null]);
     if (waiting.has(key)) return;
@@ -45,7 +51,7 @@ export async function show(root) {
         result ? button("Hide", () => { shown.delete(key); set({ open: "" }); page.render(); }, { class: "mini" }) : null,
         result && !result.error ? el("span", { class: result.stands ? "good" : "wrong", "data-fact": "verdict" }, result.stands ? "✓ stands" : "✗ fails") : null),
       result ? (result.error ? problem(result.error) : parsed("regard-lab", result.html)) : null,
-      question.mistakes.length ? el("details", { "data-key": `wrong-${question.section}` }, el("summary", {}, `${question.mistakes.length} wrong ${question.mistakes.length === 1 ? "answer" : "answers"} to try`),
+      question.mistakes.length ? el("details", { "data-key": `wrong-${question.section}`, open: question.mistakes.some((_, n) => tries(chosen.document, question.section, n)) }, el("summary", {}, `${question.mistakes.length} wrong ${question.mistakes.length === 1 ? "answer" : "answers"} to try`),
         question.mistakes.map((said, n) => {
           const mine = JSON.stringify([chosen.document, question.section, n]);
           const tried = shown.get(mine);
