@@ -350,7 +350,7 @@ class Draw:
         base = {flag: values for flag, values in TRAINED[task].items() if flag not in changed}
         if "--training.tensorboard" in changed:
             base.pop("--training.no-tensorboard", None)
-        run = self.some(["out"], ["user", "user/text.en", "runs/dates", "user/new/deep", "."], 0.1)
+        run = self.some(["out"], ["user", "user/text.en", "runs", "user/new/deep", "."], 0.1)
         outputs = ("out", "user/new") if run in ("out", "user/new/deep") else ()
         return Case(["train", task, run, *spelled({**base, **changed})], outputs=outputs)
 
@@ -553,7 +553,7 @@ def faults(world: World, case: Case, ended: Ended) -> list[str]:
     found = []
     lines = ended.err.splitlines()
     told = [line for line in lines if re.match(r"regard:(?! engine:| precision:)", line)]
-    ends = [line for line in told if not line.startswith("regard: left out:")]
+    ends = [line for line in told if not re.match(r"regard: (left out:|[\d,]+ × )", line)]
     # A signal ends a process, which a shell tells as 128 and its number, or is caught.
     number = int(case.signal)
     allowed = CODES | ({-number, 128 + number} if ended.signalled else set())
