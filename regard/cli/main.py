@@ -200,7 +200,8 @@ def _parser() -> argparse.ArgumentParser:
         "quantize",
         help="store a model's weights in 8 bits",
         description="Quantizes a model's linear layers to weights of 8 bits. The new folder is "
-        "about a quarter as large, and is used as any other; on a CPU it is the fastest.",
+        "used as any other. These layers take a quarter of the space; embeddings stay as they "
+        "are. On a CPU it is the fastest.",
     )
     quantize.add_argument("folder", metavar="RUN", help="a run, or a model's folder")
     quantize.add_argument("out", help="the folder to write, which must be new")

@@ -1,4 +1,4 @@
-"""The command `quantize`: a model with weights of 8 bits, a quarter of the size, loaded at once.
+"""The command `quantize`: a model whose linear layers have weights of 8 bits, loaded as they are.
 
 On a CPU its kernels compute with the integers as they are; anywhere else they are widened.
 """

@@ -10,7 +10,6 @@ trained on text alone, for transfer learning: frozen, or fine-tuned.
 import copy
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
-from functools import partial
 from typing import Literal, TypeAlias, get_args
 
 import torch
@@ -22,7 +21,7 @@ from regard.attention.mask import Packed
 from regard.model import build, init
 from regard.model.build import MakeAttention, MakeFeedForward, MakePosition
 from regard.model.embedding import Tokens
-from regard.model.encoder import EncoderConfig, EncoderShape, TextEncoder
+from regard.model.encoder import EncoderConfig, EncoderShape, TextEncoder, reading
 from regard.model.lengths import Lengths, own_mask, places
 from regard.model.notebook import model_html
 from regard.model.stack import Stack
@@ -78,17 +77,9 @@ class TextClassifier(nn.Module):
             known = ", ".join(get_args(TextPool))
             raise ValueError(f"pool ({config.pool!r}) is unknown; choose from {known}")
         self.config = config
-        position = position or partial(build.position, config.position, config, config.length)
-        self.tokens = Tokens(
-            config.vocabulary,
-            config.width,
-            position=build.added(position),
-            scale=config.scale,
-            dropout=config.dropout,
-        )
-        self.encoder = build.stack(
+        self.tokens, self.encoder = reading(
             config,
-            config.layers,
+            config.vocabulary,
             position=position,
             attention=attention,
             feed_forward=feed_forward,

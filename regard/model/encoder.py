@@ -25,6 +25,7 @@ from regard.model.build import (
 from regard.model.embedding import Tokens
 from regard.model.lengths import Lengths, own_mask, places
 from regard.model.notebook import model_html
+from regard.model.stack import Stack
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +55,29 @@ class EncoderConfig(EncoderShape):
         return cls(vocabulary, width=128, heads=4, feed_forward=256, layers=2)
 
 
+def reading(
+    shape: EncoderShape,
+    vocabulary: int,
+    *,
+    position: MakePosition | None = None,
+    attention: MakeAttention | None = None,
+    feed_forward: MakeFeedForward | None = None,
+) -> tuple[Tokens, Stack]:
+    """What every reader of text has: the embedding of tokens, and the encoder."""
+    make = position or partial(build.position, shape.position, shape, shape.length)
+    tokens = Tokens(
+        vocabulary,
+        shape.width,
+        position=build.added(make),
+        scale=shape.scale,
+        dropout=shape.dropout,
+    )
+    encoder = build.stack(
+        shape, shape.layers, position=make, attention=attention, feed_forward=feed_forward
+    )
+    return tokens, encoder
+
+
 class TextEncoder(nn.Module):
     """Text to vectors, and to logits of what each token might be; the output is tied to the table.
 
@@ -77,17 +101,9 @@ class TextEncoder(nn.Module):
             feed_forward=feed_forward,
         )
         self.config = config
-        position = position or partial(build.position, config.position, config, config.length)
-        self.tokens = Tokens(
-            config.vocabulary,
-            config.width,
-            position=build.added(position),
-            scale=config.scale,
-            dropout=config.dropout,
-        )
-        self.encoder = build.stack(
+        self.tokens, self.encoder = reading(
             config,
-            config.layers,
+            config.vocabulary,
             position=position,
             attention=attention,
             feed_forward=feed_forward,

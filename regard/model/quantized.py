@@ -1,4 +1,4 @@
-"""Linear layers with weights of 8 bits, as a model's folder stores them: a quarter of the size.
+"""Linear layers with weights of 8 bits, as a model's folder stores them: a quarter of float32's.
 
     w_nk ≈ t_n q_nk,     t_n = max |w_n| / 127,  q_nk an integer from -127 to 127
 

@@ -14,7 +14,7 @@ MORE = (
 
 
 def many(data: Path) -> Recipe:
-    """Dates in sixty languages to ISO 8601, in 90 seconds of two cores.
+    """Dates in sixty languages to ISO 8601, on two cores.
 
     Data: none; dates are written by CLDR's rules, and the days of the test are in no training.
     """

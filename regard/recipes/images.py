@@ -94,7 +94,7 @@ def _training(every: int) -> TrainingConfig:
 
 
 def strips(data: Path) -> Recipe:
-    """Strips of up to six handwritten digits, read from the image, in three minutes of two cores.
+    """Strips of up to six handwritten digits, read from the image, on two cores.
 
     Data: none; the digits come with scikit-learn, and those of the test are in no training strip.
     """

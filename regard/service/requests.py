@@ -214,28 +214,3 @@ class About:
     version: int
     """How often it has been loaded."""
     labels: tuple[str, ...] = ()
-
-
-__all__ = [
-    "About",
-    "Answer",
-    "Attend",
-    "Attention",
-    "Busy",
-    "Candidate",
-    "Classify",
-    "Delta",
-    "Generate",
-    "Label",
-    "Late",
-    "Limits",
-    "Lost",
-    "Read",
-    "Refused",
-    "Request",
-    "Scored",
-    "TooLarge",
-    "Translate",
-    "Translation",
-    "Unknown",
-]

@@ -128,7 +128,7 @@ def compare(ready: Writes, quantized: nn.Module, inputs: Sequence[Any]) -> Compa
 def _settled(compared: Compared) -> Choice:
     if compared.agrees:
         return Choice("int8", str(compared))
-    return Choice("fp32", f"int8 chooses {compared} tokens alone, fewer than {AGREEMENT:.0%}")
+    return Choice("fp32", f"int8 chooses {compared} tokens, which is less than {AGREEMENT:.0%}")
 
 
 # What is known already
