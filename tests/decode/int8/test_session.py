@@ -452,6 +452,7 @@ def test_other_processes_change_neither_bits_nor_where_threads_may_run() -> None
         until = time.monotonic() + 0.7
         while time.monotonic() < until:
             assert torch.equal(layer(x), quiet)
+            assert os.sched_getaffinity(0) == cores
     finally:
         for other in others:
             other.kill()

@@ -101,7 +101,8 @@ bool stopped(int thread) {
     return ran(clock) - its < 3000 && ran(CLOCK_THREAD_CPUTIME_ID) - mine > 6000;
 }
 
-// Moves a thread to a core, or away from it, at once; afterwards it may run wherever it could.
+// Moves a thread to a core, or away from it, at once; afterwards it may run wherever it could. In
+// between others see one core: whoever asks, forks or starts a thread then would keep it.
 void migrate(int thread, int core, bool away) {
     cpu_set_t allowed, cores;
     if (sched_getaffinity(thread, sizeof allowed, &allowed)) return;
@@ -122,7 +123,7 @@ void migrate(int, int, bool) {}
 struct alignas(64) Job {
     std::atomic<uint64_t> open{0};  // the loop's number << 32 | end of open chunks << 16 | first
     std::atomic<int> threads{0};    // that may work on it
-    std::atomic<int> caller{0}, core{0};
+    std::atomic<int> caller{0}, core{0};  // no caller, once it has gone its way
     std::atomic<bool> taken{false};
     alignas(64) std::atomic<int64_t> running{0};  // chunks that are not done
     std::atomic<bool> asleep{false};
@@ -152,6 +153,7 @@ struct Pool {
     Job jobs[JOBS];
     Worker crew[CREW + 1];  // from 1 on
     std::atomic<int> callers{0}, sleeping{0}, workers{0};
+    std::atomic<bool> moving{false};  // a caller, to another core
     std::mutex lock;
     std::condition_variable wake, done;
 
@@ -203,6 +205,19 @@ struct Pool {
         migrate(thread, core(), true);
     }
 
+    // A caller on its way out either is seen to be gone or waits for its move to be over.
+    void give_core_to_caller(const Job& job) {
+        std::lock_guard<std::mutex> held(lock);
+        moving = true;
+        if (const int caller = job.caller) migrate(caller, core(), false);
+        moving = false;
+    }
+    void dismiss(Job& job) {
+        job.caller = 0;
+        if (moving) std::lock_guard<std::mutex> held(lock);
+        job.taken = false;
+    }
+
     // Gives this core, which its thread is about to leave, to workers that were preempted within a
     // chunk of the job; whether there are any.
     bool rescue(const Job& job) {
@@ -229,9 +244,10 @@ struct Pool {
                 waits = 0;
                 continue;
             }
-            const bool preempted = last && stopped(last->caller);
+            const int caller = last ? last->caller.load() : 0;
+            const bool preempted = caller && stopped(caller);
             if (!preempted && ++waits < PATIENCE) continue;
-            if (preempted) give_core(last->caller);
+            if (preempted) give_core_to_caller(*last);
             waits = 0;
             std::unique_lock<std::mutex> held(lock);
             // Whoever opens a loop from now on sees `sleeping`; others have been seen here.
@@ -281,7 +297,7 @@ class Team {
     }
     ~Team() {
         pool.callers--;
-        if (job) job->taken = false;
+        if (job) pool.dismiss(*job);
     }
 
     // body(n) for all n < count, each of about so many vector operations.
