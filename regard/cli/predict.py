@@ -10,58 +10,31 @@ echo "…" | regard generate RUN         each line gone on with
 echo "…" | regard label RUN            a label for each line
 """
 
-import io
-import json
 import math
 import os
 import sys
-import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from regard.cli.arguments import with_inputs
-from regard.cli.stream import STDIN, Bar, Line, Lines, Unreadable, answers, tried
+from regard.cli.inference import EnsembleOptions, InferenceOptions, ensembled, loaded, settling
+from regard.cli.output import LeftOut, as_object, each, say, without_answer, write
+from regard.cli.stream import STDIN, Line, Lines, Unreadable, answers
 from regard.data.files import LINE
 from regard.processes import Processes, launched
-from regard.task.settings import Precision, check_positive
+from regard.task.settings import check_positive
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from regard.task.load import Predictor
     from regard.task.translator import Translator, Written
 
 Settings = TypeVar("Settings")
 Ready = TypeVar("Ready")
 Reads = TypeVar("Reads", bound="Translate | Score | Generate | Label")
-
-
-@dataclass(frozen=True, kw_only=True)
-class InferenceOptions:
-    """Where, and in which precision, a model computes."""
-
-    device: str = "auto"
-    """Device: auto is a GPU where there is one; or cpu, cuda, cuda:1."""
-    precision: Precision = "auto"
-    """Precision of weights and activations. int8 quantizes the weights: the fastest on a cpu. auto
-    is bf16 on a GPU; on a cpu int8 if it chooses the same tokens as fp32 for at least 99% of a few
-    hundred of the input's, and otherwise fp32."""
-    verbose: bool = False
-    """Print on standard error which precision and which engine were picked, and why."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class EnsembleOptions(InferenceOptions):
-    """Other models that write together with the first."""
-
-    ensemble: tuple[str, ...] = ()
-    """Ensemble: other runs that write together with RUN. Every token is chosen by the mean of all
-    their probabilities. They must have RUN's target tokenizer; alignments are RUN's."""
-    ensemble_weights: tuple[float, ...] = ()
-    """Weights of that mean, RUN's first. By default all runs count the same."""
 
 
 @dataclass(frozen=True)
@@ -130,7 +103,7 @@ def translate(words: Sequence[str]) -> int:
             for (number, _), source, best in zip(lines, sources, translations):
                 yield _shown(number, source, best, model, options)
 
-        settle = _settling(model, folder, options, here)
+        settle = settling(model, folder, options, here)
 
         def prepare(sample: list[str]) -> None:
             settle(sample)
@@ -139,11 +112,11 @@ def translate(words: Sequence[str]) -> int:
 
         def without(number: int, reason: str) -> str:
             if options.json:
-                return _object(line=number, error=reason)
+                return as_object(line=number, error=reason)
             return _shown(number, "", [NOTHING], model, options)
 
         found = answers(lines, answer, here, prepare)
-        return _write(lines, found, without, lambda: _chosen(model))
+        return write(lines, found, without, lambda: _chosen(model))
 
 
 def _prefixed(lines: list[str], options: Translate) -> tuple[list[str], str | list[str]]:
@@ -157,7 +130,7 @@ def _prefixed(lines: list[str], options: Translate) -> tuple[list[str], str | li
 def _translator(folder: Path, options: Translate, kind: type[Ready], here: Processes) -> Ready:
     from regard.task.search import check_search
 
-    model: Any = _ensemble(folder, options, kind, here)
+    model: Any = ensembled(folder, options, kind, here)
     model.check_tags(options.tag)
     beams = max(options.beams or model.search.beams, options.n_best or 1)
     check_search(model.model.config, beams, model.model.target.table.weight.device)
@@ -194,7 +167,7 @@ def _shown(
             if options.align:
                 entry["alignment"] = one.alignment
             found.append(entry)
-        return _object(line=number, source=source, translations=found)
+        return as_object(line=number, source=source, translations=found)
     rows = []
     for one in best:
         row = [one.text]
@@ -246,7 +219,7 @@ def score(words: Sequence[str]) -> int:
     from regard.task.translator import Translator
 
     folder, options = _with_files("score", Score, Score(), words)
-    model = _ensemble(folder, options, Translator)
+    model = ensembled(folder, options, Translator)
     counted: list[float] = []
 
     def answer(lines: list[Line]) -> Iterator[str]:
@@ -266,7 +239,7 @@ def score(words: Sequence[str]) -> int:
                 tokens = [
                     {"token": token, "log_p": p} for token, p in zip(pieces, one.token_scores)
                 ]
-                yield _object(
+                yield as_object(
                     line=number,
                     source=source,
                     target=one.text,
@@ -275,11 +248,13 @@ def score(words: Sequence[str]) -> int:
                     **({"tokens": tokens} if options.tokens else {}),
                 )
             else:
-                each = " ".join(f"{p:.6g}" for p in one.token_scores)
-                yield f"{value:.6g} ||| {each}" if options.tokens else f"{value:.6g}"
+                row = [f"{value:.6g}"]
+                if options.tokens:
+                    row.append(" ".join(f"{p:.6g}" for p in one.token_scores))
+                yield " ||| ".join(row)
 
     lines = Lines(options.files, options.longest)
-    status = _write(lines, answers(lines, answer, Processes()), _without(options.json))
+    status = write(lines, answers(lines, answer, Processes()), without_answer(options.json))
     if counted:
         perplexity = math.exp(min(-math.fsum(counted) / len(counted), 700.0))
         print(f"regard: perplexity {perplexity:.4g} over {len(counted):,} tokens", file=sys.stderr)
@@ -303,15 +278,15 @@ def classify(words: Sequence[str]) -> int:
     from regard.task.classify import Classifier
 
     folder, pictures, options = _pictures("classify", Classify, Classify(), words)
-    model = _loaded(folder, options, Classifier)
+    model = loaded(folder, options, Classifier)
     left_out = LeftOut()
-    for picture, probabilities in _each(pictures, model.probabilities, options.json, left_out):
+    for picture, probabilities in each(pictures, model.probabilities, options.json, left_out):
         best = _best(probabilities, model.labels, options.top)
         if options.json:
             labels = [{"label": label, "probability": p} for label, p in best]
-            _say(_object(picture=picture, labels=labels))
+            say(as_object(picture=picture, labels=labels))
         else:
-            _say("\t".join([picture, *(f"{label} {p:.1%}" for label, p in best)]))
+            say("\t".join([picture, *(f"{label} {p:.1%}" for label, p in best)]))
     return left_out.status()
 
 
@@ -333,21 +308,21 @@ def read(words: Sequence[str]) -> int:
     from regard.task.search import check_search
 
     folder, pictures, options = _pictures("read", Read, Read(), words)
-    model = _loaded(folder, options, Reader)
+    model = loaded(folder, options, Reader)
     device = model.model.target.table.weight.device
     check_search(model.model.config, options.beams or model.search.beams, device)
     left_out = LeftOut()
-    settle = _settling(model, folder, options)
+    settle = settling(model, folder, options)
 
     def answer(some: list[str]) -> list[str]:
         settle(some)
         return model.read(some, beams=options.beams)
 
-    for picture, text in _each(pictures, answer, options.json, left_out):
+    for picture, text in each(pictures, answer, options.json, left_out):
         if options.json:
-            _say(_object(picture=picture, text=text))
+            say(as_object(picture=picture, text=text))
         else:
-            _say(f"{picture}\t{text}")
+            say(f"{picture}\t{text}")
     return left_out.status()
 
 
@@ -388,7 +363,7 @@ def generate(words: Sequence[str]) -> int:
     from regard.task.language import Generator
 
     folder, options = _with_files("generate", Generate, Generate(), words)
-    model = _ensemble(folder, options, Generator)
+    model = ensembled(folder, options, Generator)
     device = model.model.tokens.table.weight.device
     check_cache(model.model.config, 1, 1, options.length, device)
 
@@ -407,14 +382,14 @@ def generate(words: Sequence[str]) -> int:
             )
             for (number, prompt), text in zip(run, texts):
                 if options.json:
-                    yield _object(line=number, prompt=prompt, text=text)
+                    yield as_object(line=number, prompt=prompt, text=text)
                 else:
                     yield " ".join(text.splitlines())
 
     lines = Lines(options.files, options.longest)
-    settle = _settling(model, folder, options)
+    settle = settling(model, folder, options)
     found = answers(lines, answer, Processes(), settle)
-    return _write(lines, found, _without(options.json))
+    return write(lines, found, without_answer(options.json))
 
 
 @dataclass(frozen=True)
@@ -438,7 +413,7 @@ def label(words: Sequence[str]) -> int:
     from regard.task.label import Labeler
 
     folder, options = _with_files("label", Label, Label(), words)
-    model = _loaded(folder, options, Labeler)
+    model = loaded(folder, options, Labeler)
 
     def answer(lines: list[Line]) -> Iterator[str]:
         rows = model.probabilities([text for _, text in lines])
@@ -446,12 +421,12 @@ def label(words: Sequence[str]) -> int:
             best = _best(row, model.labels, options.top)
             if options.json:
                 labels = [{"label": label, "probability": p} for label, p in best]
-                yield _object(line=number, text=text, labels=labels)
+                yield as_object(line=number, text=text, labels=labels)
             else:
                 yield "\t".join(f"{label}\t{p:.1%}" for label, p in best)
 
     lines = Lines(options.files, options.longest)
-    return _write(lines, answers(lines, answer, Processes()), _without(options.json))
+    return write(lines, answers(lines, answer, Processes()), without_answer(options.json))
 
 
 # Words
@@ -501,196 +476,7 @@ def _named(command: str, names: Iterable[str | Unreadable | None]) -> Iterator[s
         raise ValueError(f"{command} needs pictures, and none was named: files, folders, or a list")
 
 
-def _ensemble(
-    folder: Path, options: EnsembleOptions, kind: type[Ready], here: Processes | None = None
-) -> Ready:
-    """The run's model by itself, or together with others."""
-    from regard.task.load import ensemble
-
-    folders = [folder, *map(Path, options.ensemble)]
-    ready = [_loaded(one, options, kind, here) for one in folders]
-    return ensemble(ready, options.ensemble_weights or None)
-
-
-def _loaded(
-    folder: Path, options: InferenceOptions, kind: type[Ready], here: Processes | None = None
-) -> Ready:
-    from regard.device import device as named_device
-    from regard.task.load import load
-    from regard.task.precision import DTYPES, Writes, on_gpu
-
-    name, precision = options.device, options.precision
-    if name == "auto":
-        name = "cpu" if precision == "int8" else named_device("auto").type
-    if name == "cuda" and here is not None and here.size > 1:
-        name = f"cuda:{here.local}"
-    device = named_device(name)
-    if precision == "int8" and device.type != "cpu":
-        raise ValueError(f"precision (int8) is for device cpu, not {device}; try bf16")
-    if precision == "auto" and device.type != "cpu":
-        choice = on_gpu(device)
-        precision = choice.precision
-        _tell(f"precision: {choice}", options, here)
-    # None keeps weights of 8 bits as they are.
-    ready: Predictor = load(folder, device=device, dtype=DTYPES.get(precision))
-    if not isinstance(ready, kind):
-        found = type(ready).__name__
-        raise ValueError(f"{folder} holds a {found}, not a {kind.__name__}; see its config.json")
-    if device.type == "cpu" and precision in ("auto", "int8"):
-        ready.model.float()
-    if precision == "int8":
-        from regard.decode.engine.int8.linear import int8
-
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            int8(ready.model)
-        if here is None or here.first:
-            for warning in caught:
-                print("regard:", warning.message, file=sys.stderr, flush=True)
-    if precision != "auto" or not isinstance(ready, Writes):
-        _tell(_engine(ready.model), options, here)
-    return cast(Ready, ready)
-
-
-def _settling(
-    ready: Any, folder: Path, options: EnsembleOptions | Read, here: Processes | None = None
-) -> Callable[[Sequence[str]], None]:
-    """Picks a precision by the first inputs that it is shown, where none was asked for."""
-    from regard.task.folder import model_folder
-    from regard.task.precision import Writes, settle
-
-    open_question = options.precision == "auto" and next(ready.model.parameters()).is_cpu
-    open_question = open_question and isinstance(ready, Writes)
-    if open_question and isinstance(options, EnsembleOptions) and options.ensemble:
-        _tell("precision: fp32 (an ensemble)", options, here)
-        open_question = False
-
-    def prepare(inputs: Sequence[str]) -> None:
-        nonlocal open_question
-        if open_question:
-            open_question = False
-            choice = settle(ready, inputs, model_folder(folder))
-            _tell(f"precision: {choice}", options, here, always=choice.new)
-            _tell(_engine(ready.model), options, here)
-
-    return prepare
-
-
-def _tell(
-    words: str, options: InferenceOptions, here: Processes | None, always: bool = False
-) -> None:
-    if (options.verbose or always) and (here is None or here.first):
-        print("regard:", words, file=sys.stderr, flush=True)
-
-
-def _engine(model: Any) -> str:
-    from regard.decode.engine.pick import pick
-    from regard.model.language import LanguageModel
-    from regard.model.transformer import Transformer
-
-    if isinstance(model, Transformer | LanguageModel):
-        engine = pick(model)
-        return f"engine: {engine.name} ({engine.reason})"
-    weight = next(model.parameters())
-    return f"engine: the model's own modules, {weight.dtype} on {weight.device}"
-
-
-# What goes in and out
-
-
-class LeftOut:
-    """What could not be read or answered: reported as it comes, and counted."""
-
-    SHOWN = 10
-
-    def __init__(self) -> None:
-        self.count = 0
-
-    def add(self, reason: str) -> None:
-        self.count += 1
-        if self.count <= self.SHOWN:
-            print("regard: left out:", reason, file=sys.stderr, flush=True)
-
-    def status(self) -> int:
-        """The exit code, at the end."""
-        if self.count > self.SHOWN:
-            print(f"regard: left out: {self.count - self.SHOWN:,} more", file=sys.stderr)
-        return 1 if self.count else 0
-
-
-def _each(
-    pictures: Iterable[str | None],
-    answer: Callable[[list[str]], Iterable[Ready]],
-    as_json: bool,
-    left_out: LeftOut,
-    batch: int = 64,
-) -> Iterator[tuple[str, Ready]]:
-    """Pictures with their answers; one without is left out, and as JSON an object says why."""
-    for some in _batches(pictures, batch):
-        for picture, found in zip(some, tried(some, answer)):
-            if not isinstance(found, Unreadable):
-                yield picture, found
-                continue
-            left_out.add(found.reason)
-            if as_json:
-                _say(_object(picture=picture, error=found.reason))
-
-
-def _batches(items: Iterable[str | None], most: int) -> Iterator[list[str]]:
-    """So many at a time, or fewer where no more are there for now."""
-    some: list[str] = []
-    for item in items:
-        if item is not None:
-            some.append(item)
-        if some and (item is None or len(some) == most):
-            yield some
-            some = []
-    if some:
-        yield some
-
-
-def _write(
-    lines: Lines,
-    answers: Iterable[str | Unreadable],
-    without: Callable[[int, str], str] = lambda number, reason: "",
-    note: Callable[[], str | None] = lambda: None,
-) -> int:
-    """Each answer as it comes, and the note on standard error once there is one.
-
-    `without` is what stands in the place of line `number` if it has no answer.
-    """
-    bar, told, left_out = Bar(lines), False, LeftOut()
-    for number, answer in enumerate(answers):
-        if not told and (words := note()) is not None:
-            print("regard:", words, file=sys.stderr, flush=True)
-            told = True
-        if isinstance(answer, Unreadable):
-            left_out.add(answer.reason)
-            answer = without(number, answer.reason)
-        _say(answer)
-        bar.answered()
-    bar.close()
-    return left_out.status()
-
-
-def _object(**said: object) -> str:
-    """An answer for programs, in one line."""
-    return json.dumps(said, ensure_ascii=False)
-
-
-def _without(as_json: bool) -> Callable[[int, str], str]:
-    """What stands in the place of a line that has no answer."""
-    return lambda number, reason: _object(line=number, error=reason) if as_json else ""
-
-
 def _best(probabilities: "Tensor", labels: Sequence[str], top: int) -> list[tuple[str, float]]:
     """The most probable labels; of equally probable ones the first."""
     values, places = probabilities.sort(stable=True, descending=True)
     return [(labels[n], p) for n, p in zip(places.tolist(), values.tolist())][:top]
-
-
-def _say(text: str) -> None:
-    """Always UTF-8, whatever a terminal's settings; a file's name comes out as it came in."""
-    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors != "surrogateescape":
-        sys.stdout.reconfigure(encoding="utf-8", errors="surrogateescape")
-    print(text, flush=True)
