@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, Protocol, TypeAlias, TypeVar, runtime_checkable
+from typing import Any, Literal, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from regard import checkpoint
 from regard.data.batch import Ids, windows
 from regard.data.text import Documents, Lines, OnBad, Rules, Store, Text, store
 from regard.data.tokenizer import AnyTokenizer, Tokenizer, read_pair
+from regard.task.settings import check_start
 from regard.task.text import Progress
 
 Words: TypeAlias = Literal["pairs", "characters", "bytes"]
@@ -28,30 +29,43 @@ _JOINED = 2**14  # tokens of documents that are read at once where windows run o
 _FEW = 20  # documents of which none is held out whole
 
 
-@runtime_checkable
-class Settings(Protocol):
-    """What the config of a task says of its text."""
+@dataclass(frozen=True)
+class CorpusConfig:
+    """What a task without labels says of its text. Tasks say more exactly what some settings mean
+    to them."""
 
-    @property
-    def text(self) -> tuple[str, ...]: ...
-    @property
-    def valid(self) -> tuple[str, ...]: ...
-    @property
-    def held_out(self) -> float: ...
-    @property
-    def examples(self) -> Examples: ...
-    @property
-    def context(self) -> int: ...
-    @property
-    def words(self) -> Words: ...
-    @property
-    def vocabulary(self) -> int: ...
-    @property
-    def tokenizer(self) -> str | None: ...
-    @property
-    def on_bad(self) -> OnBad: ...
-    @property
-    def cache(self) -> str | None: ...
+    text: tuple[str, ...] = ()
+    """Files of text; plain, or compressed: gz, xz, bz2, zst."""
+    valid: tuple[str, ...] = ()
+    """Validation set: files of text. Without any, some of the text is held out."""
+    held_out: float = 0.05
+    """Fraction of the text that is held out."""
+    judged: int = 50_000
+    """Validation tokens that are read at each evaluation; at the end, all are."""
+    examples: Examples = "joined"
+    """What a token may attend to."""
+    context: int = 256
+    """Sequence length in tokens."""
+    start: str | None = None
+    """Fine-tune: a trained model's folder, or a run's."""
+    words: Words = "pairs"
+    """Tokenization: subwords (BPE) learned from the text, characters, or bytes."""
+    vocabulary: int = 4000
+    """Vocabulary size of BPE; fewer where the text has no more to learn."""
+    tokenizer: str | None = None
+    """A tokenizer.json to use instead of learning one."""
+    on_bad: OnBad = "skip"
+    """Bad lines: count, show and leave them out (skip), or stop (refuse)."""
+    cache: str | None = None
+    """Cache folder for tokenized text; by default in the user's own cache."""
+
+    def __post_init__(self) -> None:
+        for name in ("judged", "context"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} ({getattr(self, name)}) must be 1 or more")
+        if not 0 < self.held_out < 1:
+            raise ValueError(f"held_out ({self.held_out}) must be above 0 and below 1; try 0.05")
+        check_start(self.start, self.tokenizer)
 
 
 class Joined:
@@ -127,7 +141,7 @@ class Corpus:
 
 
 def read(
-    config: Settings,
+    config: CorpusConfig,
     run: Path | None,
     saved: checkpoint.Saved | None,
     progress: Progress | None,
@@ -170,7 +184,9 @@ def named(paths: Sequence[str], examples: Examples, flag: str) -> Text:
     return Lines(*paths, flag=flag) if examples == "lines" else Documents(*paths, flag=flag)
 
 
-def cut(config: Settings, documents: Store, end: int, indices: np.ndarray | None = None) -> Windows:
+def cut(
+    config: CorpusConfig, documents: Store, end: int, indices: np.ndarray | None = None
+) -> Windows:
     """These documents, or all, in windows of the context's length."""
     chosen = np.arange(len(documents)) if indices is None else indices
     text: Joined | Apart
@@ -181,7 +197,7 @@ def cut(config: Settings, documents: Store, end: int, indices: np.ndarray | None
     return Windows(text, windows(text.lengths, config.context))
 
 
-def split(config: Settings, documents: Store, end: int) -> tuple[Windows, Windows]:
+def split(config: CorpusConfig, documents: Store, end: int) -> tuple[Windows, Windows]:
     """What is trained on, and what is held out: documents by their hash, or the end of a few."""
     if len(documents) < _FEW:
         whole = cut(config, documents, end)
@@ -202,7 +218,7 @@ def split(config: Settings, documents: Store, end: int) -> tuple[Windows, Window
 
 
 def stored(
-    config: Settings, text: Text, tokenizer: AnyTokenizer, progress: Progress | None
+    config: CorpusConfig, text: Text, tokenizer: AnyTokenizer, progress: Progress | None
 ) -> Store:
     """All documents as tokens, in a store that is kept."""
     told: Any = None
@@ -218,7 +234,7 @@ def stored(
     )
 
 
-def _learned(config: Settings, text: Text, progress: Progress | None) -> Tokenizer:
+def _learned(config: CorpusConfig, text: Text, progress: Progress | None) -> Tokenizer:
     def texts() -> Iterator[str]:
         told = None if progress is None else partial(progress, "tokenizer")
         return (document for (document,) in text.read(told))

@@ -21,13 +21,12 @@ from torch import Tensor, nn
 
 from regard import checkpoint
 from regard.data.batch import Hiding, MaskedBatch, Side, Sizes, capacity, masked_batch, plan
-from regard.data.text import OnBad
 from regard.data.tokenizer import AnyTokenizer, files, read_pair
 from regard.model.classifier import mean_pooled
 from regard.model.encoder import EncoderConfig, EncoderShape, TextEncoder
 from regard.seeding import rng, seeded
 from regard.task import corpus
-from regard.task.corpus import Corpus, Windows, Words
+from regard.task.corpus import Corpus, CorpusConfig, Windows
 from regard.task.folder import load_saved, model_folder
 from regard.task.settings import (
     Precision,
@@ -36,7 +35,6 @@ from regard.task.settings import (
     check_obeyed,
     check_positive,
     check_preset,
-    check_start,
     check_texts,
     recorded,
     section,
@@ -70,21 +68,13 @@ def _short() -> TrainingConfig:
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(CorpusConfig):
     """An encoder of any text, for `regard train label` and `regard train translate` to start from.
 
     Some tokens of each text are hidden, and the model learns to say what they were (masked language
     modelling, as BERT).
     """
 
-    text: tuple[str, ...] = ()
-    """Files of text; plain, or compressed: gz, xz, bz2, zst."""
-    valid: tuple[str, ...] = ()
-    """Validation set: files of text. Without any, some of the text is held out."""
-    held_out: float = 0.05
-    """Fraction of the text that is held out."""
-    judged: int = 50_000
-    """Validation tokens that are read at each evaluation; at the end, all are."""
     examples: Examples = "lines"
     """What a token may attend to: its own line, or its own document, which blank lines separate.
     Labelled texts, or sentences to translate, should be alike."""
@@ -94,31 +84,17 @@ class Config:
     """Share of the tokens that are hidden."""
     start: str | None = None
     """Fine-tune: a trained encoder's folder, or a run's."""
-    words: Words = "pairs"
-    """Tokenization: subwords (BPE) learned from the text, characters, or bytes."""
     vocabulary: int = 8000
     """Vocabulary size of BPE; fewer where the text has no more to learn."""
-    tokenizer: str | None = None
-    """A tokenizer.json to use instead of learning one."""
-    on_bad: OnBad = "skip"
-    """Bad lines: count, show and leave them out (skip), or stop (refuse)."""
-    cache: str | None = None
-    """Cache folder for tokenized text; by default in the user's own cache."""
     model: EncoderShape = field(default_factory=_tiny)
     """The encoder's shape."""
     training: TrainingConfig = field(default_factory=_short)
     """Optimizer, learning-rate schedule, batches, evaluation, checkpoints."""
 
     def __post_init__(self) -> None:
-        for name in ("judged", "context"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} ({getattr(self, name)}) must be 1 or more")
-        for name in ("held_out", "hidden"):
-            if not 0 < getattr(self, name) < 1:
-                raise ValueError(
-                    f"{name} ({getattr(self, name)}) must be above 0 and below 1; try 0.15"
-                )
-        check_start(self.start, self.tokenizer)
+        super().__post_init__()
+        if not 0 < self.hidden < 1:
+            raise ValueError(f"hidden ({self.hidden}) must be above 0 and below 1; try 0.15")
 
 
 def preset(size: Preset = "tiny") -> Config:
@@ -362,17 +338,27 @@ class TrainedEncoder:
         return [self._filled(text, best) for text in texts]
 
     def _filled(self, text: str, best: int) -> list[tuple[str, float]]:
+        ids, place = self.masked(text)
+        states = self.model.features(torch.tensor([ids], device=self._device))[:, place]
+        logs = self.guesses(states)[0]
+        found = logs.exp().topk(min(best, len(logs)))
+        words = [self.tokenizer.decode([token]).strip() for token in found.indices.tolist()]
+        return list(zip(words, found.values.tolist()))
+
+    def masked(self, text: str) -> tuple[list[int], int]:
+        """A text's tokens, and the place of its [MASK] among them."""
         before, mask, after = text.partition(MASK)
         if not mask or MASK in after:
             raise ValueError(f"{text!r} must have one {MASK}, which stands for what is hidden")
         tokenizer = self.tokenizer
         left, right = tokenizer.encode(before.rstrip()), tokenizer.encode(after.lstrip())
-        ids = [*left, tokenizer.pad, *right, tokenizer.end]
-        logits = self.model(torch.tensor([ids], device=self._device))[0, len(left)].float()
-        logits[[tokenizer.pad, tokenizer.start, tokenizer.end]] = -math.inf
-        found = logits.softmax(-1).topk(min(best, len(logits)))
-        words = [tokenizer.decode([token]).strip() for token in found.indices.tolist()]
-        return list(zip(words, found.values.tolist()))
+        return [*left, tokenizer.pad, *right, tokenizer.end], len(left)
+
+    def guesses(self, states: Float[Tensor, "B D"]) -> Float[Tensor, "B N"]:
+        """log p of each token that might stand where these states are."""
+        tokenizer, logits = self.tokenizer, self.model.output(states).float()
+        logits[:, [tokenizer.pad, tokenizer.start, tokenizer.end]] = -math.inf
+        return logits.log_softmax(-1)
 
     @property
     def _device(self) -> torch.device:

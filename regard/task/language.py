@@ -23,7 +23,6 @@ from regard import checkpoint
 from regard.attention.packed import Packed
 from regard.config import to_json
 from regard.data.batch import LanguageBatch, Side, Sizes, capacity, language_batch, plan
-from regard.data.text import OnBad
 from regard.data.tokenizer import AnyTokenizer, files, read_pair
 from regard.decode.batching import in_order
 from regard.decode.engine.ensemble import Weights, ensemble, shares
@@ -33,7 +32,7 @@ from regard.decode.search.sample import sample
 from regard.model.language import LanguageConfig, LanguageModel, LanguageShape
 from regard.seeding import seeded
 from regard.task import corpus
-from regard.task.corpus import Corpus, Examples, Windows, Words
+from regard.task.corpus import Corpus, CorpusConfig, Examples, Windows
 from regard.task.folder import load_saved, model_folder
 from regard.task.search import Choices, SearchSettings, check_same_tokens
 from regard.task.settings import (
@@ -42,7 +41,6 @@ from regard.task.settings import (
     absolute,
     check_obeyed,
     check_preset,
-    check_start,
     check_texts,
     recorded,
 )
@@ -70,17 +68,9 @@ def _short() -> TrainingConfig:
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(CorpusConfig):
     """A language model of any text."""
 
-    text: tuple[str, ...] = ()
-    """Files of text; plain, or compressed: gz, xz, bz2, zst."""
-    valid: tuple[str, ...] = ()
-    """Validation set: files of text. Without any, some of the text is held out."""
-    held_out: float = 0.05
-    """Fraction of the text that is held out."""
-    judged: int = 50_000
-    """Validation tokens that are read at each evaluation; at the end, all are."""
     examples: Examples = "joined"
     """What a token may attend to: all text before it, in windows that cross document boundaries
     (joined); its own document, which blank lines separate (documents); or its own line (lines)."""
@@ -88,28 +78,10 @@ class Config:
     """Context length in tokens, which is the sequence length of training."""
     start: str | None = None
     """Fine-tune: a trained language model's folder, or a run's."""
-    words: Words = "pairs"
-    """Tokenization: subwords (BPE) learned from the text, characters, or bytes."""
-    vocabulary: int = 4000
-    """Vocabulary size of BPE; fewer where the text has no more to learn."""
-    tokenizer: str | None = None
-    """A tokenizer.json to use instead of learning one."""
-    on_bad: OnBad = "skip"
-    """Bad lines: count, show and leave them out (skip), or stop (refuse)."""
-    cache: str | None = None
-    """Cache folder for tokenized text; by default in the user's own cache."""
     model: LanguageShape = field(default_factory=_tiny)
     """The model's shape."""
     training: TrainingConfig = field(default_factory=_short)
     """Optimizer, learning-rate schedule, batches, evaluation, checkpoints."""
-
-    def __post_init__(self) -> None:
-        for name in ("judged", "context"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} ({getattr(self, name)}) must be 1 or more")
-        if not 0 < self.held_out < 1:
-            raise ValueError(f"held_out ({self.held_out}) must be above 0 and below 1; try 0.05")
-        check_start(self.start, self.tokenizer)
 
 
 def preset(size: Preset = "tiny") -> Config:

@@ -11,6 +11,7 @@ import torch
 from regard.config import from_json, to_json
 from regard.model.language import LanguageShape
 from regard.task import language
+from regard.task.corpus import Examples, Words
 from regard.task.language import Config, Generator, LanguageTask, build
 from regard.task.load import load
 from tests.task.samples import TRAINING, lines, sentences, trained
@@ -43,9 +44,7 @@ def said(task: LanguageTask, train: bool) -> list[str]:
 
 
 @pytest.mark.parametrize("examples", ["documents", "joined"])
-def test_every_document_is_trained_on_or_held_out(
-    config: Config, examples: language.Examples
-) -> None:
+def test_every_document_is_trained_on_or_held_out(config: Config, examples: Examples) -> None:
     task = build(replace(config, examples=examples))
     train, held = said(task, True), said(task, False)
     assert sorted(train + held) == sorted(TEXTS)
@@ -79,9 +78,7 @@ def test_windows_look_back_no_further_than_the_context(config: Config) -> None:
 
 @pytest.mark.parametrize("words", ["pairs", "characters", "bytes"])
 @pytest.mark.parametrize("examples", ["documents", "joined"])
-def test_bits_per_byte_of_a_uniform_model(
-    config: Config, words: language.Words, examples: language.Examples
-) -> None:
+def test_bits_per_byte_of_a_uniform_model(config: Config, words: Words, examples: Examples) -> None:
     """log₂ of the vocabulary for each token, over the bytes of the text and its ends."""
     task = build(replace(config, words=words, vocabulary=280, examples=examples))
     with torch.no_grad():
