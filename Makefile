@@ -22,7 +22,7 @@ PYTEST = OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/python -m pytest -n auto 
 test: $(VENV)/ready-test
 	@$(PYTEST)
 
-test-all: $(VENV)/ready-test
+test-all: $(VENV)/ready-test-all
 	@$(PYTEST) -m ""
 
 # The oldest versions that pyproject.toml admits, in an environment of their own.
@@ -58,6 +58,7 @@ clean:
 
 $(VENV)/ready-demo: extras = [demo,lab,serve,studio,text,train]
 $(VENV)/ready-test: extras = [all,test,peers]
+$(VENV)/ready-test-all: extras = [all,test,peers,ray,fuzz]
 $(VENV)/ready-lint: extras = [all,lint]
 
 modern = $(shell $(PYTHON) -c 'import sys; print(sys.version_info >= (3, 11))' 2>&1 || true)

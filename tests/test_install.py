@@ -62,9 +62,10 @@ def test_every_bound_is_met_by_what_is_pinned() -> None:
     lines = (ROOT / "constraints.txt").read_text().splitlines()
     pinned = dict(line.split("==") for line in lines if line and not line.startswith("#"))
     pinned = {canonicalize_name(name): version for name, version in pinned.items()}
-    wanted_by_make = [wanted for extra, wanted in OPTIONAL.items() if extra not in ALONE]
-    for one in [*PROJECT["dependencies"], *(x for wanted in wanted_by_make for x in wanted)]:
+    for one in {*PROJECT["dependencies"], *(x for wanted in OPTIONAL.values() for x in wanted)}:
         wanted = Requirement(one)
+        if wanted.name == "regard":  # an extra that brings another
+            continue
         assert pinned[canonicalize_name(wanted.name)] in wanted.specifier
 
 
