@@ -10,6 +10,7 @@ regard train --recipe NAME RUN --data FOLDER    a run with a known score, and it
 After these, flags change single settings.
 """
 
+import re
 import sys
 import textwrap
 import time
@@ -27,7 +28,7 @@ from regard.task.settings import Preset, check_preset
 from regard.task.size import check_batches, check_settings
 from regard.task.spec import TaskSpec
 from regard.task.specs import NAMES, spec
-from regard.train.config import MAY_CHANGE
+from regard.train.config import MAY_CHANGE, TrainingConfig
 from regard.train.display import duration
 from regard.train.fit import fit
 from regard.train.run import check_folder
@@ -185,7 +186,22 @@ def _parsed(task: TaskSpec, size: Preset, flags: list[str], shape: dict[str, Any
     config = parse(task.config, task.preset(size), flags, program)
     preset = task.preset_on(size, device(config.training.device))
     preset = replace(preset, model=replace(preset.model, **shape))
-    return parse(task.config, preset, flags, program)
+    config = parse(task.config, preset, flags, program)
+    if any(re.match(r"--training\.warmup(=|$)", flag) for flag in flags):
+        return config
+    return replace(config, training=_with_warmup(config.training, preset.training))
+
+
+def _with_warmup(training: TrainingConfig, preset: TrainingConfig) -> TrainingConfig:
+    """A run that is shorter than its preset warms up for less, or it would end before its peak."""
+    if training.schedule == "noam":  # its peak depends on the warm-up
+        return training
+    warmup = training.warmup
+    if training.minutes is not None and preset.minutes is not None:
+        warmup = min(warmup, max(30, round(warmup * training.minutes / preset.minutes)))
+    if training.steps is not None:
+        warmup = min(warmup, training.steps // 5)
+    return replace(training, warmup=warmup)
 
 
 def _from_run(way: str, words: list[str]) -> tuple[TaskSpec, Any, str]:

@@ -34,7 +34,8 @@ class TrainingConfig:
     schedule: Schedule = "inverse_sqrt"
     """Learning-rate schedule (scheduler) after the warm-up; noam is the paper's."""
     warmup: int = 400
-    """Warm-up steps, in which the learning rate rises linearly to its peak."""
+    """Warm-up steps, in which the learning rate rises linearly to its peak. On the command line a
+    run that is shorter than its preset has fewer by default."""
     betas: tuple[float, float] = (0.9, 0.98)
     """Adam's betas: decay rates of the running means of gradients and of squared gradients."""
     epsilon: float = 1e-9

@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Protocol, TextIO, runtime_checkable
 
 if TYPE_CHECKING:
     from rich.progress import TaskID
@@ -58,13 +58,22 @@ def display(stream: TextIO | None = None) -> Display:
     return Terminal(stream) if stream.isatty() else Log(stream)
 
 
+@runtime_checkable
+class Stream(Protocol):
+    """What lines can be written to."""
+
+    def write(self, text: str, /) -> object: ...
+
+    def flush(self) -> object: ...
+
+
 class Log(Display):
     """A line now and then, each complete in itself."""
 
     PAUSE = 10.0
     """Seconds between lines of progress; scores and messages come at once."""
 
-    def __init__(self, stream: TextIO):
+    def __init__(self, stream: Stream):
         self.stream = stream
         self._last = -self.PAUSE
 

@@ -12,8 +12,9 @@ from PIL import Image
 
 from regard.cli import demo
 from regard.cli.main import main
-from regard.cli.train import run_settings, run_training
+from regard.cli.train import _parsed, run_settings, run_training
 from regard.task import classify, dates
+from regard.task.settings import Preset
 from regard.task.specs import NAMES, spec
 
 QUICK = [
@@ -116,6 +117,24 @@ def test_help_explains_every_setting(capsys: pytest.CaptureFixture[str]) -> None
 
 
 @pytest.mark.usefixtures("unchecked")  # a captured stream is no TextIO to the checks
+@pytest.mark.parametrize(
+    ("flags", "size", "warmup"),
+    [
+        ([], "tiny", 300),
+        (["--minutes", "60"], "tiny", 300),
+        (["--minutes", "5"], "tiny", 75),
+        (["--minutes", "1"], "tiny", 30),
+        (["--training.steps", "40"], "tiny", 8),
+        (["--steps", "40", "--warmup", "39"], "tiny", 39),
+        (["--steps", "40", "--training.warmup=39"], "tiny", 39),
+        (["--steps", "40"], "base", 4000),  # noam's peak depends on it
+    ],
+)
+def test_a_short_run_has_a_short_warm_up(flags: list[str], size: Preset, warmup: int) -> None:
+    flags = [*flags, "--training.device", "cpu"]
+    assert _parsed(spec("translate"), size, flags, {}).training.warmup == warmup
+
+
 def test_a_run_is_repeated_from_its_own_config(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
