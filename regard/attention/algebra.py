@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from regard.attention.checks import broadcasts, check_integer, shown
+from regard.attention.checks import broadcast_shape, broadcasts, check_integer, shown
 from regard.attention.notebook import picture
 from regard.attention.packed import Packed
 from regard.attention.sync import capturing, current_capture, on_host
@@ -98,7 +98,7 @@ class Mask:
                 f"the rule of {self} must give a boolean tensor, got {given}; "
                 "compare the indices that it receives, as in at.key <= at.position"
             )
-        size = torch.broadcast_shapes(*(index.shape for index in at[:4]))
+        size = broadcast_shape(*(index.shape for index in at[:4]))
         fits = (have in (1, need) for have, need in zip(allowed.shape[::-1], size[::-1]))
         if allowed.ndim > len(size) or not all(fits):
             raise ValueError(
@@ -273,11 +273,10 @@ class Mask:
         span = there.span(there.frame(batch, zero, index, zero, S - L))
         if span is None:
             return None
-        shape = torch.broadcast_shapes(batch.shape, index.shape)
         first, last = (
             (edge if isinstance(edge, Tensor) else torch.full((1, 1), edge, device=device))
             .clamp(0, S)
-            .broadcast_to(shape)
+            .broadcast_to(self.batch, L)
             for edge in span
         )
         return torch.minimum(first, last), last

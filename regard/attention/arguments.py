@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from regard.attention.checks import broadcasts, shown
+from regard.attention.checks import broadcast_shape, broadcasts, shown
 from regard.attention.mask import Mask, four_axes
 from regard.attention.sync import on_host
 
@@ -131,8 +131,8 @@ def _four_axes(
             f"key heads ({groups}) must divide query heads ({H}); try {' or '.join(fits)}"
         )
     try:
-        batch = torch.broadcast_shapes(*(t.shape[:-3] for t in tensors))
-    except RuntimeError:
+        batch = broadcast_shape(*(t.shape[:-3] for t in tensors))
+    except (RuntimeError, ValueError):
         shapes = ", ".join(str(tuple(t.shape)) for t in (query, key, value))
         raise ValueError(
             f"leading axes of {shapes} do not broadcast; make them equal or 1"

@@ -1,6 +1,7 @@
 """Checks of arguments, none of which waits for a device, and values as their messages show them."""
 
 import math
+from collections.abc import Sequence
 from types import FunctionType
 from typing import Any
 
@@ -31,6 +32,23 @@ def broadcasts(have: int, need: int) -> bool:
     By comparisons: torch's compiler takes `have in (1, need)` for False where a size is dynamic.
     """
     return have == 1 or have == need
+
+
+def broadcast_shape(*shapes: Sequence[int]) -> torch.Size:
+    """The shape that all of these broadcast to.
+
+    `torch.broadcast_shapes` gives the same, but its first call imports sympy, for which a command
+    would wait half a second.
+    """
+    common = [1] * max(map(len, shapes))
+    for shape in shapes:
+        for n in range(-1, -1 - len(shape), -1):
+            if common[n] == 1:
+                common[n] = shape[n]
+            elif not broadcasts(shape[n], common[n]):
+                listed = ", ".join(str(tuple(one)) for one in shapes)
+                raise ValueError(f"shapes {listed} do not broadcast; make them equal or 1")
+    return torch.Size(common)
 
 
 def check_integer(name: str, value: Any, least: int = 1) -> None:

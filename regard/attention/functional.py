@@ -27,7 +27,7 @@ from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function
 
 from regard.attention.attend import attend
-from regard.attention.checks import broadcasts
+from regard.attention.checks import broadcast_shape, broadcasts
 from regard.attention.mask import Mask, causal
 
 
@@ -162,7 +162,7 @@ def _four_axes(attn_mask: Tensor, query: Tensor, key: Tensor, value: Tensor) -> 
         )
     counts = [t.shape[-3] for t in (query, key, value) if t.ndim >= 3]
     heads = next((count for count in counts if count != 1), 1)
-    batch = torch.broadcast_shapes(*(t.shape[:-3] for t in (query, key, value)))
+    batch = broadcast_shape(*(t.shape[:-3] for t in (query, key, value)))
     axes = max(query.ndim, key.ndim, value.ndim)
     lead = (*batch, heads) if axes >= 3 else ()
     shape = (*lead, query.shape[-2], key.shape[-2])

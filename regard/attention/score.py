@@ -17,7 +17,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from regard.attention.attend import attend
-from regard.attention.checks import broadcasts
+from regard.attention.checks import broadcast_shape, broadcasts
 from regard.attention.mask import Mask, four_axes
 
 # The most numbers held at once inside Additive: 64 MiB in float32.
@@ -173,7 +173,7 @@ class Additive(Score):
         # The axes that are inserted say: every query (L) against every key (S).
         query_L1F = (query @ self.query_weight).unsqueeze(-2)
         key_1SF = (_for_each_query_head(query, key) @ self.key_weight).unsqueeze(-3)
-        leading = torch.broadcast_shapes(query_L1F.shape[:-3], key_1SF.shape[:-3])
+        leading = broadcast_shape(query_L1F.shape[:-3], key_1SF.shape[:-3])
         rows = max(1, CHUNK // max(1, leading.numel() * key.shape[-2] * self.hidden))
         if query.shape[-2] <= rows:
             return self._scores(query_L1F, key_1SF)
