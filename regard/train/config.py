@@ -27,8 +27,9 @@ class TrainingConfig:
     accumulate: int = 1
     """Gradient accumulation: micro-batches into which each process splits its batch, to save
     memory."""
-    optimizer: Literal["adamw", "adam"] = "adamw"
-    """Optimizer: AdamW has decoupled weight decay; Adam is the paper's."""
+    optimizer: Literal["adamw", "adam", "muon"] = "adamw"
+    """Optimizer: AdamW has decoupled weight decay; Adam is the paper's; Muon orthogonalizes the
+    updates of the matrices within blocks, and AdamW takes the rest."""
     lr: float = 1e-3
     """Peak learning rate; with the noam schedule a factor, 1 in the paper."""
     schedule: Schedule = "inverse_sqrt"
@@ -97,6 +98,11 @@ class TrainingConfig:
         for name in ("smoothing", "ema"):
             if not 0 <= (value := getattr(self, name)) < 1:
                 raise ValueError(f"{name} ({value}) must be at least 0 and below 1")
+        if self.optimizer == "muon" and (self.precision == "fp16" or self.parallel == "sharded"):
+            raise ValueError(
+                "optimizer (muon) is for precision bf16 or fp32 and parallel data, not "
+                f"{self.precision} and {self.parallel}; use adamw"
+            )
         if self.ema and self.average > 1:
             raise ValueError(
                 f"ema ({self.ema}) and average ({self.average}) both average the weights; "

@@ -124,6 +124,8 @@ class _OneThread:
 
 
 def shares(config: TrainingConfig, device: torch.device, processes: int) -> bool:
-    """Whether steps may change their number of threads: on a CPU, unless blocks are compiled."""
+    """Whether steps may change their number of threads: on a CPU, unless blocks are compiled, or
+    the optimizer has matrix products, which are not tested."""
     alone = device.type == "cpu" and processes == 1
-    return alone and config.compile != "yes" and torch.get_num_threads() > 1
+    tested = config.compile != "yes" and config.optimizer != "muon"
+    return alone and tested and torch.get_num_threads() > 1

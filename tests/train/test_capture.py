@@ -204,25 +204,30 @@ def _steps(
     return [row.tolist() for row in rows]
 
 
-def _parts(task: Any, dtype: torch.dtype = torch.bfloat16) -> Parts:
+def _parts(task: Any, dtype: torch.dtype = torch.bfloat16, config: TrainingConfig = SHORT) -> Parts:
     model = task.model.to("cuda").train()
     parameters = dict(model.named_parameters())
     ema = optimizer.MovingAverage(parameters, 0.9)
     scaler = torch.amp.GradScaler("cuda", 1.0, enabled=dtype is torch.float16)
-    adam = optimizer.make(model, SHORT)
-    return Parts(task, Objective(task), parameters, adam, scaler, ema, SHORT, _world("cuda"), dtype)
+    made, world = optimizer.make(model, config), _world("cuda")
+    return Parts(task, Objective(task), parameters, made, scaler, ema, config, world, dtype)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("accumulate", [1, 2])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_captured_steps_are_the_same_to_the_last_bit(dtype: torch.dtype, accumulate: int) -> None:
+@pytest.mark.parametrize(
+    ("dtype", "kind"),
+    [(torch.bfloat16, "adamw"), (torch.float16, "adamw"), (torch.bfloat16, "muon")],
+)
+def test_captured_steps_are_the_same_to_the_last_bit(
+    dtype: torch.dtype, kind: str, accumulate: int
+) -> None:
     shape = {"width": 64, "dropout": 0.1, "norm": "pre", "position": "rotary"}
     found = []
     for captured in (False, True):
         task = _dates(**shape)
-        parts = _parts(task, dtype)
-        config = replace(SHORT, accumulate=accumulate)
+        config = replace(SHORT, accumulate=accumulate, optimizer=kind)
+        parts = _parts(task, dtype, config)
         size = capture.capacity(task, config, _world("cuda"))
         said: list[str] = []
         step = capture.CapturedStep(parts, size, said.append) if captured else Step(parts)

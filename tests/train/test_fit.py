@@ -158,7 +158,9 @@ def test_parts_change_nothing(tmp_path: Path) -> None:
     np.testing.assert_allclose(losses(tmp_path / "one"), losses(tmp_path / "parts"), rtol=1e-5)
 
 
-@pytest.mark.parametrize("changed", [{"ema": 0.9}, {"average": 2}, {"precision": "fp16"}])
+@pytest.mark.parametrize(
+    "changed", [{"ema": 0.9}, {"average": 2}, {"precision": "fp16"}, {"optimizer": "muon"}]
+)
 def test_goes_on_exactly(tmp_path: Path, changed: dict[str, Any]) -> None:
     # It stops in the middle of a window of metrics.
     for steps in (5, 11):

@@ -11,7 +11,7 @@ from regard.model.language import LanguageConfig, LanguageModel
 from regard.model.transformer import Transformer, TransformerConfig
 from regard.model.vit import VisionConfig, VisionTransformer
 from regard.train.config import TrainingConfig
-from regard.train.optimizer import MovingAverage, Snapshots, make, split
+from regard.train.optimizer import MovingAverage, Muon, Snapshots, make, orthogonalised, split
 
 MODELS = {
     "translator": lambda: Transformer(replace(TransformerConfig.tiny(13), position="learned")),
@@ -70,6 +70,77 @@ def test_a_step_is_torchs(kind: str) -> None:
             optimizer.step()
     torch.testing.assert_close(model.weight, twin.weight)
     torch.testing.assert_close(model.bias, twin.bias)
+
+
+class Blocks(nn.Module):
+    """Layers within blocks, wide, square and tall, between an embedding and an output."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Embedding(7, 6)
+        self.blocks = nn.ModuleList([nn.Linear(6, 6), nn.Linear(6, 9), nn.Linear(9, 6)])
+        self.output = nn.Linear(6, 7)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x)
+        for block in self.blocks:
+            x = block(x).relu()
+        return self.output(x)  # type: ignore[no-any-return]
+
+
+def test_a_step_of_muon_is_torchs() -> None:
+    model, twin = Blocks(), Blocks()
+    twin.load_state_dict(model.state_dict())
+    ours = make(model, TrainingConfig(optimizer="muon", lr=0.1, weight_decay=0.3))
+    assert isinstance(ours, Muon)
+    matrices = [block.weight for block in twin.blocks]
+    others = [p for p in twin.parameters() if not any(p is matrix for matrix in matrices)]
+    muon = torch.optim.Muon(matrices, lr=0.1, weight_decay=0.3, adjust_lr_fn="match_rms_adamw")
+    plain = {"betas": (0.9, 0.98), "eps": 1e-9, "fused": False, "foreach": False}
+    adam = torch.optim.AdamW(
+        [
+            {"params": [p for p in others if p is not twin.output.weight], "weight_decay": 0.0},
+            {"params": [twin.output.weight], "weight_decay": 0.3},
+        ],
+        lr=0.1,
+        **plain,
+    )
+    for _ in range(3):
+        x = torch.randint(7, (11,))
+        for net, optimizers in ((model, [ours]), (twin, [muon, adam])):
+            for optimizer in optimizers:
+                optimizer.zero_grad()  # type: ignore[attr-defined]
+            nn.functional.cross_entropy(net(x), x).backward()
+            for optimizer in optimizers:
+                optimizer.step()  # type: ignore[attr-defined]
+        # torch's is in bfloat16, and the next gradients differ by it.
+        twin_weights = dict(twin.named_parameters())
+        for name, parameter in model.named_parameters():
+            torch.testing.assert_close(parameter, twin_weights[name], atol=0.02, rtol=0.02)
+        twin.load_state_dict(model.state_dict())
+
+
+@pytest.mark.parametrize("shape", [(16, 16), (3, 8, 31), (2, 40, 12)])
+def test_orthogonalised(shape: tuple[int, ...]) -> None:
+    """All singular values near 1, with the singular vectors that were there."""
+    x = torch.randn(shape, dtype=torch.float64)
+    found = orthogonalised(x)
+    assert found.shape == x.shape
+    u, _, vt = torch.linalg.svd(x, full_matrices=False)
+    inner = u.mT @ found @ vt.mT
+    values = inner.diagonal(dim1=-2, dim2=-1)
+    assert values.min() > 0.3  # of a very small one; most are above 0.7
+    assert values.median() > 0.7
+    assert values.max() < 1.3
+    torch.testing.assert_close(inner, torch.diag_embed(values))
+
+
+def test_muon_needs_blocks() -> None:
+    with pytest.raises(ValueError, match="there are none to train; use adamw"):
+        make(nn.Linear(5, 3), TrainingConfig(optimizer="muon"))
+    for setting in ({"precision": "fp16"}, {"parallel": "sharded"}):
+        with pytest.raises(ValueError, match="use adamw"):
+            TrainingConfig(optimizer="muon", **setting)  # type: ignore[arg-type]
 
 
 def test_moving_average() -> None:
