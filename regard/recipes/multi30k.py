@@ -11,6 +11,7 @@ from typing import Any
 from regard.model.transformer import TransformerShape
 from regard.recipes.recipe import Recipe, files
 from regard.task import translate
+from regard.task.spec import Evaluation
 from regard.train.config import TrainingConfig
 
 TESTS = ("test_2016_flickr", "test_2017_flickr", "test_2017_mscoco")
@@ -27,17 +28,26 @@ def _corpus(data: Path, source: str, target: str) -> dict[str, Any]:
     }
 
 
-def _tests(data: Path, source: str, target: str, **options: Any) -> dict[str, dict[str, Any]]:
-    """Each test set as sacreBLEU scores it, cased, and lowercased as the paper's scorer."""
-    tests = {}
-    for name in TESTS:
-        sides = {
+def _tests(data: Path, source: str, target: str) -> dict[str, dict[str, Any]]:
+    return {
+        name: {
             "source": files(data, f"{name}.{source}"),
             "target": files(data, f"{name}.{target}"),
         }
-        tests[name] = {**sides, **options}
-        tests[f"{name}, lowercased"] = {**sides, **options, "lowercase": True}
-    return tests
+        for name in TESTS
+    }
+
+
+def _lowercased(found: translate.Translations) -> Evaluation:
+    """As Wu et al. score, but with sacreBLEU's own tokenizer."""
+    quality = translate.Quality(lowercase=True)
+    return Evaluation(quality(found.translations, *found.references), quality.signatures)
+
+
+def _recipe(data: Path, source: str, target: str, config: translate.Config) -> Recipe:
+    """The test sets as sacreBLEU scores them, cased and lowercased."""
+    tests = _tests(data, source, target)
+    return Recipe("translate", config, tests, {"lowercased": _lowercased})
 
 
 def _paper(data: Path, source: str, target: str) -> Recipe:
@@ -68,7 +78,7 @@ def _paper(data: Path, source: str, target: str) -> Recipe:
             average=10,
         ),
     )
-    return Recipe("translate", config, _tests(data, source, target))
+    return _recipe(data, source, target, config)
 
 
 def en_de(data: Path) -> Recipe:
@@ -114,7 +124,7 @@ def en_de_own(data: Path) -> Recipe:
             ema=0.999,
         ),
     )
-    return Recipe("translate", config, _tests(data, "en", "de"))
+    return _recipe(data, "en", "de", config)
 
 
 def en_de_cpu(data: Path) -> Recipe:
@@ -126,4 +136,4 @@ def en_de_cpu(data: Path) -> Recipe:
     preset = translate.preset("tiny")
     training = replace(preset.training, minutes=20.0, schedule="cosine", evaluate_every=500)
     config = replace(preset, **_corpus(data, "en", "de"), beams=5, training=training)
-    return Recipe("translate", config, _tests(data, "en", "de"))
+    return _recipe(data, "en", "de", config)

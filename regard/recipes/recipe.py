@@ -8,7 +8,7 @@ import json
 import platform
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from inspect import getdoc
 from pathlib import Path
 from typing import Any, TypeAlias, cast
@@ -31,6 +31,8 @@ class Recipe:
     """All settings of the task."""
     tests: Mapping[str, Mapping[str, Any]]
     """By name, what the task's evaluation is called with."""
+    also: Mapping[str, Callable[[Any], Evaluation]] = field(default_factory=dict)
+    """Other scorers of the same answers, by what they are called."""
 
 
 Make: TypeAlias = Callable[[Path], Recipe]
@@ -77,15 +79,19 @@ def score(
     scores: dict[str, Any] = {}
     for name, options in recipe.tests.items():
         begun = time.monotonic()
-        found: Evaluation = spec(recipe.task).evaluate(run, **options, device=device)
-        scores[name] = {
-            "scores": found.scores,
-            "signatures": found.signatures,
-            "problems": found.problems,
-            "seconds": round(time.monotonic() - begun, 2),
-        }
-        for key, value in found.scores.items():
-            tell(f"{name}: {key} {value:.4g}  {found.signatures.get(key, '')}".rstrip())
+        answers = spec(recipe.task).evaluate(run, **options, device=device)
+        found = {name: answers}
+        found |= {f"{name}, {other}": scorer(answers) for other, scorer in recipe.also.items()}
+        seconds = round(time.monotonic() - begun, 2)
+        for named, one in found.items():
+            scores[named] = {
+                "scores": one.scores,
+                "signatures": one.signatures,
+                "problems": one.problems,
+                "seconds": seconds,
+            }
+            for key, value in one.scores.items():
+                tell(f"{named}: {key} {value:.4g}  {one.signatures.get(key, '')}".rstrip())
     machine = {"system": platform.platform(), "processor": _processor(device)}
     kept = {**about, "regard": __version__, "machine": machine, "tests": scores}
     atomic.write(path, json.dumps(kept, indent=2, ensure_ascii=False) + "\n")

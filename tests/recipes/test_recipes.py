@@ -15,6 +15,7 @@ from regard.cli.main import main
 from regard.recipes import images
 from regard.recipes.book import RECIPES
 from regard.recipes.recipe import SCORES, Recipe, files, score
+from regard.task.spec import Evaluation
 from regard.task.specs import spec
 from tests.task.samples import backwards, lines, sentences
 
@@ -108,14 +109,17 @@ def test_scores_are_kept_and_not_made_again(
 
     def evaluate(folder: Path, **options: Any) -> Any:
         calls.append(options)
-        return type("Found", (), {"scores": {"a": 0.5}, "signatures": {}, "problems": []})()
+        return Evaluation({"a": 0.5})
 
     changed = replace(dates, evaluate=evaluate)
     monkeypatch.setattr("regard.recipes.recipe.spec", lambda name: changed)
-    made, said = Recipe("dates", None, {"one": {"count": 3}, "two": {}}), list[str]()
+    tests, said = {"one": {"count": 3}, "two": {}}, list[str]()
+    also = {"halved": lambda found: Evaluation({"a": found.scores["a"] / 2})}
+    made = Recipe("dates", None, tests, also)
     first = score(made, tmp_path, "cpu", {"seed": 1}, said.append)
     assert [call.get("count") for call in calls] == [3, None]
-    assert said == ["one: a 0.5", "two: a 0.5"]
+    assert said == ["one: a 0.5", "one, halved: a 0.25", "two: a 0.5", "two, halved: a 0.25"]
+    assert first["tests"]["two, halved"]["scores"] == {"a": 0.25}
     assert first["seed"] == 1
     assert score(made, tmp_path, "cpu", {"seed": 2}, said.append)["seed"] == 1
     assert len(calls) == 2
