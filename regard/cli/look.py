@@ -58,7 +58,7 @@ class Look:
 def look(words: Sequence[str]) -> int:
     folder, options = with_folder("look", Look, Look(), words)
     from regard.device import device
-    from regard.task.inspect import view
+    from regard.task.inspect.views import view
     from regard.task.load import load
 
     model = load(folder, device=device(options.device))
@@ -66,6 +66,11 @@ def look(words: Sequence[str]) -> int:
     chosen = (options.map, _from_0(options.layer), _from_0(options.head))
     if seen.text:
         print(f"{seen.source} → {seen.text}\n" if seen.source else f"{seen.text}\n")
+    if seen.labels:
+        likely = ", ".join(
+            f"{name.replace('▁', ' ').strip()} {p:.3f}" for name, p in seen.labels[:5]
+        )
+        print(f"{seen.answers}: {likely}\n")
     print(seen.terminal(*chosen))
     written = []
     if options.out is not None:

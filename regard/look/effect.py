@@ -41,13 +41,15 @@ def changed(
     """Heads switched off, β multiplied, and source positions hidden, while the block runs.
 
     `hidden` are positions of the source, or True at those of each row of a batch. Encoders and
-    cross-attention obey; a decoder's own tokens stay visible.
+    cross-attention obey; the tokens of a decoder that has a source stay visible. A language model's
+    source is its own text.
     """
     attentions = {
         name: module
         for name, module in model.named_modules()
         if isinstance(module, MultiHeadAttention)
     }
+    alone = not any(name.endswith(".cross") for name in attentions)
     factors = dict(beta or {})
     for name, head in (*off, *factors):
         _check(attentions, name, head)
@@ -61,7 +63,7 @@ def changed(
                     raise ValueError(f"{name} has a score of its own, and no β; leave it as it is")
                 hook = _sharpen(sharper, module.heads)
                 stack.callback(core.register_forward_pre_hook(hook, with_kwargs=True).remove)
-            if len(hidden) and reads_source(name):
+            if len(hidden) and (alone or reads_source(name)):
                 hook = _hide(hidden)
                 stack.callback(core.register_forward_pre_hook(hook, with_kwargs=True).remove)
             if silent:

@@ -9,6 +9,7 @@ Query i stands at key i + S - L, as in decoding with a cache. Rows are computed 
 that 16,384 tokens take no more memory than a few rows do.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
 import torch
@@ -37,23 +38,23 @@ class Habits:
 
 
 @torch.no_grad()
-def habits(asked: Asked, sequence: int = 0) -> Habits:
-    """The habits of an attention's heads in one sequence of a batch."""
+def habits(asked: Asked, sequence: int = 0, rows: Sequence[int] | None = None) -> Habits:
+    """The habits of an attention's heads in one sequence of a batch; over these rows, or all."""
     L, S = asked.query.shape[2], asked.key.shape[2]
     H = asked.query.shape[1]
     sums = {field.name: torch.zeros(H, dtype=torch.float64) for field in fields(Habits)}
-    for begin in range(0, L, ROWS):
-        rows = torch.arange(begin, min(begin + ROWS, L), device=asked.query.device)
-        part = asked.weights(rows)[sequence].double()
+    wanted = torch.arange(L) if rows is None else torch.tensor(rows, dtype=torch.long)
+    for some in wanted.to(asked.query.device).split(ROWS):
+        part = asked.weights(some)[sequence].double()
         sums["entropy"] += -torch.special.xlogy(part, part).sum((-1, -2)).cpu()
         for name, step in (("same", 0), ("previous", -1), ("next", 1)):
-            at = rows + S - L + step
+            at = some + S - L + step
             real = (at >= 0) & (at < S)
             places = at[real].expand(H, -1)[..., None]
             sums[name] += part[:, real].gather(-1, places).sum((-1, -2)).cpu()
         sums["first"] += part[..., 0].sum(-1).cpu()
         sums["last"] += part[..., -1].sum(-1).cpu()
-    return Habits(**{name: total / max(L, 1) for name, total in sums.items()})
+    return Habits(**{name: total / max(len(wanted), 1) for name, total in sums.items()})
 
 
 def by_words(

@@ -57,15 +57,32 @@ class Asked:
         A cell is the weight that its columns receive together from one of its rows, on average.
         Rows sum to 1 as they do in the matrix.
         """
-        L, S = self.query.shape[2], self.key.shape[2]
-        down, across = -(-L // min(L, cells)), -(-S // min(S, cells))
+        L = self.query.shape[2]
+        down = -(-L // min(L, cells))
         step = down * max(1, rows // down)
         parts = []
         for begin in range(0, L, step):
-            part = self.weights(slice(begin, min(begin + step, L)))
-            part = F.pad(part, (0, -S % across)).unflatten(-1, (-1, across)).sum(-1)
+            part = self._summed(self.weights(slice(begin, min(begin + step, L))), cells)
             parts += [some.mean(-2, keepdim=True) for some in part.split(down, -2)]
         return torch.cat(parts, -2)
+
+    def sample(self, cells: int = 256) -> Float[Tensor, "B H R C"]:
+        """As many rows as are seen at once, `sampled` of all, with their columns summed in cells.
+
+        What is not shown is not computed: of 16,384 tokens, one row in 64.
+        """
+        return self._summed(self.weights(sampled(self.query.shape[2], cells)), cells)
+
+    def _summed(self, part: Tensor, cells: int) -> Tensor:
+        S = self.key.shape[2]
+        across = -(-S // min(S, cells))
+        return F.pad(part, (0, -S % across)).unflatten(-1, (-1, across)).sum(-1)
+
+
+def sampled(count: int, cells: int) -> list[int]:
+    """At most so many of the numbers below count, evenly spaced; the last one is among them."""
+    step = -(-count // min(count, cells))
+    return list(range((count - 1) % step, count, step))
 
 
 class Recording(dict[str, Asked]):

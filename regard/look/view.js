@@ -230,7 +230,7 @@ export function selection(view, state) {
   const layer = Math.min(Math.max(0, Number(state.layer ?? layers - 1)), layers - 1);
   const head = ["mean", "rollout"].includes(state.head) ? state.head : state.head === undefined ? "mean" : Math.min(Number(state.head), heads - 1);
   const average = (n) => mean(Array.from({ length: heads }, (_, h) => get(n, h)));
-  const square = map.shape[2] === map.shape[3] && map.name !== "cross";
+  const square = map.shape[2] === map.shape[3] && map.name !== "cross" && !map.overview;
   let weights;
   if (head === "rollout" && square) weights = rollout(Array.from({ length: layers }, (_, n) => average(n)));
   else weights = head === "mean" || head === "rollout" ? average(layer) : get(layer, head);
@@ -335,7 +335,7 @@ export function mount(root, view, options = {}) {
     } else {
       parts.push(heat(weights, rows, columns, { label: `${name}: ${rows.length} queries, ${columns.length} keys`, selected: row, onselect: (i) => set({ row: state.row === i ? undefined : i }) }));
       if (row !== undefined) parts.push(bars(weights[row], columns, `${rows[row]} looks at`));
-      else parts.push(el("p", { class: "soft" }, "A row is a query, a column a key; each row sums to 1. Click a row for its numbers."));
+      else parts.push(el("p", { class: "soft" }, map.overview ? "The text is long: a row is one query in many, evenly spaced; a column is several keys together. Each row sums to 1." : "A row is a query, a column a key; each row sums to 1. Click a row for its numbers."));
     }
     parts.push(numbers(weights, rows, columns));
     return parts;
@@ -363,6 +363,7 @@ export function mount(root, view, options = {}) {
     const heads = map.habits.flatMap((one, n) => one.map((habit, h) => ({ n, h, ...habit, align: map.name === "cross" && view.best ? view.best.shares[n][h] : undefined, fall: map.falls?.[n]?.[h] })));
     const keys = [["entropy", "entropy", "in nats; 0 looks at one key"], ["same", "same", "share on its own position"], ["previous", "previous", "share on the position before"], ["next", "next", "share on the position after"], ["first", "first", "share on the first key"], ["last", "last", "share on the last key"]];
     if (map.name === "cross") keys.splice(1, 3);
+    if (map.name === "decoder") keys.splice(3, 1); // nobody looks ahead
     if (map.picture) keys.splice(map.name === "cross" ? 1 : 2);
     if (map.name === "cross" && view.best) keys.unshift(["align", "alignment", "of what leaving words out can cost, the share that the words linked by this head cost"]);
     if (map.falls) keys.unshift(["fall", "effect", "by how much log p falls with this head off"]);
@@ -375,8 +376,8 @@ export function mount(root, view, options = {}) {
           el("th", { scope: "col", class: "n", "aria-sort": key === order ? (key === "entropy" ? "ascending" : "descending") : null }, el("button", { type: "button", class: "sort", title, onclick: () => set({ order: key }) }, name, key === order ? " ↓" : ""))))),
         el("tbody", {}, heads.slice(0, 16).map((one) =>
           el("tr", { class: one.n === layer && one.h === head ? "chosen" : null },
-            el("th", { scope: "row" }, el("button", { type: "button", class: "link", onclick: () => set({ layer: one.n, head: one.h, map: map.name }) }, `layer ${one.n + 1}, head ${one.h + 1}`)),
-            keys.map(([key]) => el("td", { class: "n" }, meter(Math.abs(one[key]) / most[key], one[key] < 0), figure(one[key], 3)))))))));
+            el("th", { scope: "row" }, el("button", { type: "button", class: "link", "aria-label": `layer ${one.n + 1}, head ${one.h + 1}`, title: `layer ${one.n + 1}, head ${one.h + 1}`, onclick: () => set({ layer: one.n, head: one.h, map: map.name }) }, `L${one.n + 1} H${one.h + 1}`)),
+            keys.map(([key]) => el("td", { class: "n" }, key === order ? meter(Math.abs(one[key]) / most[key], one[key] < 0) : null, figure(one[key], 3)))))))));
   }
 
   draw();
@@ -406,17 +407,19 @@ function heading(view) {
     view.source ? el("p", { class: "said" }, view.source) : null,
     view.text ? el("p", { class: "said out" }, "→ ", view.text) : null,
     view.tokens.length ? tokens(view.tokens) : null,
-    view.labels.length ? labels(view.labels) : null);
+    view.labels.length ? [view.answers ? el("h3", {}, view.answers) : null, labels(view.labels)] : null);
 }
 
-export function tokens(list) {
-  return el("p", { class: "tokens" }, list.map(([piece, p]) =>
-    el("span", { class: "token", title: `p = ${figure(p, 4)}`, style: { "--p": String(p) } }, sign(piece), el("small", {}, figure(p, 2)))));
+export function tokens(list, most = 400) {
+  return el("p", { class: "tokens" }, list.slice(0, most).map(([piece, p]) =>
+    el("span", { class: "token", title: `p = ${figure(p, 4)}`, style: { "--p": String(p) } }, sign(piece), el("small", {}, figure(p, 2)))),
+    list.length > most ? el("span", { class: "soft" }, `… and ${list.length - most} more`) : null);
 }
 
-export function labels(list) {
-  return el("div", { class: "bars" }, el("table", {}, el("tbody", {}, list.slice(0, 10).map(([name, p]) =>
-    el("tr", {}, el("th", { scope: "row" }, name), el("td", {}, meter(p)), el("td", { class: "n" }, figure(p, 4)))))));
+/** Probabilities, the largest first; `named` makes more of a name than its text. */
+export function labels(list, named = (name) => name) {
+  return el("div", { class: "bars" }, el("table", {}, el("tbody", {}, list.slice(0, 10).map(([name, p], n) =>
+    el("tr", {}, el("th", { scope: "row" }, named(sign(name), n)), el("td", {}, meter(p)), el("td", { class: "n" }, figure(p, 4)))))));
 }
 
 /** Beside attention, its effect: what hiding each word of the source does to each token. */

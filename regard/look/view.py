@@ -12,7 +12,7 @@ import base64
 import io
 import json
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from html import escape
@@ -27,13 +27,13 @@ from torch import Tensor
 from regard import atomic
 from regard.look.heads import Habits, habits
 from regard.look.plot import grid
-from regard.look.record import Asked, Recording
+from regard.look.record import Asked, Recording, sampled
 
 WEIGHTS = 8_000_000
-"""Weights that a view holds; beyond them, maps are overviews."""
+"""Weights that a view holds; beyond them, maps show a sample of the rows."""
 
 CELLS = 256
-"""Rows and columns of an overview, at most."""
+"""Rows and columns of such a map, at most."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class Map:
     picture: bool = False
     """Whether the columns are a picture's patches."""
     overview: bool = False
-    """Whether rows and columns are several tokens each."""
+    """Whether rows are a sample of the tokens, and columns several of them each."""
     falls: Float[Tensor, "layers H"] | None = None
     """By how much log p falls without each head."""
 
@@ -134,7 +134,9 @@ class View:
     tokens: tuple[tuple[str, float], ...] = ()
     """What was written token by token, and the probability of each."""
     labels: tuple[tuple[str, float], ...] = ()
-    """Probabilities of labels, the likeliest first."""
+    """Probabilities of labels, or of tokens, the likeliest first."""
+    answers: str = ""
+    """What those are probabilities of, as a heading."""
     picture: Picture | None = None
     best: Best | None = None
     effect: Effect | None = None
@@ -150,6 +152,7 @@ class View:
             "text": self.text,
             "tokens": [list(token) for token in self.tokens],
             "labels": [list(label) for label in self.labels],
+            "answers": self.answers,
             "maps": [one.to_json() for one in self.maps],
             "picture": picture
             and {
@@ -206,6 +209,8 @@ class View:
     ) -> str:
         """A heat map for the terminal, a row for each query."""
         one, layer, head = self.chosen(name, layer, head)
+        if one.overview:
+            return "Too many tokens for a terminal; a page shows a sample of them: -o page.html"
         weights = one.weights[layer].mean(0) if head is None else one.weights[layer, head]
         rows = one.written or one.rows
         who = "The mean of all heads" if head is None else f"Head {head + 1}"
@@ -310,21 +315,20 @@ def maps(
         if name.startswith("decoder."):
             kind = "cross" if name.endswith("cross") else "decoder"
         groups.setdefault(kind, []).append(name)
-    total = sum(
-        asked.query.shape[1] * asked.query.shape[2] * asked.key.shape[2] for asked in seen.values()
-    )
+    many = _many(seen.values())
     made = []
     for kind, names in groups.items():
         asked = [seen[name] for name in names]
         mine = kind != "encoder"
         rows, columns = (target if mine else source), (target if kind == "decoder" else source)
         row_words = target_words if mine else source_words
-        column_words = target_words if kind == "decoder" else source_words
-        many = total > WEIGHTS
+        column_words = _read(target_words) if kind == "decoder" else source_words
         weights = torch.stack([_weights(one, many) for one in asked]).float().cpu()
-        L, S = weights.shape[-2:]
+        wrote = written if mine else None
         if many:
-            rows, columns = _several(rows, L), _several(columns, S)
+            places = sampled(asked[0].query.shape[2], CELLS)
+            rows, columns = [rows[n] for n in places], _several(columns, weights.shape[-1])
+            wrote = None if wrote is None else [wrote[n] for n in places]
         made.append(
             Map(
                 kind,
@@ -332,16 +336,24 @@ def maps(
                 weights,
                 tuple(rows),
                 tuple(columns),
-                tuple(written) if mine and written is not None and not many else None,
+                None if wrote is None else tuple(wrote),
                 None if row_words is None or many else tuple(row_words),
                 None if column_words is None or many else tuple(column_words),
-                tuple(habits(one) for one in asked),
+                tuple(_habits(one, many) for one in asked),
                 picture=picture and kind != "decoder",
                 overview=many,
             )
         )
     order = ("encoder", "decoder", "cross")
     return tuple(sorted(made, key=lambda one: order.index(one.name)))
+
+
+def _read(written: Sequence[int] | None) -> Sequence[int] | None:
+    """The word of each token that a decoder reads, from those that it writes: the start, which is a
+    word of its own, stands before them."""
+    if written is None:
+        return None
+    return [0, *(word + 1 if word >= 0 else -1 for word in written[:-1])]
 
 
 def view_of(
@@ -370,20 +382,36 @@ def view_of(
         )
     heads = next(iter(fitting.values())).query.shape[1]
     alike = {name: one for name, one in fitting.items() if one.query.shape[1] == heads}
-    weights = torch.stack([_weights(one, False) for one in alike.values()]).float().cpu()
+    many = _many(alike.values())
+    weights = torch.stack([_weights(one, many) for one in alike.values()]).float().cpu()
+    names = list(columns if rows is None else rows)
+    if many:
+        names = [names[n] for n in sampled(len(names), CELLS)]
+        columns = _several(columns, weights.shape[-1])
     one = Map(
         "encoder" if rows is None else "cross",
         tuple(alike),
         weights,
-        tuple(columns if rows is None else rows),
+        tuple(names),
         tuple(columns),
-        habits=tuple(habits(asked) for asked in alike.values()),
+        habits=tuple(_habits(asked, many) for asked in alike.values()),
+        overview=many,
     )
     return View(title, (one,))
 
 
+def _many(seen: Iterable[Asked]) -> bool:
+    """Whether there are more weights than a view holds."""
+    sizes = (one.query.shape[1] * one.query.shape[2] * one.key.shape[2] for one in seen)
+    return sum(sizes) > WEIGHTS
+
+
 def _weights(asked: Asked, many: bool) -> Tensor:
-    return (asked.overview(CELLS) if many else asked.weights())[0]
+    return (asked.sample(CELLS) if many else asked.weights())[0]
+
+
+def _habits(asked: Asked, many: bool) -> Habits:
+    return habits(asked, rows=sampled(asked.query.shape[2], CELLS) if many else None)
 
 
 def _several(names: Sequence[str], cells: int) -> list[str]:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from regard.studio.runs import DEMOS, Run, Runs, metrics
+from regard.studio.runs import COMMANDS, Run, Runs, metrics
 
 if TYPE_CHECKING:
     from regard.service.service import Service
@@ -30,7 +30,10 @@ SMALL = 10_000_000
 """Parameters of a model that is small."""
 
 LONGEST = 2000
-"""Characters of a text that is looked into."""
+"""Characters of a text that is translated."""
+
+BOOK = 100_000
+"""Characters of a text that is only read: of 16,384 tokens and more."""
 
 
 def questions(runs: Runs) -> dict[str, Callable[[Question], Any]]:
@@ -39,12 +42,13 @@ def questions(runs: Runs) -> dict[str, Callable[[Question], Any]]:
     return {
         "runs": lambda asked: {
             "runs": [run.to_json() for run in runs.all().values()],
-            "demos": {page: command for page, (_, command) in DEMOS.items()},
+            "commands": COMMANDS,
         },
         "training": lambda asked: _training(runs, asked),
         "translate": models.translate,
         "classify": models.classify,
         "read": models.read,
+        "text": models.text,
         "head": models.head,
         "samples": samples,
         "mask": mask,
@@ -60,7 +64,7 @@ def warm_up(runs: Runs) -> None:
     import torch
 
     import regard.service.service
-    import regard.task.inspect
+    import regard.task.inspect.views
 
     del torch, regard
 
@@ -76,11 +80,11 @@ class Models:
         self.lock = threading.Lock()
 
     def translate(self, asked: Question) -> Any:
-        from regard.task.inspect import translated
+        from regard.task.inspect.translation import translated
         from regard.task.translator import Translator
 
         text, changes, effect = _text(asked), _changes(asked), bool(asked.get("effect"))
-        beams = _whole(asked, "beams", 1, 12) if "beams" in asked else None
+        beams = _beams(asked)
 
         def look(translator: Translator) -> Any:
             if effect and translator.found is None:
@@ -91,7 +95,7 @@ class Models:
 
     def classify(self, asked: Question) -> Any:
         from regard.task.classify import Classifier
-        from regard.task.inspect import classified
+        from regard.task.inspect.images import classified
 
         image, changes, effect = _image(asked), _changes(asked), bool(asked.get("effect"))
         return self._ask(
@@ -102,7 +106,7 @@ class Models:
         )
 
     def read(self, asked: Question) -> Any:
-        from regard.task import inspect
+        from regard.task.inspect import images
         from regard.task.read import Reader
 
         image, changes, effect = _image(asked), _changes(asked), bool(asked.get("effect"))
@@ -110,24 +114,47 @@ class Models:
             asked,
             Reader,
             "reads images",
-            lambda model: inspect.read(model, image, changes, effect=effect).to_json(),
+            lambda model: images.read(model, image, changes, effect=effect).to_json(),
+        )
+
+    def text(self, asked: Question) -> Any:
+        """A text read by a language model or by a text classifier."""
+        from regard.task.inspect.views import view
+        from regard.task.label import Labeler
+        from regard.task.language import Generator
+
+        text, changes, effect = _text(asked, BOOK), _changes(asked), bool(asked.get("effect"))
+        return self._ask(
+            asked,
+            (Generator, Labeler),
+            "reads text alone",
+            lambda model: view(model, text, changes=changes, effect=effect).to_json(),
         )
 
     def head(self, asked: Question) -> Any:
         """The queries, keys and values of one head, as they were: to be opened in By hand."""
-        from regard.task.inspect import numbers_of_head
+        from regard.task.inspect.views import numbers_of_head
+        from regard.task.label import Labeler
+        from regard.task.language import Generator
         from regard.task.translator import Translator
 
         text, changes = _text(asked), _changes(asked)
         name, head = str(asked.get("attention")), _whole(asked, "head", 0, 1000)
+        beams = _beams(asked)
         return self._ask(
             asked,
-            Translator,
-            "translates",
-            lambda model: numbers_of_head(model, text, name, head, changes),
+            (Translator, Generator, Labeler),
+            "reads text",
+            lambda model: numbers_of_head(model, text, name, head, changes, beams=beams),
         )
 
-    def _ask(self, asked: Question, kind: type[Any], does: str, look: Callable[[Any], Any]) -> Any:
+    def _ask(
+        self,
+        asked: Question,
+        kind: type[Any] | tuple[type[Any], ...],
+        does: str,
+        look: Callable[[Any], Any],
+    ) -> Any:
         run = self.runs.named(asked.get("run"))
 
         def checked(predictor: Any) -> Any:
@@ -175,12 +202,12 @@ def _threads(model: Any) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _text(asked: Question) -> str:
+def _text(asked: Question, longest: int = LONGEST) -> str:
     text = asked.get("text")
     if not isinstance(text, str) or not text.strip():
         raise ValueError("text (nothing) must have a word in it")
-    if len(text) > LONGEST:
-        raise ValueError(f"text ({len(text):,} characters) must have at most {LONGEST:,}")
+    if len(text) > longest:
+        raise ValueError(f"text ({len(text):,} characters) must have at most {longest:,}")
     return text
 
 
@@ -189,6 +216,10 @@ def _whole(asked: Question, name: str, least: int, most: int) -> int:
     if not isinstance(number, int) or isinstance(number, bool) or not least <= number <= most:
         raise ValueError(f"{name} ({number!r}) must be a whole number from {least} to {most}")
     return number
+
+
+def _beams(asked: Question) -> int | None:
+    return _whole(asked, "beams", 1, 12) if "beams" in asked else None
 
 
 def _image(asked: Question) -> bytes:
@@ -200,7 +231,7 @@ def _image(asked: Question) -> bytes:
 
 
 def _changes(asked: Question) -> Any:
-    from regard.task.inspect import Changes
+    from regard.task.inspect.changes import Changes
 
     def items(name: str) -> list[Any]:
         some = asked.get(name, [])

@@ -10,14 +10,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-DEMOS = {
-    "translate": ("demo-dates", "regard demo dates"),
-    "vision": ("demo-digits", "regard demo digits"),
-    "read": ("demo-read", "regard demo read"),
+COMMANDS = {
+    "translate": "regard demo dates",
+    "vision": "regard demo digits",
+    "read": "regard demo read",
+    "text": "regard train language runs/book --text book.txt --minutes 5",
 }
-"""For each kind of page, the demonstration that makes a model for it."""
+"""For each page of models, the command that makes one for it; a text is the reader's own."""
 
-KINDS = {"dates": "translate", "translate": "translate", "classify": "vision", "read": "read"}
+KINDS = {
+    "dates": "translate",
+    "translate": "translate",
+    "classify": "vision",
+    "read": "read",
+    "language": "text",
+    "label": "text",
+}
 """The page that shows a task's models."""
 
 LARGEST = 1 << 20

@@ -44,7 +44,7 @@ TYPES = {
 }
 
 PAGES = (
-    *("byhand", "geometry", "as", "positions", "masks", "translate", "vision", "read"),
+    *("byhand", "geometry", "as", "positions", "masks", "translate", "text", "vision", "read"),
     *("cost", "training", "course"),
 )
 """The pages, each a module in static/."""

@@ -1,15 +1,18 @@
 """Attention of other people's modules is recorded, and recording changes nothing."""
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention as imported
 
 from regard.attention.functional import scaled_dot_product_attention as ours
-from regard.look.record import record
+from regard.look.record import record, sampled
+from regard.look.view import view_of
 from regard.model.transformer import Transformer, TransformerConfig
 
 
@@ -171,6 +174,107 @@ def test_hugging_faces_models_are_seen() -> None:
         torch.testing.assert_close(asked.weights(), weights)
 
 
+class TimmAttention(nn.Module):
+    """Of the shape of timm's: one linear layer for queries, keys and values, norms of queries and
+    keys, and a call that a model was given, by the module's name or by one that it imported."""
+
+    def __init__(self, width: int, heads: int, call: Callable[..., Tensor] | None):
+        super().__init__()
+        self.heads, self.call = heads, call
+        self.qkv, self.proj = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.q_norm, self.k_norm = (nn.LayerNorm(width // heads) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        B, N, C = x.shape
+        qkv = self.qkv(x).reshape(B, N, 3, self.heads, C // self.heads).permute(2, 0, 3, 1, 4)
+        q, k, v = qkv.unbind(0)
+        q, k = self.q_norm(q), self.k_norm(k)
+        self.seen = q, k
+        if self.call is None:
+            out = torch.nn.functional.scaled_dot_product_attention(q, k, v, dropout_p=0.0)
+        else:
+            out = self.call(q, k, v, dropout_p=0.0)
+        return self.proj(out.transpose(1, 2).reshape(B, N, C))
+
+
+class TimmBlock(nn.Module):
+    def __init__(self, call: Callable[..., Tensor] | None):
+        super().__init__()
+        self.norm1, self.attn = nn.LayerNorm(15), TimmAttention(15, 3, call)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.attn(self.norm1(x))
+
+
+@pytest.mark.parametrize("call", [None, imported], ids=["by module", "imported"])
+def test_modules_of_timms_shape_are_seen(call: Callable[..., Tensor] | None) -> None:
+    model = nn.ModuleDict({"blocks": nn.Sequential(TimmBlock(call), TimmBlock(call))}).eval()
+    x = torch.randn(2, 7, 15)
+    with torch.no_grad():
+        plain = model["blocks"](x)
+        with record(model) as seen:
+            recorded = model["blocks"](x)
+    assert torch.equal(plain, recorded)
+    assert list(seen) == ["blocks.0.attn", "blocks.1.attn"]
+    for block, asked in zip(model["blocks"], seen.values()):
+        query, key = block.attn.seen
+        torch.testing.assert_close(asked.weights(), formula(query, key, 0.0, 5**-0.5))
+
+
+def test_marians_three_attentions_are_seen() -> None:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.MarianConfig(
+        vocab_size=31,
+        d_model=24,
+        encoder_layers=1,
+        decoder_layers=2,
+        encoder_attention_heads=3,
+        decoder_attention_heads=3,
+        encoder_ffn_dim=40,
+        decoder_ffn_dim=40,
+        pad_token_id=0,
+        eos_token_id=1,
+        decoder_start_token_id=0,
+        forced_eos_token_id=None,
+        max_position_embeddings=32,
+    )
+    model = transformers.MarianMTModel(config).eval()
+    source, target = torch.randint(2, 31, (2, 11)), torch.randint(2, 31, (2, 7))
+    given = {
+        "input_ids": source,
+        "attention_mask": torch.tensor([[1] * 11, [1] * 5 + [0] * 6]),
+        "decoder_input_ids": target,
+        "use_cache": False,
+    }
+    with torch.no_grad():
+        plain = model(**given).logits
+        with record(model) as seen:
+            recorded = model(**given).logits
+        model.set_attn_implementation("eager")
+        found = model(**given, output_attentions=True)
+    assert torch.equal(plain, recorded)
+    assert list(seen) == [
+        "model.encoder.layers.0.self_attn",
+        *(
+            f"model.decoder.layers.{n}.{part}"
+            for n in range(2)
+            for part in ("self_attn", "encoder_attn")
+        ),
+    ]
+    expected = [
+        *found.encoder_attentions,
+        *(
+            weights
+            for pair in zip(found.decoder_attentions, found.cross_attentions)
+            for weights in pair
+        ),
+    ]
+    for asked, weights in zip(seen.values(), expected, strict=True):
+        torch.testing.assert_close(asked.weights(), weights, atol=1e-5, rtol=1e-4)
+    view = view_of(seen, [str(n) for n in range(11)], [str(n) for n in range(7)])
+    assert len(view.maps[0].layers) == 2
+
+
 def test_an_overview_of_a_long_sequence() -> None:
     model = Foreign(3)
     with record(model) as seen, torch.no_grad():
@@ -183,3 +287,8 @@ def test_an_overview_of_a_long_sequence() -> None:
     torch.testing.assert_close(small[0, 2, 1, 3], whole[0, 2, 6:12, 18:24].sum(-1).mean())
     torch.testing.assert_close(small[0, 2, 8, 8], whole[0, 2, 48:, 48:].sum(-1).mean())
     torch.testing.assert_close(asked.overview(cells=100), whole)
+    rows = sampled(53, 10)
+    assert rows == list(range(4, 53, 6))
+    some = asked.sample(cells=10)
+    torch.testing.assert_close(some.sum(-1), torch.ones(1, 3, 9))
+    torch.testing.assert_close(some[0, 2, 1, 3], whole[0, 2, rows[1], 18:24].sum())

@@ -13,10 +13,14 @@ from regard.config import to_json
 from regard.data.tokenizer import Tokenizer, files
 from regard.look.effect import changed, log_p
 from regard.model.classifier import ClassifierConfig, TextClassifier
+from regard.model.encoder import EncoderConfig, TextEncoder
 from regard.model.language import LanguageConfig, LanguageModel
 from regard.model.transformer import ImageSource, Transformer, TransformerConfig
 from regard.model.vit import VisionConfig, VisionTransformer
-from regard.task.inspect import Changes, numbers_of_head, translated, view, without_patches
+from regard.task.inspect.changes import Changes
+from regard.task.inspect.images import without_patches
+from regard.task.inspect.translation import translated
+from regard.task.inspect.views import numbers_of_head, view
 from regard.task.load import load
 from regard.task.search import SearchSettings
 
@@ -200,30 +204,120 @@ def test_a_reader_looks_at_patches(tmp_path: Path) -> None:
 # Texts
 
 
-def test_a_language_models_own_text(tmp_path: Path) -> None:
-    vocabulary = Tokenizer.characters(TEXTS).size
-    model = LanguageModel(LanguageConfig(vocabulary, **SIZES, layers=2))
-    generator = saved(tmp_path / "run", model, "language")
+@pytest.fixture(scope="module")
+def generator(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    torch.manual_seed(0)
+    model = LanguageModel(
+        LanguageConfig(Tokenizer.characters(TEXTS).size, **SIZES, layers=2, share=False)
+    )
+    torch.nn.init.normal_(model.output.weight)
+    return saved(tmp_path_factory.mktemp("language") / "run", model, "language")
+
+
+@torch.no_grad()
+def likelihood(generator: Any, ids: list[int]) -> float:
+    """log p of a text."""
+    logs = generator.model(torch.tensor([[generator.search.start, *ids]]))[0].log_softmax(-1)
+    return float(logs[range(len(ids)), ids].sum())
+
+
+def test_a_language_models_own_text(generator: Any) -> None:
     found = view(generator, "ab cd")
     (one,) = found.maps
     assert one.name == "decoder"
     assert one.weights.shape == (2, 2, 6, 6)
     assert one.weights.triu(1).eq(0).all()
-    assert [name for name, _ in found.tokens] == generator.tokenizer.pieces(
-        generator.tokenizer.encode("ab cd")
-    )
+    ids = generator.tokenizer.encode("ab cd")
+    assert [name for name, _ in found.tokens] == generator.tokenizer.pieces(ids)
     assert sum(p for _, p in found.labels) <= 1 + 1e-6
+    assert found.more["logP"] == pytest.approx(likelihood(generator, ids), abs=1e-4)
+    # Words: the start stands before those that are read.
+    assert one.row_words == (0, 0, -1, 1, 1, 2)
+    assert one.column_words == (0, 1, 1, -1, 2, 2)
+    assert found.more["continued"][0].startswith("ab cd")
+    written = generator.generate(["ab cd"], temperature=0, length=12)[0]
+    assert written.removeprefix("ab cd").split() == found.text.split()
 
 
-def test_a_labelled_text(tmp_path: Path) -> None:
+def test_a_word_hidden_from_a_language_model(generator: Any) -> None:
+    found = view(generator, "ab cd efg", effect=True)
+    effect, (one,) = found.effect, found.maps
+    assert effect is not None
+    assert effect.units == ("<s>", "ab", "cd", "efg")
+    assert effect.places[2] == (4, 5)
+    assert effect.falls.shape == (4, 10)
+    # What stands before a word, and its first letter, do not depend on it.
+    assert effect.falls[2, :4].abs().max() < 1e-5
+    hidden = view(generator, "ab cd efg", changes=Changes(hidden=(4, 5)))
+    assert hidden.maps[0].weights[..., [4, 5]].eq(0).all()
+    falls = [math.log(p / q) for (_, p), (_, q) in zip(found.tokens, hidden.tokens)]
+    assert effect.falls[2, :-1].tolist() == pytest.approx(falls, abs=1e-4)
+    assert one.falls is not None
+    ids = generator.tokenizer.encode("ab cd efg" + found.labels[0][0])
+    with changed(generator.model, off=[("decoder.blocks.1.attention", 1)]):
+        without = likelihood(generator, ids)
+    fall = likelihood(generator, ids) - without
+    assert float(one.falls[1, 1]) == pytest.approx(fall, abs=1e-4)
+
+
+def test_a_text_too_long_for_effects_says_so(generator: Any, monkeypatch: Any) -> None:
+    monkeypatch.setattr("regard.task.inspect.texts.LONGEST", 8)
+    found = view(generator, "ab cd efg", effect=True)
+    assert found.effect is None
+    assert found.notes == ("The text has 9 tokens: effects are found of up to 8.",)
+
+
+@pytest.mark.parametrize("pool", ["mean", "last"])
+def test_a_labelled_text(tmp_path: Path, pool: Any) -> None:
     vocabulary = Tokenizer.characters(TEXTS).size
-    model = TextClassifier(ClassifierConfig(classes=2, vocabulary=vocabulary, **SIZES, layers=2))
+    config = ClassifierConfig(classes=2, vocabulary=vocabulary, **SIZES, layers=2, pool=pool)
+    model = TextClassifier(config)
     torch.nn.init.normal_(model.head.weight)
     labeler = saved(tmp_path / "run", model, "label", labels=["yes", "no"], length=20)
-    found = view(labeler, "ab cd")
+    found = view(labeler, "ab cd", effect=True)
     p = labeler.probabilities(["ab cd"])[0].tolist()
     assert dict(found.labels) == pytest.approx({"yes": p[0], "no": p[1]}, abs=1e-5)
     assert found.maps[0].name == "encoder"
+    assert found.effect is not None
+    assert found.effect.units == ("ab", "cd", "</s>")
+    # A hidden word: nobody looks at it, and the label's log p falls by what its effect says.
+    hidden = view(labeler, "ab cd", changes=Changes(hidden=(3, 4)))
+    assert hidden.maps[0].weights[..., [3, 4]].eq(0).all()
+    fall = math.log(dict(found.labels)[found.text]) - math.log(dict(hidden.labels)[found.text])
+    assert abs(fall) > 1e-4
+    assert float(found.effect.falls[1, 0]) == pytest.approx(fall, abs=1e-4)
+
+
+def test_an_encoder_fills_what_is_hidden(tmp_path: Path) -> None:
+    config = EncoderConfig(Tokenizer.characters(TEXTS).size, **SIZES, layers=2)
+    encoder = saved(tmp_path / "run", TextEncoder(config), "encoder", length=20)
+    found = view(encoder, "ab [MASK]d", effect=True)
+    words = encoder.fill(["ab [MASK]d"], best=1)[0]
+    assert (found.text, found.labels[0][1]) == (words[0][0], pytest.approx(words[0][1], abs=1e-5))
+    assert "[MASK]" in found.maps[0].rows
+    assert found.effect is not None
+    with pytest.raises(ValueError, match=r"must have one \[MASK\]"):
+        view(encoder, "ab")
+
+
+def test_a_model_without_attention_says_so(tmp_path: Path) -> None:
+    vocabulary = Tokenizer.characters(TEXTS).size
+    config = ClassifierConfig(classes=2, vocabulary=vocabulary, width=16, layers=1, mixer="lstm")
+    labeler = saved(
+        tmp_path / "run", TextClassifier(config), "label", labels=["yes", "no"], length=20
+    )
+    with pytest.raises(ValueError, match="no attention to look at: its mixer is lstm"):
+        view(labeler, "ab")
+
+
+def test_a_language_models_head_by_hand(generator: Any) -> None:
+    name = "decoder.blocks.1.attention"
+    found = numbers_of_head(generator, "ab cd", name, 1, Changes(beta=((name, 1, 3.0),)))
+    query, key = (torch.tensor(found[part]) for part in ("query", "key"))
+    allowed = torch.tensor(found["allowed"]) > 0
+    scores = (found["beta"] * query @ key.mT).masked_fill(~allowed, -math.inf)
+    seen = view(generator, "ab cd", changes=Changes(beta=((name, 1, 3.0),)))
+    torch.testing.assert_close(scores.softmax(-1), seen.maps[0].weights[1, 1], atol=1e-5, rtol=1e-4)
 
 
 @pytest.mark.usefixtures("unchecked")

@@ -4,7 +4,7 @@ import { el } from "/view.js";
 
 const GROUPS = [
   ["Attention", [["byhand", "By hand"], ["geometry", "Geometry"], ["as", "Attention as…"], ["positions", "Positions"], ["masks", "Masks and map"], ["cost", "Cost"]]],
-  ["Your models", [["translate", "Translate"], ["vision", "Vision"], ["read", "Read"], ["training", "Training"]]],
+  ["Your models", [["translate", "Translate"], ["text", "Text"], ["vision", "Vision"], ["read", "Read"], ["training", "Training"]]],
   ["The course", [["course", "Questions"]]],
 ];
 const TITLES = Object.fromEntries(GROUPS.flatMap(([, pages]) => pages));

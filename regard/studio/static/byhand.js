@@ -2,6 +2,7 @@
 
 import { attention, entropy, operations, parse, product, random, transpose } from "/core.js";
 import { ask, button, card, el, figure, lead, live, problem, select, slider, table, text } from "/ui.js";
+import { changes } from "/models.js";
 import { sign } from "/view.js";
 
 const PRESETS = {
@@ -14,7 +15,7 @@ const PROJECTED = { x: "1 0 1; 0 2 0; 1 1 1", wq: "1 0; 0 1; 1 0", wk: "0 1; 1 0
 // A row of a matrix on a line of its own.
 for (const [, fields] of Object.values(PRESETS)) for (const name of ["q", "k", "v"]) fields[name] = fields[name].replaceAll("; ", "\n");
 for (const name of Object.keys(PROJECTED)) PROJECTED[name] = PROJECTED[name].replaceAll("; ", "\n");
-const DEFAULTS = { preset: "exercise3", input: "qkv", ...PRESETS.exercise3[1], ...PROJECTED, beta: "natural", mask: "none", drawn: "", convention: "rows", order: "", cell: "", run: "", text: "", attention: "", head: 0 };
+const DEFAULTS = { preset: "exercise3", input: "qkv", ...PRESETS.exercise3[1], ...PROJECTED, beta: "natural", mask: "none", drawn: "", convention: "rows", order: "", cell: "", run: "", text: "", attention: "", head: 0, beams: 0, off: "", betas: "", hidden: "", forced: "" };
 const MASKS = [["none", "none"], ["causal", "causal"], ["window", "window of 1"], ["drawn", "drawn by hand"]];
 const STEPS = {
   scores: ["Scores", "S = Q Kᵀ", "Each query with each key: their dot product."],
@@ -32,8 +33,8 @@ export async function show(root) {
   const page = live(root, "byhand", DEFAULTS, draw);
   if (page.state.run) {
     try {
-      const { run, text: said, attention: name, head } = page.state;
-      real = await ask("head", { run, text: said, attention: name, head });
+      const { run, text: said, attention: name, head, beams, off, betas: beta, hidden, forced } = page.state;
+      real = await ask("head", { run, text: said, attention: name, head, ...(beams ? { beams } : {}), ...changes({ off, beta, hidden, forced }) });
     } catch (error) { trouble = error; }
     page.render();
   }

@@ -1,15 +1,16 @@
 // What the pages of trained models have in common: choosing a run, and asking it again on changes.
 
 import { ask, button, card, el, lead, problem, select } from "/ui.js";
+import { sign, wordNames } from "/view.js";
 
 /** The runs that a page can show, and the command that makes one. */
 export async function runsFor(page) {
-  const { runs, demos } = await ask("runs");
-  return { ready: runs.filter((run) => run.page === page && run.ready), demo: demos[page] };
+  const { runs, commands } = await ask("runs");
+  return { ready: runs.filter((run) => run.page === page && run.ready), command: commands[page] };
 }
 
-export function nothingYet(title, words, demo) {
-  return [lead(title, words), el("section", { class: "offer" }, el("h2", {}, "No model yet"), el("p", {}, "This page looks into a trained model. The quickest one is made in a minute or two:"), el("p", {}, el("code", {}, demo)), el("p", { class: "soft" }, "Then reload this page. A run of your own: ", el("code", {}, "regard studio RUN")))];
+export function nothingYet(title, words, command, made = "The quickest one is made in a minute or two:") {
+  return [lead(title, words), el("section", { class: "offer" }, el("h2", {}, "No model yet"), el("p", {}, `This page looks into a trained model. ${made}`), el("p", {}, el("code", {}, command)), el("p", { class: "soft" }, "Then reload this page. A run of your own: ", el("code", {}, "regard studio RUN")))];
 }
 
 export function chooser(runs, state, set) {
@@ -34,16 +35,58 @@ export function asker(name, answered) {
   };
 }
 
+/** What a view shows, from the address, where everything is text. */
+export function shown(state) {
+  const number = (text) => (text === "" ? undefined : ["mean", "rollout"].includes(text) ? text : Number(text));
+  const chosen = { map: state.map || undefined, layer: number(state.layer), head: number(state.head), row: number(state.row), merge: state.merge, label: state.label, order: state.order || undefined };
+  return Object.fromEntries(Object.entries(chosen).filter(([, value]) => value !== undefined));
+}
+
+/** The same, for the address. */
+export function kept(next) {
+  return Object.fromEntries(["map", "layer", "head", "row", "merge", "label", "order"].map((key) => [key, next[key] === undefined ? "" : String(next[key])]));
+}
+
+/** The address of By hand, with the numbers of one head as they are with what is changed. */
+export function byHand(chosen, state) {
+  const { run, text, beams, off, beta, hidden, forced } = state;
+  const said = { run, text, attention: chosen.map.layers[chosen.layer], head: String(chosen.head), beams, off, betas: beta, hidden, forced };
+  return `byhand?${new URLSearchParams(Object.entries(said).filter(([, value]) => value))}`;
+}
+
+/** Parts of what is read, to be hidden and shown again. */
+export function hiding(map, state, change) {
+  const merged = state.merge === "words" && map.columnWords;
+  const hidden = new Set(list(state.hidden).map(([place]) => Number(place)));
+  const parts = merged ? groups(map.columnWords) : map.columns.map((_, place) => [place]);
+  const names = merged ? wordNames(map.columns, map.columnWords) : map.columns.map(sign);
+  const hide = (places, all) => {
+    for (const place of places) all ? hidden.delete(place) : hidden.add(place);
+    change({ hidden: unlist([...hidden].sort((a, b) => a - b).map((place) => [String(place)])) });
+  };
+  return el("div", { class: "words", role: "group", "aria-label": "parts of the text" }, parts.map((places, n) => {
+    const all = places.every((place) => hidden.has(place));
+    return button(names[n], () => hide(places, all), { "data-key": `word-${places[0]}`, class: all ? "struck" : null, "aria-pressed": String(all), title: all ? "show it again" : "hide it" });
+  }));
+}
+
+function groups(words) {
+  const places = [];
+  words.forEach((word, place) => { if (word >= 0) (places[word] ??= []).push(place); });
+  return places;
+}
+
 // Lists in the address: "a~1,b~2"
 export const list = (text) => (text ? text.split(",").map((one) => one.split("~")) : []);
 export const unlist = (items) => items.map((one) => one.join("~")).join(",");
 
-/** Heads that are off and heads with another β, as the server wants them. */
+/** What is changed inside a model, as the server wants it. */
 export function changes(state) {
   return {
     off: list(state.off).map(([name, head]) => [name, Number(head)]),
     beta: list(state.beta).map(([name, head, factor]) => [name, Number(head), Number(factor)]),
     hidden: list(state.hidden).map(([place]) => Number(place)),
+    forced: list(state.forced).map(([token]) => Number(token)),
   };
 }
 

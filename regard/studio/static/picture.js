@@ -2,14 +2,14 @@
 
 import { ask, button, card, el, figure, lead, live, problem, toggle } from "/ui.js";
 import { effects, mount, overlay } from "/view.js";
-import { asker, changed, changes, chooser, headTools, list, nothingYet, runsFor, unlist } from "/models.js";
+import { asker, changed, changes, chooser, headTools, kept, list, nothingYet, runsFor, shown, unlist } from "/models.js";
 
-const DEFAULTS = { run: "", sample: 0, drawn: "", off: "", beta: "", hidden: "", hiding: false, map: "", layer: "", head: "", row: "", label: "written", order: "" };
+const DEFAULTS = { run: "", sample: 0, drawn: "", off: "", beta: "", hidden: "", hiding: false, map: "", layer: "", head: "", row: "", merge: "tokens", label: "written", order: "" };
 const NONE = { off: "", beta: "", hidden: "" };
 
 export async function showPictures(root, page, { title, about, question, kind, result }) {
-  const { ready, demo } = await runsFor(page);
-  if (!ready.length) return void root.replaceChildren(...nothingYet(title, about, demo));
+  const { ready, command } = await runsFor(page);
+  if (!ready.length) return void root.replaceChildren(...nothingYet(title, about, command));
   let samples = [];
   let opened = null;
   let view = null;
@@ -88,11 +88,10 @@ export async function showPictures(root, page, { title, about, question, kind, r
 
   function viewer(state) {
     const box = el("div");
-    const chosen = { map: state.map || undefined, layer: state.layer === "" ? undefined : Number(state.layer), head: state.head === "" ? undefined : state.head === "mean" || state.head === "rollout" ? state.head : Number(state.head), row: state.row === "" ? undefined : Number(state.row), label: state.label, order: state.order || undefined };
     mount(box, { ...view, effect: null }, {
       plain: true, hidden: hiddenPatches(state),
-      state: Object.fromEntries(Object.entries(chosen).filter(([, value]) => value !== undefined)),
-      onstate: (next) => one.set({ map: next.map ?? "", layer: next.layer === undefined ? "" : String(next.layer), head: next.head === undefined ? "" : String(next.head), row: next.row === undefined ? "" : String(next.row), label: next.label, order: next.order ?? "" }),
+      state: shown(state),
+      onstate: (next) => one.set(kept(next)),
       tools: (head) => headTools(head, state, change, view.effect ? [] : [button("Find what each patch and head does", () => again(state, 0, true), { "data-key": "effects" })]),
     });
     return box;

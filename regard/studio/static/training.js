@@ -3,7 +3,7 @@
 import { ask, card, chart, el, figure, lead, live, problem, select, toggle } from "/ui.js";
 
 const DEFAULTS = { runs: "", x: "step", smooth: 0.6, logs: false };
-const NAMES = { loss: "training loss", validation_loss: "validation loss", characters_right: "characters right", perplexity: "perplexity", accuracy: "accuracy", exact_match: "exact match", bleu: "BLEU", chrf: "chrF", lr: "learning rate", norm: "gradient norm", speed: "tokens a second" };
+const NAMES = { loss: "training loss", validation_loss: "validation loss", characters_right: "characters right", compression: "compression", bits_per_byte: "bits per byte", perplexity: "perplexity", accuracy: "accuracy", exact_match: "exact match", bleu: "BLEU", chrf: "chrF", lr: "learning rate", norm: "gradient norm", speed: "tokens a second" };
 const EVERY = 1500;
 
 export async function show(root) {
@@ -83,9 +83,9 @@ export async function show(root) {
       el("tbody", {}, chosen.map((name) => {
         const { lines, at } = data.get(name);
         const last = lines.findLast((line) => "loss" in line) ?? {};
-        const score = ["bleu", "exact_match", "accuracy", "characters_right", "perplexity"].find((key) => lines.some((line) => key in line));
+        const score = ["bleu", "exact_match", "accuracy", "characters_right", "compression"].find((key) => lines.some((line) => key in line));
         const scores = lines.filter((line) => score in line).map((line) => line[score]);
-        const best = scores.length ? (score === "perplexity" ? Math.min(...scores) : Math.max(...scores)) : null;
+        const best = scores.length ? Math.max(...scores) : null;
         const live = at && Date.now() - at < 20_000;
         return el("tr", {}, el("th", { scope: "row" }, name), el("td", { class: "n", "data-fact": `step-${name}` }, String(last.step ?? "")), el("td", { class: "n" }, String(known.find((run) => run.name === name)?.steps ?? "")), el("td", { class: "n" }, last.loss === undefined ? "" : figure(last.loss, 3)), el("td", { class: "n" }, best === null ? "" : `${NAMES[score] ?? score} ${figure(best, 3)}`), el("td", {}, live ? el("span", { class: "good" }, "● training") : ""));
       }))));

@@ -2,7 +2,7 @@
 
 import { button, card, el, figure, lead, live, problem, select, svg, text } from "/ui.js";
 import { byWords, effects, mount, selection, sign, tokens, unpack, wordNames } from "/view.js";
-import { asker, changed, changes, chooser, headTools, list, nothingYet, runsFor, unlist } from "/models.js";
+import { asker, byHand, changed, changes, chooser, headTools, hiding, kept, list, nothingYet, runsFor, shown, unlist } from "/models.js";
 
 const DEFAULTS = { run: "", text: "", beams: 4, off: "", beta: "", hidden: "", forced: "", map: "", layer: "", head: "", row: "", merge: "tokens", label: "written", order: "" };
 const NONE = { off: "", beta: "", hidden: "", forced: "" };
@@ -10,8 +10,8 @@ const DATES = ["4. März 1983", "23 октября 2006 г.", "10 ธันว�
 const ABOUT = "Type a source. Switch heads off, sharpen them, hide words or force one: the model decodes again each time.";
 
 export async function show(root) {
-  const { ready, demo } = await runsFor("translate");
-  if (!ready.length) return void root.replaceChildren(...nothingYet("Translate", ABOUT, demo));
+  const { ready, command } = await runsFor("translate");
+  if (!ready.length) return void root.replaceChildren(...nothingYet("Translate", ABOUT, command));
   let view = null;
   let plain = null;
   let trouble = null;
@@ -45,7 +45,7 @@ export async function show(root) {
 
   const key = (state) => JSON.stringify([state.run, state.text, state.beams]);
   const edited = (state) => Boolean(state.off || state.beta || state.hidden || state.forced);
-  const question = (state) => ({ run: state.run, text: state.text, beams: state.beams, ...changes(state), forced: list(state.forced).map(([token]) => Number(token)) });
+  const question = (state) => ({ run: state.run, text: state.text, beams: state.beams, ...changes(state) });
 
   function again(state, wait) {
     if (!state.text.trim()) return;
@@ -84,17 +84,9 @@ export async function show(root) {
 
   function outcome(state) {
     const cross = view.maps.find((one) => one.name === "cross");
-    const hidden = new Set(list(state.hidden).map(([place]) => Number(place)));
-    const hide = (places) => {
-      const all = places.every((place) => hidden.has(place));
-      for (const place of places) all ? hidden.delete(place) : hidden.add(place);
-      change({ hidden: unlist([...hidden].sort((a, b) => a - b).map((place) => [String(place)])), forced: "" });
-    };
-    const words = state.merge === "words" && cross.columnWords ? groups(cross.columnWords) : cross.columns.map((_, place) => [place]);
-    const names = state.merge === "words" && cross.columnWords ? wordNames(cross.columns, cross.columnWords) : cross.columns.map(sign);
     return [
       el("p", { class: "note" }, "Click a part of the source to hide it from all attention."),
-      el("div", { class: "words", role: "group", "aria-label": "parts of the source" }, words.map((places, n) => button(names[n], () => hide(places), { "data-key": `word-${places[0]}`, class: places.every((place) => hidden.has(place)) ? "struck" : null, "aria-pressed": String(places.every((place) => hidden.has(place))), title: "hide it" }))),
+      hiding(cross, state, (delta) => change({ ...delta, forced: "" })),
       el("p", { class: "answer", "data-fact": "output", "aria-live": "polite" }, view.text || "∅"),
       plain && edited(state) ? el("p", { class: "before" }, plain.text === view.text ? "Unchanged" : `Without changes: ${plain.text}`, `; log p ${figure(view.logP, 2)}, without changes ${figure(plain.logP, 2)} for its own.`) : el("p", { class: "before" }, `log p ${figure(view.logP, 2)}`),
       forcing(state),
@@ -114,12 +106,20 @@ export async function show(root) {
 
   function viewer(state) {
     const box = el("div");
-    const chosen = { map: state.map || undefined, layer: state.layer === "" ? undefined : Number(state.layer), head: state.head === "" ? undefined : state.head === "mean" || state.head === "rollout" ? state.head : Number(state.head), row: state.row === "" ? undefined : Number(state.row), merge: state.merge, label: state.label, order: state.order || undefined };
+    const all = () => {
+      busy = true;
+      const asked = { ...question(state), effect: true };
+      detail = JSON.stringify(asked);
+      deepen(asked);
+      page.render();
+    };
     mount(box, { ...view, effect: null }, {
       plain: true,
-      state: Object.fromEntries(Object.entries(chosen).filter(([, value]) => value !== undefined)),
-      onstate: (next) => page.set({ map: next.map ?? "", layer: next.layer === undefined ? "" : String(next.layer), head: next.head === undefined ? "" : String(next.head), row: next.row === undefined ? "" : String(next.row), merge: next.merge, label: next.label, order: next.order ?? "" }),
-      tools: (one) => headTools(one, state, change, [view.effect ? null : button("Find what each head and word does", () => { busy = true; const asked = { ...question(state), effect: true }; detail = JSON.stringify(asked); deepen(asked); page.render(); }, { "data-key": "effects" })], [button("Open this head in By hand", () => { location.hash = `byhand?${new URLSearchParams({ run: state.run, text: state.text, attention: one.map.layers[one.layer], head: String(one.head) })}`; }, { "data-key": "to-byhand" })]),
+      state: shown(state),
+      onstate: (next) => page.set(kept(next)),
+      tools: (one) => headTools(one, state, change,
+        [view.effect ? null : button("Find what each head and word does", all, { "data-key": "effects" })],
+        [button("Open this head in By hand", () => { location.hash = byHand(one, state); }, { "data-key": "to-byhand" })]),
     });
     return box;
   }
@@ -180,10 +180,4 @@ export async function show(root) {
     }
     return el("div", { class: "tree", tabindex: "0", role: "group", "aria-label": "Beam tree" }, drawn);
   }
-}
-
-function groups(words) {
-  const places = [];
-  words.forEach((word, place) => { if (word >= 0) (places[word] ??= []).push(place); });
-  return places;
 }

@@ -163,8 +163,8 @@ function ticks(low, high, count = 5) {
 
 export function short(x) {
   const size = Math.abs(x);
-  if (size >= 1e15 || (size > 0 && size < 1e-3)) return x.toExponential(0).replace("e+", "e").replaceAll("-", "−");
-  for (const [power, unit] of [[1e12, "T"], [1e9, "G"], [1e6, "M"], [1e3, "k"]]) if (size >= power) return `${Number((x / power).toPrecision(3))} ${unit}`;
+  if (size >= 1e18 || (size > 0 && size < 1e-3)) return x.toExponential(0).replace("e+", "e").replaceAll("-", "−");
+  for (const [power, unit] of [[1e15, "P"], [1e12, "T"], [1e9, "G"], [1e6, "M"], [1e3, "k"]]) if (size >= power) return `${Number((x / power).toPrecision(3))} ${unit}`;
   return String(Number(x.toPrecision(3))).replace("-", "−");
 }
 
@@ -173,6 +173,8 @@ export function short(x) {
  * asked for. A table of the same numbers stands below, for those who cannot see it.
  */
 export function chart(title, curves, { x = "", y = "", logX = false, logY = false, marks = [], width = 620, height = 320, low, high, points = false } = {}) {
+  // On a phone a wide plot would have to shrink until its words cannot be read.
+  if (document.documentElement.clientWidth < 640) [width, height] = [Math.min(width, 380), Math.min(height, 250)];
   const fx = logX ? Math.log10 : (v) => v;
   const fy = logY ? Math.log10 : (v) => v;
   const real = curves.map((curve) => ({ ...curve, at: curve.x.map((v, n) => [v, curve.y[n]]).filter(([u, v]) => Number.isFinite(fx(u)) && Number.isFinite(fy(v))) }));
