@@ -126,12 +126,14 @@ def setting_names(kind: type[Any], inside: str = "") -> Iterator[str]:
 
 
 def described(kind: type[Any]) -> dict[str, str]:
-    """What the docstrings of a dataclass say of its settings, in one line each."""
+    """What the docstrings of a dataclass say of its settings, inherited ones too, in one line."""
     from docstring_parser import parse_from_object
 
     return {
         one.arg_name: " ".join((one.description or "").split())
-        for one in parse_from_object(kind).params
+        for base in reversed(kind.__mro__)
+        if dataclasses.is_dataclass(base)
+        for one in parse_from_object(base).params
     }
 
 
