@@ -48,6 +48,8 @@ class Rules:
     n_best: int = 1
     length_penalty: float = 1.0
     sampling: Sampling = GREEDY
+    horizon: int | None = None
+    """How far ahead open hypotheses are hoped for: see `decode.search.beam`."""
 
 
 @dataclass(eq=False)
@@ -201,7 +203,8 @@ class Lane:
             self.search = RollingPaths(rule, rules.sampling)
         else:
             penalty = power(rules.length_penalty)
-            self.search = RollingBeams(rule, rules.beams, rules.n_best, penalty, longest)
+            shape = (rules.beams, rules.n_best)
+            self.search = RollingBeams(rule, *shape, penalty, longest, rules.horizon)
         self.sentences: list[Sentence] = []
         self.last: Integers = np.zeros(0, np.int64)
         """The token that each row reads next."""
@@ -285,7 +288,8 @@ class Cohort:
         self.search: Beams | Paths
         if rules.beams > 1:
             penalty = power(rules.length_penalty)
-            self.search = Beams(last, rule, rules.beams, rules.n_best, penalty, session.scores)
+            shape, kind = (rules.beams, rules.n_best), session.scores
+            self.search = Beams(last, rule, *shape, penalty, kind, rules.horizon)
         elif how.temperature > 0:
             indices = [sentence.index for sentence in sentences]
             dice = torch.from_numpy(uniforms(how.seed, indices, rule.steps))

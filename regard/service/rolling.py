@@ -140,8 +140,17 @@ class RollingBeams:
     What each array holds is said in `decode.search.beam.Beams`; here the first axis is slots.
     """
 
-    def __init__(self, rule: Constraints, width: int, n_best: int, penalty: Penalty, longest: int):
+    def __init__(
+        self,
+        rule: Constraints,
+        width: int,
+        n_best: int,
+        penalty: Penalty,
+        longest: int,
+        horizon: int | None = None,
+    ):
         self.rule, self.width, self.n_best = rule, width, n_best
+        self.horizon = longest if horizon is None else horizon
         table = [1.0, *penalties(penalty, longest), 1.0]
         self.penalty = np.array(table, np.float32)
         self._free: list[int] = []
@@ -219,10 +228,10 @@ class RollingBeams:
         return token.reshape(-1), rows.reshape(-1)
 
     def _largest(self, n: Integers, most: Integers) -> Floats:
-        """The largest lp of n tokens to the most; 0 where there are none."""
-        if self.penalty[-2] >= self.penalty[1]:  # it grows with n
-            return np.where(n <= most, self.penalty[np.minimum(most, len(self.penalty) - 1)], 0.0)
-        return np.where(n <= most, self.penalty[np.minimum(n, len(self.penalty) - 1)], 0.0)
+        """The largest lp of n tokens, and of as many more as may be; 0 where there are none."""
+        grows = self.penalty[-2] >= self.penalty[1]
+        at = np.minimum(most, n + self.horizon) if grows else n
+        return np.where(n <= most, self.penalty[np.minimum(at, len(self.penalty) - 1)], 0.0)
 
     def _finish(
         self,

@@ -125,6 +125,7 @@ class Writer(Served):
             width,
             n_best,
             settings.length_penalty,
+            horizon=settings.horizon,
         )
 
 

@@ -123,8 +123,10 @@ def plain_beam(
     penalty: Callable[[int], float],
     coverage: float = 0.0,
     look: Callable[[tuple[int, ...]], list[float]] | None = None,
+    n_best: int = 1,
+    horizon: int | None = None,
 ) -> list[Hypothesis]:
-    """Beam search with lists, one sentence at a time, that never stops early."""
+    """Beam search with lists, one sentence at a time, that never stops early without a horizon."""
 
     def covered(words: list[int]) -> float:
         """The coverage penalty of all but the last of these words, and of what led to that."""
@@ -154,6 +156,11 @@ def plain_beam(
                 finished.append(Hypothesis(words, score, scores))
         going = [candidate for candidate in ranked if candidate[1][-1] != end][:width]
         alive = [(total, words, scores) for _, words, scores, total in going]
+        if horizon is not None and n < most and len(finished) >= n_best:
+            ahead = range(n + 1, min(n + 1 + horizon, most) + 1)
+            hope = max(total for total, _, _ in alive) / max(map(penalty, ahead))
+            if sorted(one.score for one in finished)[-n_best] >= hope:
+                break
     return sorted(finished, key=lambda hypothesis: -hypothesis.score)
 
 

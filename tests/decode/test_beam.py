@@ -46,7 +46,7 @@ def test_wide_enough_it_finds_everything(
 
 @given(seed=st.integers(0, 999), penalty=penalties, spread=spreads, data=st.data())
 @settings(max_examples=150)
-def test_it_finds_what_a_plain_search_finds_that_never_stops_early(
+def test_it_finds_what_a_plain_search_finds(
     seed: int, penalty: Penalty, spread: float, data: st.DataObject
 ) -> None:
     N = data.draw(st.integers(4, 11))
@@ -59,9 +59,11 @@ def test_it_finds_what_a_plain_search_finds_that_never_stops_early(
         st.lists(st.lists(st.integers(0, N - 1), min_size=1, max_size=4), min_size=B, max_size=B)
     )
     banned = data.draw(st.lists(st.integers(0, N - 1).filter(lambda t: t != END), max_size=2))
+    horizon = data.draw(st.one_of(st.none(), st.integers(0, 4)))
     session = Table(seed, N, range(B), spread)
     limits = {"end": END, "banned": banned, "penalty": penalty, "width": width}
-    found = beam(session, prompts, max_length=most, min_length=least, n_best=n_best, **limits)
+    limits |= {"n_best": n_best, "horizon": horizon}
+    found = beam(session, prompts, max_length=most, min_length=least, **limits)
     for n, have in enumerate(found):
         logs = logs_of(seed, N, n, spread)
         want = plain_beam(logs, tuple(prompts[n]), most=most[n], least=least[n], **limits)
@@ -114,6 +116,26 @@ def test_the_search_stops_as_soon_as_nothing_better_can_come() -> None:
     assert session.sizes == [1, 4, 4, 4]
 
 
+def test_within_a_horizon_those_that_trail_are_not_waited_for() -> None:
+    """A sentence ends here or never: the open hypotheses have next to no chance."""
+
+    class Doubtful(Table):
+        def step(self, tokens: Tensor) -> Tensor:
+            logits = torch.zeros_like(super().step(tokens))
+            logits[:, END if len(self.sizes) > 3 else 5] = 4.0
+            return logits
+
+    steps = {}
+    for horizon in (0, 2, None):
+        session = Doubtful(0, 7, [0])
+        limits = {"end": END, "max_length": 100, "penalty": power(1.0)}
+        ((best,),) = beam(session, [[1]], horizon=horizon, **limits)
+        assert best.tokens == [5, 5, 5]
+        steps[horizon] = len(session.sizes)
+    assert steps[0] == 4
+    assert steps[0] <= steps[2] < steps[None]
+
+
 def test_finished_sentences_leave() -> None:
     most = [2, 9, 4, 3]
     session = Table(0, 11, range(4))
@@ -140,6 +162,7 @@ def test_no_prompts_no_results() -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
+        ({"horizon": -1}, r"horizon \(-1\) must be a whole number, 0 or more"),
         ({"width": 0}, r"width \(0\) must be a whole number"),
         ({"n_best": 5}, r"n_best \(5\) must not exceed width \(4\)"),
         ({"coverage": -1}, r"coverage \(-1\) must not be negative"),

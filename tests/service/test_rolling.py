@@ -71,6 +71,7 @@ def alone(sentence: Sentence) -> list[Hypothesis]:
     if rules.beams > 1:
         penalty = power(rules.length_penalty)
         wide: dict[str, Any] = {"width": rules.beams, "n_best": rules.n_best, "penalty": penalty}
+        wide["horizon"] = rules.horizon
         return beam(session, prompts, **given, **wide)[0]
     if how.temperature > 0:
         drawn: dict[str, Any] = {
@@ -91,6 +92,8 @@ KINDS = [
     Rules(END, (), True, 3, 3, 0.0),
     Rules(END, (7,), False, 5, 2, -0.7),
     Rules(END, (), False, 2, 2, 0.6),
+    Rules(END, (0,), False, 4, 2, 1.0, horizon=1),
+    Rules(END, (), False, 3, 1, -0.5, horizon=0),
     Rules(END, (0,), sampling=Sampling(1.3, None, 0.9, 5)),
     Rules(END, sampling=Sampling(0.7, 4, None, 0)),
 ]

@@ -12,6 +12,10 @@ end are finished if they are among the best `width` of all. An open hypothesis c
 probability, so its future score is at most log p / max lp. Where that is no better than the worst
 of the hypotheses wanted, the search of this sentence is over, and nothing has been missed.
 
+That bound is loose where lp grows: a hypothesis that trails by far could still win, if it went on
+to the maximum length and were certain of every token. A `horizon` of h tokens leaves such ones
+out: it asks who could win within h more tokens and an EOS.
+
 Everything is a tensor of fixed shape on the device. An open hypothesis is one column of back
 pointers, which are followed once, when its sentence leaves.
 """
@@ -63,15 +67,19 @@ def beam(
     n_best: int = 1,
     penalty: Penalty = PAPER,
     coverage: float | int = 0.0,
+    horizon: int | None = None,
 ) -> list[list[Hypothesis]]:
     """The `n_best` hypotheses for each prompt, best first; fewer where there are no more.
 
     A hypothesis that reaches its maximum length counts as it is, without an end. `width` is the
     beam size; with 1 the first end is the result: greedy search. `coverage` is the weight β of the
-    coverage penalty, and needs an Attentive session.
+    coverage penalty, and needs an Attentive session. `horizon` says how far ahead an open
+    hypothesis is hoped for; None is to the end, so that nothing is missed.
     """
     check_integer("width", width)
     check_integer("n_best", n_best)
+    if horizon is not None:
+        check_integer("horizon", horizon, least=0)
     if n_best > width:
         raise ValueError(f"n_best ({n_best}) must not exceed width ({width}); widen the beam")
     if not 0 <= coverage < math.inf:
@@ -93,7 +101,8 @@ def beam(
         renormalize=renormalize,
         device=session.device,
     )
-    beams = Beams(session.begin(prompts), constraints, width, n_best, penalty, session.scores)
+    last, kind = session.begin(prompts), session.scores
+    beams = Beams(last, constraints, width, n_best, penalty, kind, horizon)
     if isinstance(session, Attentive) and coverage:
         beams.coverage = Coverage(session, coverage, session.scores)
     session.run(beams)
@@ -116,6 +125,7 @@ class Beams:
         n_best: int,
         penalty: Penalty,
         dtype: torch.dtype = torch.float32,
+        horizon: int | None = None,
     ):
         B, T = len(last), constraints.steps
         self.constraints, self.width, self.n_best, self.dtype = constraints, width, n_best, dtype
@@ -126,11 +136,16 @@ class Beams:
         self.last: Tensor = last
         self.rows: Tensor | None = None
         self.over = torch.zeros(B, dtype=torch.bool, device=last.device)
-        # lp(n), and for each sentence and n the largest lp of n and more tokens.
+        # lp(n), and for each sentence and n the largest lp of n and more tokens, EOS among them.
         self.penalty = torch.tensor([1.0, *penalties(penalty, T), 1.0], dtype=dtype)
         n = torch.arange(T + 2)
         possible = (n > 0) & (n <= constraints.longest[:, None])
-        self.largest = self.penalty.where(possible, 0.0).flip(1).cummax(1).values.flip(1)
+        table = self.penalty.where(possible, 0.0)
+        if horizon is None:
+            self.largest = table.flip(1).cummax(1).values.flip(1)
+        else:
+            ahead = min(horizon, T + 1)
+            self.largest = F.pad(table, (0, ahead)).unfold(1, ahead + 1, 1).amax(-1)
 
     def begin(self) -> None:
         """Allocates tensors before the first step; an engine that has its own skips it."""
