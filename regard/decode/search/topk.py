@@ -6,7 +6,6 @@ A search needs log p of a few tokens, not of all. Of equal logits the first coun
 """
 
 import math
-from collections.abc import Callable
 
 import torch
 from jaxtyping import Float, Int
@@ -43,18 +42,11 @@ def largest(logits: Float[Tensor, "R N"], count: int) -> Best:
     return values, tokens
 
 
-def best(
-    logits: Float[Tensor, "R N"],
-    count: int,
-    constraints: Constraints,
-    t: int,
-    log_sums: Callable[[Tensor], Tensor] = log_sums,
-    largest: Callable[[Tensor, int], Best] = largest,
-) -> Best:
+def best(logits: Float[Tensor, "R N"], count: int, constraints: Constraints, t: int) -> Best:
     """log p of the likeliest tokens allowed at step t, best first, and their ids.
 
     At least in float32; fewer than `count` where there are no more tokens, and -∞ where fewer are
-    allowed. The logits may be overwritten. An engine has its own `log_sums` and `largest`.
+    allowed. The logits may be overwritten. An engine may have a `best` of its own.
     """
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     sums = None if constraints.renormalize else log_sums(logits)

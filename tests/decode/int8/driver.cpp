@@ -114,16 +114,16 @@ void model(int64_t activation, bool gated, bool pre, bool halves) {
     const int64_t rows[] = {0, 1, 2};
     Tokens step = {3, WIDTH, 1, window, nullptr, rows, last_at.data(),
                    {last_id.data(), table, place, 3.0}, rotary, cache.cache, memory.cache};
-    std::vector<float> logits(3 * TOKENS), best(3 * 5), sums(3);
+    std::vector<float> logits(3 * TOKENS), values(3 * 5);
     run(decoder.data(), BLOCKS, &step, &last, &output, logits.data(), 2);
     keep(logits.data(), 3 * TOKENS);
     for (uint16_t half : cache.data) results.push_back(half);
     for (float& x : logits) x *= 40.0f;
     std::vector<int64_t> found(3 * 5);
-    log_sums(logits.data(), 3, TOKENS, sums.data(), 2);
-    largest(logits.data(), 3, TOKENS, 5, best.data(), found.data(), 2);
-    keep(sums.data(), 3);
-    keep(best.data(), 3 * 5);
+    const int64_t banned[] = {2, 3}, most[] = {9, 9, 9}, least[] = {0, 4, 0};
+    const Rule rule = {5, 0, 2, banned, most, least};
+    best_tokens(logits.data(), 3, TOKENS, &rule, 1, 3, 5, values.data(), found.data(), 2);
+    keep(values.data(), 3 * 5);
     for (int64_t n : found) results.push_back(float(n));
 }
 

@@ -91,6 +91,16 @@ class Cache:
             self.data, used = data, np.pad(used, (0, data.shape[1] - slots))
         self._free = np.flatnonzero(~used).astype(np.int32)
 
+    def ahead(self, steps: int) -> NDArray[np.int32]:
+        """Slots for so many more tokens of every row, which can then be listed."""
+        self._fit(int(self.lengths.max(initial=0)) + steps)
+        self.reserve(len(self.lengths) * steps)
+        return self._free
+
+    def used(self, count: int) -> None:
+        """The first of them are listed."""
+        self._free = self._free[count:]
+
     def select(self, rows: Integers) -> None:
         self.table, self.lengths = self.table[rows], self.lengths[rows]
 

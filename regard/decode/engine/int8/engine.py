@@ -13,18 +13,22 @@ from torch import Tensor, nn
 from regard.attention.checks import integer_tensor
 from regard.attention.mask import Packed
 from regard.decode.engine.int8 import library as native
+from regard.decode.engine.int8 import search as searches
 from regard.decode.engine.int8.cache import Buffers, Cache, Integers
 from regard.decode.engine.int8.linear import Int8Linear
 from regard.decode.engine.int8.stack import Blocks, Embedder, Vectors, kernels
 from regard.decode.engine.int8.structure import unknown
 from regard.decode.engine.parts import Model, has_hooks, modules, target
-from regard.decode.engine.session import Session
+from regard.decode.engine.session import Search, Session
 from regard.decode.search import topk
 from regard.decode.search.constraints import Constraints
 from regard.model.embedding import Patches, Tokens
 from regard.model.language import LanguageModel
 from regard.model.lengths import Lengths, places
 from regard.model.transformer import Transformer
+
+STEPS = 16
+"""Steps that are taken in one call, at most; after it those who are finished can leave."""
 
 
 class Int8Engine:
@@ -173,7 +177,33 @@ class Int8Session(Session):
     def best(
         self, logits: Float[Tensor, "R N"], count: int, rule: Constraints, t: int
     ) -> topk.Best:
-        return topk.best(logits, count, rule, t, _log_sums, _largest)
+        if logits.dtype != torch.float32:
+            return super().best(logits, count, rule, t)
+        logits, count = logits.contiguous(), min(count, logits.shape[1])
+        values = logits.new_empty(len(logits), count)
+        tokens = torch.empty_like(values, dtype=torch.int64)
+        each, struct = len(logits) // len(rule.most), searches.rule(rule, t)
+        found = (each, t, count, values.data_ptr(), tokens.data_ptr())
+        given = (logits.data_ptr(), *logits.shape, struct)
+        kernels().best_tokens(*given, *found, torch.get_num_threads())
+        return values, tokens
+
+    @torch.no_grad()
+    def advance(self, search: Search) -> None:
+        """Several steps in one call, of the searches that the kernels know."""
+        engine, steps = self.engine, 0
+        if searches.known(search):
+            steps = searches.steps_left(cast(searches.Known, search), STEPS)
+        longest = int(self.cache.lengths.max(initial=0))
+        if not (steps and engine.tokens.reaches(longest + steps)):
+            super().advance(search)
+            return
+        if search.rows is not None:
+            self.select(search.rows)
+        self._check(search.last)
+        struct = searches.begin(cast(searches.Known, search))
+        engine.decoder.advance(engine.tokens, self.cache, self.memory, engine.output, struct, steps)
+        cast(searches.Known, search).t = struct.t
 
     def close(self) -> None:
         self.rows = 0
@@ -203,22 +233,3 @@ def _end_to_end(x: Tensor, lengths: Lengths) -> tuple[Integers, Tensor]:
         counts = integer_tensor(lengths, "source_lengths").long().cpu()
         rows = x[torch.arange(S) < counts[:, None]]
     return counts.numpy(), rows
-
-
-def _log_sums(logits: Float[Tensor, "R N"]) -> Float[Tensor, "R"]:
-    if logits.dtype != torch.float32:
-        return topk.log_sums(logits)
-    logits, sums = logits.contiguous(), logits.new_empty(len(logits))
-    arguments = (logits.data_ptr(), *logits.shape, sums.data_ptr())
-    kernels().log_sums(*arguments, torch.get_num_threads())
-    return sums
-
-
-def _largest(logits: Float[Tensor, "R N"], count: int) -> topk.Best:
-    if logits.dtype != torch.float32:
-        return topk.largest(logits, count)
-    logits, values = logits.contiguous(), logits.new_empty(len(logits), count)
-    tokens = torch.empty_like(values, dtype=torch.int64)
-    best = (count, values.data_ptr(), tokens.data_ptr())
-    kernels().largest(logits.data_ptr(), *logits.shape, *best, torch.get_num_threads())
-    return values, tokens

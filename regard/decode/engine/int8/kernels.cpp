@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "pool.h"
+#include "search.h"
 #include "simd.h"
 
 constexpr int64_t COLUMNS = 16 * GROUPS;
@@ -70,9 +71,9 @@ struct Rotary {
 struct Cache {
     uint16_t* data;  // (blocks, slots, slot_width)
     int64_t slots;
-    const int32_t* table;  // (sequences, width)
+    int32_t* table;  // (sequences, width)
     int64_t width;
-    const int64_t* length;
+    int64_t* length;
 };
 
 struct Tokens {
@@ -91,22 +92,6 @@ namespace {
 enum { RELU, GELU, SILU };
 
 int64_t up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
-
-INLINE Floats polynomial(Floats x, std::initializer_list<float> coefficients) {
-    Floats y = all(0.0f);
-    for (float c : coefficients) y = fma(y, x, all(c));
-    return y;
-}
-
-// e^x = 2^n e^r with |r| <= ln 2 / 2, and a polynomial for e^r (Cephes).
-INLINE Floats exponential(Floats x) {
-    x = larger(all(-87.0f), smaller(all(88.0f), x));
-    const Floats n = nearest(x * all(1.44269504f));
-    const Floats r = fma(n, all(2.12194440e-4f), fma(n, all(-0.693359375f), x));
-    const Floats p = polynomial(r, {1.9875691500e-4f, 1.3981999507e-3f, 8.3334519073e-3f,
-                                    4.1665795894e-2f, 1.6666665459e-1f, 5.0000001201e-1f});
-    return (fma(p, r * r, r) + all(1.0f)) * from_bits((integers(n) + all(127)) << 23);
-}
 
 // x Φ(x) to 3e-7, from erfc(t) = e^(-t p(t)) with t = |x| / √2 and a polynomial p.
 INLINE Floats gelu(Floats x) {
@@ -261,12 +246,14 @@ void tiles(const Linear& linear, int64_t n, int64_t rows, const Activation* q, c
         if (rows) tiles<M - 1>(linear, n, rows, q, scale, y, stride);
 }
 
+constexpr int64_t NEAR = 1 << 17;  // floats that a core has at hand
+
 // Tokens on their way through a stack.
 class Pass {
     // What threads hand each other; kept from call to call.
     struct Room {
         std::vector<Activation> q;
-        std::vector<float> scale, wide, out, heads, x;
+        std::vector<float> scale, wide, out, heads, x, logits;
     };
     Team team;
     Room& room;
@@ -431,8 +418,8 @@ class Pass {
         multiply({&b.reduce}, room.out.data(), at.width);
     }
 
-    void run(const Block* blocks, int64_t count, const Norm& norm, const Linear* output,
-             float* logits) {
+    // All blocks, and what an output layer would read; without one, no more than the cache's part.
+    void run(const Block* blocks, int64_t count, const Norm& norm, bool output) {
         const Norm none = {};
         if (at.embedding.table) embed();
         residual(nullptr, none, blocks[0].pre_norm ? blocks[0].self_norm : none);
@@ -457,7 +444,28 @@ class Pass {
             add(b.feed_forward_norm, last ? none : blocks[n + 1].self_norm);
         }
         if (norm.gain) residual(nullptr, norm, none);
-        if (output) multiply({output}, logits, output->out);
+    }
+
+    // body(t, logits) for all tokens, of which nobody else wants the logits: where they are many,
+    // they are computed for as few at a time as stay in a core's cache until they are read.
+    template <class Body>
+    void choose(const Linear& output, const Body& body) {
+        const int64_t N = output.out, fit = std::max<int64_t>(NEAR / N / ROWS, 1) * ROWS;
+        if (at.count <= 2 * fit) {
+            if (int64_t(room.logits.size()) < at.count * N) room.logits.resize(at.count * N);
+            multiply({&output}, room.logits.data(), N);
+            return team.each(at.count, N, [&](int64_t t) { body(t, &room.logits[t * N]); });
+        }
+        const int64_t groups = up(at.count, fit) / fit, work = fit * N * up(output.in, DEPTH) / 64;
+        team.each(groups, work, [&](int64_t g) {
+            static thread_local std::vector<float> logits;
+            if (int64_t(logits.size()) < fit * N) logits.resize(fit * N);
+            const int64_t first = g * fit, count = std::min(at.count - first, fit);
+            const Activation* q = room.q.data() + first * up(output.in, 16);
+            for (int64_t n = 0; n < N; n += COLUMNS)
+                tiles<ROWS>(output, n, count, q, &room.scale[first], logits.data(), N);
+            for (int64_t t = 0; t < count; t++) body(first + t, &logits[t * N]);
+        });
     }
 
     void project_memory(const Block* blocks, int64_t count) {
@@ -469,6 +477,30 @@ class Pass {
         }
     }
 };
+
+// Room for these tokens on their way through these blocks.
+Pass through(const Block* blocks, int64_t count, const Tokens& tokens, int threads) {
+    int64_t widest = tokens.width, heads = 0;
+    for (const Block* b = blocks; b < blocks + count; b++) {
+        widest = std::max({widest, b->self.query.out + b->self.key.out + b->self.value.out,
+                           b->expand.out + b->gate.out, b->cross.query.out});
+        heads = std::max({heads, b->self.output.in, b->cross.output.in});
+    }
+    return Pass(tokens, widest, heads, threads);
+}
+
+// Beams of a sentence, from `first` on, continue each other: what they list changes, and no slot.
+void reorder(const Cache& cache, const int64_t* rows, int64_t first, int64_t count,
+             std::vector<int32_t>& before) {
+    const int64_t length = cache.length[first];
+    int32_t* table = cache.table + first * cache.width;
+    before.resize(count * length);
+    for (int64_t n = 0; n < count; n++)
+        std::copy_n(table + n * cache.width, length, &before[n * length]);
+    for (int64_t n = 0; n < count; n++)
+        if (rows[n] != first + n)
+            std::copy_n(&before[(rows[n] - first) * length], length, table + n * cache.width);
+}
 
 }  // namespace
 
@@ -490,13 +522,9 @@ void linear(const Linear* given, float* x, int64_t rows, float* y, int threads) 
 // causal stack does no more than fill its cache.
 void run(const Block* blocks, int64_t count, const Tokens* tokens, const Norm* norm,
          const Linear* output, float* logits, int threads) {
-    int64_t widest = tokens->width, heads = 0;
-    for (const Block* b = blocks; b < blocks + count; b++) {
-        widest = std::max({widest, b->self.query.out + b->self.key.out + b->self.value.out,
-                           b->expand.out + b->gate.out, b->cross.query.out});
-        heads = std::max({heads, b->self.output.in, b->cross.output.in});
-    }
-    Pass(*tokens, widest, heads, threads).run(blocks, count, *norm, output, logits);
+    Pass pass = through(blocks, count, *tokens, threads);
+    pass.run(blocks, count, *norm, output);
+    if (output) pass.multiply({output}, logits, output->out);
 }
 
 // Fills a cache with the keys and values that cross-attention reads of these vectors.
@@ -505,45 +533,59 @@ void project_memory(const Block* blocks, int64_t count, const Tokens* tokens, in
     Pass(*tokens, std::max(tokens->width, kv), 0, threads).project_memory(blocks, count);
 }
 
-// log Σ_n e^x_rn of every row.
-void log_sums(const float* x, int64_t rows, int64_t width, float* sums, int threads) {
-    Team(threads).each(rows, width * 2, [&](int64_t r) {
-        const float* row = x + r * width;
-        Floats high = all(-INFINITY), total = all(0.0f);
-        sweep(width, [&](int64_t i, int64_t left) {
-            high = larger(keep(load(row + i, left), left, -INFINITY), high);
-        });
-        const float largest = most(high);
-        const Floats by = all(largest > -INFINITY ? largest : 0.0f);
-        sweep(width, [&](int64_t i, int64_t left) {
-            const Floats d = keep(load(row + i, left) - by, left, -INFINITY);
-            total = total + where_less(d, all(-87.0f), all(0.0f), exponential(d));
-        });
-        sums[r] = largest + float(std::log(double(sum(total))));
+// log p of the best tokens of every row at step t; logits of banned ones may be overwritten.
+void best_tokens(float* logits, int64_t rows, int64_t width, const Rule* rule, int64_t each, int64_t t,
+                 int64_t count, float* values, int64_t* tokens, int threads) {
+    Team(threads).each(rows, width, [&](int64_t r) {
+        const bool early = rule->least && t < rule->least[r / each];
+        best(logits + r * width, width, *rule, early, count, values + r * count, tokens + r * count);
     });
 }
 
-// The `count` largest of each row, largest first, and of equals the first.
-void largest(const float* x, int64_t rows, int64_t width, int64_t count, float* values,
-             int64_t* indices, int threads) {
-    Team(threads).each(rows, width / 4, [&](int64_t r) {
-        const float* row = x + r * width;
-        float* value = values + r * count;
-        int64_t *index = indices + r * count, have = 0;
-        for (int64_t n = 0; n < width; n++) {
-            if (have == count) {
-                while (n + 16 <= width && !any_larger(load(row + n), value[count - 1])) n += 16;
-                while (n < width && !(row[n] > value[count - 1])) n++;
-                if (n == width) return;
+// Steps of model and search, until all sentences are over or there are no more slots for what the
+// rows of the others read. `slots` are free ones of the cache, whose table has room for all of them;
+// gives how many were taken, and the search's t says how many steps.
+int64_t advance(const Block* blocks, int64_t count, const Tokens* given, const Norm* norm,
+                const Linear* output, Search* search, int64_t steps, const int32_t* slots,
+                int threads) {
+    Search& s = *search;
+    Tokens tokens = *given;
+    Cache& cache = tokens.cache;
+    const int64_t W = s.beams ? s.beams->W : 1, w = s.t ? W : 1;
+    const int64_t k = s.beams ? std::min(2 * W, output->out) : 1;
+    std::vector<int64_t> sentence, row, position, id, token;
+    std::vector<int32_t> table;
+    std::vector<float> value;
+    int64_t used = 0;
+    for (int64_t step = 0; step < steps; step++, s.t++) {
+        sentence.clear(), row.clear(), position.clear(), id.clear();
+        for (int64_t b = 0; b < s.sentences; b++) {
+            if (s.over[b]) continue;
+            sentence.push_back(b);
+            if (step && s.beams) reorder(cache, s.rows + b * w, b * w, w, table);
+            for (int64_t r = b * w; r < (b + 1) * w; r++) {
+                const int64_t place = cache.length[r]++;
+                cache.table[r * cache.width + place] = slots[used++];
+                row.push_back(r), position.push_back(place), id.push_back(s.last[r]);
             }
-            int64_t at = have < count ? have++ : count - 1;
-            for (; at > 0 && row[n] > value[at - 1]; at--) {
-                value[at] = value[at - 1];
-                index[at] = index[at - 1];
-            }
-            value[at] = row[n];
-            index[at] = n;
         }
-    });
+        if (sentence.empty()) break;
+        tokens.count = int64_t(row.size());
+        tokens.sequence = row.data(), tokens.position = position.data();
+        tokens.embedding.id = id.data();
+        value.resize(row.size() * k), token.resize(row.size() * k);
+        Pass pass = through(blocks, count, tokens, threads);
+        pass.run(blocks, count, *norm, true);
+        pass.choose(*output, [&](int64_t n, float* logits) {
+            const bool early = s.rule.least && s.t < s.rule.least[row[n] / w];
+            best(logits, output->out, s.rule, early, k, &value[n * k], &token[n * k]);
+        });
+        for (int64_t n = 0; n < int64_t(sentence.size()); n++)
+            if (s.beams)
+                extend(s, sentence[n], w, k, &value[n * w * k], &token[n * w * k]);
+            else
+                follow(s, sentence[n], value[n], token[n]);
+    }
+    return used;
 }
 }

@@ -32,7 +32,7 @@ from regard.data.cache import default_cache
 from regard.data.problems import reason
 
 SOURCE = Path(__file__).with_name("kernels.cpp")
-HEADERS = (SOURCE.with_name("pool.h"), SOURCE.with_name("simd.h"))
+HEADERS = tuple(map(SOURCE.with_name, ("pool.h", "search.h", "simd.h")))
 # What a CPU must have, as Linux calls it.
 ISAS = {
     "avx512_vnni": ("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni", "fma", "f16c"),
@@ -47,7 +47,7 @@ PATIENCE = 600
 _int, _float, _pointer = ctypes.c_int64, ctypes.c_double, ctypes.c_void_p
 
 
-# The structures of kernels.cpp, where their fields are explained.
+# The structures of kernels.cpp and search.h, where their fields are explained.
 
 
 class Told(ctypes.Structure):
@@ -109,6 +109,31 @@ class Tokens(Told):
         (Embedding, "embedding"),
         (Rotary, "rotary"),
         (Cache, "cache memory"),
+    )
+
+
+class Rule(Told):
+    _fields_ = _fields((_int, "end renormalize count"), (_pointer, "banned most least"))
+
+
+class Beams(Told):
+    _fields_ = _fields(
+        (_int, "width kept columns"),
+        (_pointer, "penalty largest open parents tokens gains scores ends lengths slots cut"),
+    )
+
+
+class Paths(Told):
+    _fields_ = _fields((_int, "columns"), (_pointer, "sentence tokens scores"))
+
+
+class Search(Told):
+    _fields_ = _fields(
+        (_int, "sentences t"),
+        (Rule, "rule"),
+        (ctypes.POINTER(Beams), "beams"),
+        (ctypes.POINTER(Paths), "paths"),
+        (_pointer, "last rows over"),
     )
 
 
@@ -191,15 +216,17 @@ def _flags(isa: str) -> list[str]:
 
 
 def _declared(kernels: ctypes.CDLL) -> ctypes.CDLL:
-    kinds = (Linear, Norm, Attention, Block, Tokens)
-    linear, norm, attention, block, tokens = map(ctypes.POINTER, kinds)
+    kinds = (Linear, Norm, Attention, Block, Tokens, Rule, Search)
+    linear, norm, attention, block, tokens, rule, search = map(ctypes.POINTER, kinds)
     threads = ctypes.c_int
     kernels.slot_width.argtypes, kernels.slot_width.restype = (attention,), _int
     kernels.linear.argtypes = (linear, _pointer, _int, _pointer, threads)
     kernels.run.argtypes = (block, _int, tokens, norm, linear, _pointer, threads)
     kernels.project_memory.argtypes = (block, _int, tokens, threads)
-    kernels.log_sums.argtypes = (_pointer, _int, _int, _pointer, threads)
-    kernels.largest.argtypes = (_pointer, *(_int,) * 3, _pointer, _pointer, threads)
+    row = (_int, _int, _int, _pointer, _pointer)
+    kernels.best_tokens.argtypes = (_pointer, _int, _int, rule, *row, threads)
+    kernels.advance.restype = _int
+    kernels.advance.argtypes = (block, _int, tokens, norm, linear, search, _int, _pointer, threads)
     return kernels
 
 

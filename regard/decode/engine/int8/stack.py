@@ -42,15 +42,12 @@ class Embedder:
         self.learned = cast(Learned, part.position).table.detach() if kind is Learned else None
         self._sines = torch.empty(0)
 
-    def embed(self, ids: Int[Tensor, "T"], at: Places, x: Tensor | None = None) -> Vectors:
-        ids, longest = ids.long().contiguous(), at.longest
-        # Without signs, negative ones are the largest.
-        inside = int(ids.numpy().view(np.uint64).max(initial=0)) < len(self.table)
-        if not (self.known and inside and (self.learned is None or longest <= len(self.learned))):
-            # The modules say what is wrong with tokens or positions that do not exist.
-            return Vectors(
-                self.part(ids[None], torch.from_numpy(at.position)[None])[0].contiguous()
-            )
+    def reaches(self, longest: int) -> bool:
+        """Whether the kernels know the vectors of so many positions."""
+        return self.known and (self.learned is None or longest <= len(self.learned))
+
+    def embedding(self, ids: Int[Tensor, "T"] | None, longest: int) -> native.Embedding:
+        """The struct that the kernels receive."""
         places = self.learned
         if isinstance(self.part.position, Sinusoidal):
             places = self._sines
@@ -60,7 +57,18 @@ class Embedder:
         addresses = map(native.address, (ids, self.table, places))
         embedding = native.Embedding(*addresses, self.part.scale)
         embedding.held = ids, places
-        return Vectors(x, embedding)
+        return embedding
+
+    def embed(self, ids: Int[Tensor, "T"], at: Places, x: Tensor | None = None) -> Vectors:
+        ids, longest = ids.long().contiguous(), at.longest
+        # Without signs, negative ones are the largest.
+        inside = int(ids.numpy().view(np.uint64).max(initial=0)) < len(self.table)
+        if not (inside and self.reaches(longest)):
+            # The modules say what is wrong with tokens or positions that do not exist.
+            return Vectors(
+                self.part(ids[None], torch.from_numpy(at.position)[None])[0].contiguous()
+            )
+        return Vectors(x, self.embedding(ids, longest))
 
 
 class Blocks:
@@ -94,11 +102,28 @@ class Blocks:
     ) -> None:
         """All blocks; without logits, a causal stack does no more than fill its cache."""
         tokens = self._tokens(vectors, at, cache, memory, causal)
-        if self.rotary is not None:
-            halves, table = self.rotary.layout == "halves", self._rotated(at.longest)
-            tokens.rotary = native.Rotary(table.data_ptr(), self.rotary.width // 2, halves)
+        tokens.rotary = self._rotary(at.longest)
         arguments = (self.array, len(self.array), tokens, self.norm, output, native.address(logits))
         kernels().run(*arguments, torch.get_num_threads())
+
+    def advance(
+        self,
+        embedder: Embedder,
+        cache: Cache,
+        memory: Cache | None,
+        output: native.Linear,
+        search: native.Search,
+        steps: int,
+    ) -> None:
+        """So many steps of a search, or fewer where all its sentences are over."""
+        slots, longest = cache.ahead(steps), cache.table.shape[1]
+        none = np.zeros(0, np.int64)
+        vectors = Vectors(None, embedder.embedding(None, longest))
+        tokens = self._tokens(vectors, Places(none, none), cache, memory, True)
+        tokens.rotary = self._rotary(longest)
+        model = (self.array, len(self.array), tokens, self.norm, output)
+        taking = (search, steps, slots.ctypes.data, torch.get_num_threads())
+        cache.used(kernels().advance(*model, *taking))
 
     def project_memory(self, x: Float[Tensor, "T D"], at: Places, memory: Cache) -> None:
         """Fills a cache with what cross-attention reads of encoded tokens."""
@@ -114,6 +139,12 @@ class Blocks:
             *(vectors.embedding, native.Rotary(), cache.address()),
             native.Cache() if memory is None else memory.address(),
         )
+
+    def _rotary(self, length: int) -> native.Rotary:
+        if self.rotary is None:
+            return native.Rotary()
+        halves, table = self.rotary.layout == "halves", self._rotated(length)
+        return native.Rotary(table.data_ptr(), self.rotary.width // 2, halves)
 
     def _rotated(self, length: int) -> Float[Tensor, "L 2 pairs"]:
         """cos and sin of at least so many positions."""
