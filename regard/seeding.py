@@ -2,6 +2,7 @@
 
 with seeded(combined(seed, step)):      torch's own generator, inside
 rng(seed, epoch)                        a generator of numpy's
+uniform(places, seed, step)             a number from 0 to 1 for each place, by itself
 """
 
 import hashlib
@@ -10,6 +11,7 @@ from contextlib import contextmanager
 
 import numpy as np
 import torch
+from jaxtyping import Float64, UInt64
 
 
 @contextmanager
@@ -35,3 +37,15 @@ def rng(*numbers: int) -> np.random.Generator:
     if min(numbers) < 0:
         raise ValueError(f"seed and counters {numbers} must be 0 or more")
     return np.random.Generator(np.random.PCG64(np.random.SeedSequence(numbers)))
+
+
+def uniform(places: UInt64[np.ndarray, "n"], *numbers: int) -> Float64[np.ndarray, "n"]:
+    """A number from [0, 1) for each place, whatever others are asked for with it.
+
+    Made by the finalizer of SplitMix64 (Steele et al. 2014), which scatters neighbouring places.
+    """
+    x = places * np.uint64(0x9E3779B97F4A7C15) + np.uint64(combined(*numbers))
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    x ^= x >> np.uint64(31)
+    return (x >> np.uint64(11)) * 2.0**-53

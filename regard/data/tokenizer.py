@@ -197,6 +197,16 @@ class Tokenizer:
             return [name.replace(" ", "▁") for name in names]
         return [name if name in self._named else _readable(name) for name in names]
 
+    @property
+    def merges(self) -> list[tuple[tuple[int, int], int]]:
+        """Byte-pair encoding: two tokens, and the one they are merged to. Other kinds have none."""
+        ids = self.inner.get_vocab(with_added_tokens=True)
+        pairs = (
+            pair.split(" ") if isinstance(pair, str) else pair
+            for pair in self._description["model"].get("merges", ())
+        )
+        return [((ids[left], ids[right]), ids[left + right]) for left, right in pairs]
+
     def __getstate__(self) -> dict[str, Any]:
         roles = {"pad": self.pad, "start": self.start, "end": self.end, "unknown": self.unknown}
         return {"file": self.to_bytes(), **roles}

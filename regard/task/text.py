@@ -29,6 +29,7 @@ from regard.data.batch import (
     packed_batch,
     plan,
 )
+from regard.data.merges import Merges, grown
 from regard.data.tokenizer import AnyTokenizer, files
 from regard.model.transformer import TextSource, Transformer, TransformerConfig, TransformerShape
 from regard.seeding import seeded
@@ -117,6 +118,7 @@ class Transduction:
         about: About,
         notes: Sequence[str] = (),
         r_drop: float = 0.0,
+        bpe_dropout: float = 0.0,
     ):
         self.model, self.score, self.r_drop = model, score, r_drop
         self.tokenizers, self.examples, self.held_out = tokenizers, examples, list(held_out)
@@ -124,6 +126,12 @@ class Transduction:
         self.notes = list(notes)
         """What the user should know of the data, one line each."""
         self._about = about
+        self.bpe_dropout = bpe_dropout
+        self._merges: list[Merges] = []
+        if bpe_dropout:
+            source, target = tokenizers
+            first = Merges(source)
+            self._merges = [first, first if target is source else Merges(target)]
 
     def plan(self, epoch: int) -> list[np.ndarray]:
         lengths = self.examples.lengths
@@ -133,16 +141,23 @@ class Transduction:
         lengths = self.examples.lengths
 
         def size(indices: np.ndarray) -> Sizes:
-            source, target = lengths[indices].T
-            return Sizes(len(indices), (Side.of(source, 1), Side.of(target, 1)))
+            sides = (Side.of(side, 1) for side in lengths[indices].T)
+            if self.bpe_dropout:
+                sides = (Side(*(grown(n, self.bpe_dropout) for n in side)) for side in sides)
+            return Sizes(len(indices), tuple(sides))
 
         return capacity(map(size, batches))
 
     def batch(self, indices: np.ndarray, step: int) -> Batch:
-        return self._batch(self.examples, indices)
+        sides = [self.examples.packed(indices, side) for side in (0, 1)]
+        for side, merges in enumerate(self._merges):
+            seeds = self.training.seed, step, side
+            sides[side] = merges.split(
+                sides[side], self.bpe_dropout, self.search.length, indices, *seeds
+            )
+        return self._packed(*sides)
 
-    def _batch(self, examples: Examples, indices: np.ndarray) -> Batch:
-        source, target = (examples.packed(indices, side) for side in (0, 1))
+    def _packed(self, source: EndToEnd, target: EndToEnd) -> Batch:
         start, end = self.search.start, self.search.end
         return packed_batch(source, target, start, end, source_end=end)
 
@@ -166,7 +181,7 @@ class Transduction:
         pairs = Listed(self.held_out, *self.tokenizers)
         total, count = 0.0, 0
         for indices in plan(pairs.lengths, self.training.batch, 0, 0):
-            batch = self._batch(pairs, indices)
+            batch = self._packed(pairs.packed(indices, 0), pairs.packed(indices, 1))
             loss, tokens = transduction_loss(model, batch.to(model.output.weight.device), 0.0)
             total, count = total + float(loss), count + int(tokens)
         return math.exp(min(total / count, 700.0))

@@ -137,6 +137,9 @@ class Config:
     r_drop: float = 0.0
     """R-Drop: weight of the divergence between two passes with different dropout, such as 5. It
     regularises small data sets, and each step computes twice as much."""
+    bpe_dropout: float = 0.0
+    """Subword regularisation: the probability with which a token of the training data is split into
+    the two that it was merged from, anew at each step, such as 0.1 (cf. BPE-dropout)."""
     model: TransformerShape = field(default_factory=_tiny)
     """The model's shape."""
     training: TrainingConfig = field(default_factory=_short)
@@ -148,6 +151,8 @@ class Config:
                 raise ValueError(f"{name} ({getattr(self, name)}) must be 1 or more")
         if not 0 <= self.r_drop < math.inf:
             raise ValueError(f"r_drop ({self.r_drop}) must be 0 (none) or more; try 5")
+        if not 0 <= self.bpe_dropout <= 0.5:
+            raise ValueError(f"bpe_dropout ({self.bpe_dropout}) must be from 0 to 0.5; try 0.1")
         check_start(self.start, self.tokenizer)
 
 
@@ -278,6 +283,7 @@ class Translation(Transduction):
             about=TASK.about(config, counts),
             notes=notes,
             r_drop=config.r_drop,
+            bpe_dropout=config.bpe_dropout,
         )
         self._split_off = [] if _valid(config) else held
 

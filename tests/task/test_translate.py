@@ -13,6 +13,7 @@ import torch
 
 from regard import checkpoint
 from regard.config import from_json, to_json
+from regard.data.batch import Batch
 from regard.data.tokenizer import Tokenizer
 from regard.model.transformer import Transformer
 from regard.task import translate
@@ -20,7 +21,7 @@ from regard.task.load import load
 from regard.task.search import SearchSettings, search
 from regard.task.settings import check_texts
 from regard.task.text import build_transformer
-from regard.task.translate import Config, build
+from regard.task.translate import Config, Translation, build
 from regard.task.translator import Translator
 from regard.train.fit import fit
 from tests.task.samples import SHAPE, TRAINING, backwards, lines, sentences, trained
@@ -331,6 +332,36 @@ def test_r_drop_adds_the_divergence_of_two_passes(config: Config) -> None:
     torch.testing.assert_close(noisy.loss(batch)[0], none.loss(batch)[0])
     with pytest.raises(ValueError, match=r"r_drop \(-1.0\) must be 0"):
         replace(config, r_drop=-1.0)
+
+
+@pytest.mark.parametrize("words", ["joint", "separate"])
+def test_bpe_dropout_splits_tokens_anew_at_each_step(config: Config, words: str) -> None:
+    changed = replace(config, words=words, vocabulary=300, longest=200)
+    changed = replace(changed, model=replace(SHAPE, share="none"))
+    plain, task = build(changed), build(replace(changed, bpe_dropout=0.3))
+    indices = plain.plan(0)[0]
+    wanted, seen = _texts(plain, plain.batch(indices, 0)), set()
+    for step in range(3):
+        batch = task.batch(indices, step)
+        assert _texts(task, batch) == wanted
+        assert batch.fill(task.capacity([indices])) is not None
+        seen.add((batch.source.numel(), batch.target.numel()))
+        torch.testing.assert_close(batch.source, task.batch(indices, step).source)
+    assert len(seen) == 3
+    # What is judged is tokenized as ever.
+    assert task.evaluate(task.model.eval()) == plain.evaluate(plain.model.eval())
+    with pytest.raises(ValueError, match=r"bpe_dropout \(0.6\) must be from 0 to 0.5"):
+        replace(config, bpe_dropout=0.6)
+
+
+def _texts(task: Translation, batch: Batch) -> list[tuple[str, ...]]:
+    sides = ((batch.source, batch.source_lengths), (batch.target, batch.target_lengths))
+    texts = []
+    for tokenizer, (ids, lengths) in zip(task.tokenizers, sides):
+        assert lengths is not None
+        parts = ids[0].split(lengths.lengths.tolist())
+        texts.append([tokenizer.decode(part.tolist()) for part in parts])
+    return list(zip(*texts))
 
 
 @pytest.mark.usefixtures("unchecked")
