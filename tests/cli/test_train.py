@@ -176,7 +176,7 @@ def test_an_interrupted_demonstration_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = dates.preset("tiny")
-    small = replace(config, examples=200, judged=400)
+    small = replace(config, languages=demo.SHOWN, examples=200, judged=100)
     small = replace(small, training=replace(config.training, steps=3, tensorboard=False))
     monkeypatch.setattr(dates, "preset", lambda size: small)
     run = tmp_path / "run"
@@ -210,12 +210,12 @@ def test_the_dates_demonstration(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = dates.preset("tiny")
-    small = replace(config, examples=200, judged=400)
+    small = replace(config, languages=demo.SHOWN, examples=200, judged=100)
     small = replace(small, training=replace(config.training, steps=2, tensorboard=False))
     monkeypatch.setattr(dates, "preset", lambda size: small)
     demo.demo("dates", tmp_path / "run")
     shown = capsys.readouterr().out
-    assert "Exact match on 400 other held-out dates:" in shown
+    assert "Exact match on 100 other held-out dates:" in shown
     assert shown.count("Where head") == 2
     demo.demo("dates", tmp_path / "run")
     assert "was trained before" in capsys.readouterr().out
