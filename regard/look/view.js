@@ -376,7 +376,7 @@ export function mount(root, view, options = {}) {
           el("th", { scope: "col", class: "n", "aria-sort": key === order ? (key === "entropy" ? "ascending" : "descending") : null }, el("button", { type: "button", class: "sort", title, onclick: () => set({ order: key }) }, name, key === order ? " ↓" : ""))))),
         el("tbody", {}, heads.slice(0, 16).map((one) =>
           el("tr", { class: one.n === layer && one.h === head ? "chosen" : null },
-            el("th", { scope: "row" }, el("button", { type: "button", class: "link", "aria-label": `layer ${one.n + 1}, head ${one.h + 1}`, title: `layer ${one.n + 1}, head ${one.h + 1}`, onclick: () => set({ layer: one.n, head: one.h, map: map.name }) }, `L${one.n + 1} H${one.h + 1}`)),
+            el("th", { scope: "row" }, el("button", { type: "button", class: "link", title: `layer ${one.n + 1}, head ${one.h + 1}`, onclick: () => set({ layer: one.n, head: one.h, map: map.name }) }, `L${one.n + 1} H${one.h + 1}`)),
             keys.map(([key]) => el("td", { class: "n" }, key === order ? meter(Math.abs(one[key]) / most[key], one[key] < 0) : null, figure(one[key], 3)))))))));
   }
 

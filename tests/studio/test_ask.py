@@ -46,6 +46,8 @@ def test_masks_are_composed(said: Any, text: str | None, drawn: list[str]) -> No
         ("translate", {"run": "../x", "text": "a"}, "is unknown; there are none"),
         ("translate", {"run": "x", "text": " "}, "must have a word in it"),
         ("translate", {"run": "x", "text": "a" * 3000}, "at most 2,000"),
+        ("text", {"run": "x", "text": "a" * 100_001}, "at most 100,000"),
+        ("text", {"run": "x", "text": "a"}, "is unknown; there are none"),
         ("architecture", {"model": "/etc"}, "is unknown; there are none"),
         ("cost", {"models": ["base"] * 9, "length": 4}, "at most 8"),
         ("training", {"runs": []}, "must be an object"),

@@ -26,15 +26,29 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="session")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """Three small models: dates, digits, and strips of digits."""
+    """Five small models: dates, digits, strips of digits, a text, and texts in two classes."""
     place = tmp_path_factory.mktemp("runs")
-    trained = (("dates", "dates", 450), ("classify", "digits", 150), ("read", "strips", 60))
-    for task, name, steps in trained:
-        words = ["train", task, str(place / name), "--training.steps", str(steps)]
+    actors, places = ("dog", "cat", "man", "child"), ("beach", "street", "grass", "hill")
+    lines = [f"The {who} runs on the {where}." for who in actors for where in places]
+    text, texts = place / "text.txt", place / "texts.tsv"
+    text.write_text("\n".join(lines * 40), encoding="utf-8")
+    labelled = [
+        f"{'animal' if line.split()[1] in actors[:2] else 'human'}\t{line}" for line in lines
+    ]
+    texts.write_text("\n".join(labelled * 10), encoding="utf-8")
+    trained: tuple[tuple[str, str, int, list[str]], ...] = (
+        ("dates", "dates", 450, []),
+        ("classify", "digits", 150, []),
+        ("read", "strips", 60, []),
+        ("language", "text", 60, ["--text", str(text), "--cache", str(place / "cache")]),
+        ("label", "texts", 40, ["--texts", str(texts), "--valid", str(texts)]),
+    )
+    for task, name, steps, more in trained:
+        words = ["train", task, str(place / name), "--training.steps", str(steps), *more]
         command = [sys.executable, "-m", "regard", *words, "--training.evaluate-every", str(steps)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=900)
         assert done.returncode == 0, done.stderr
-    return [place / "dates", place / "digits", place / "strips"]
+    return [place / name for _, name, _, _ in trained]
 
 
 @pytest.fixture(scope="session")
@@ -290,9 +304,14 @@ def test_the_course_runs_answers_and_mistakes(toys: Server, open_page: Open) -> 
 
 
 def test_without_a_run_the_command_is_offered(toys: Server, open_page: Open) -> None:
-    for name, command in (("translate", "dates"), ("vision", "digits"), ("read", "read")):
+    for name, command in (
+        ("translate", "demo dates"),
+        ("vision", "demo digits"),
+        ("read", "demo read"),
+        ("text", "train language"),
+    ):
         page = open_page(toys, name)
-        assert f"regard demo {command}" in page.inner_text("main")
+        assert f"regard {command}" in page.inner_text("main")
 
 
 def test_the_best_head_off_changes_the_output(studio: Server, open_page: Open) -> None:
@@ -321,9 +340,9 @@ def test_the_best_head_off_changes_the_output(studio: Server, open_page: Open) -
 
 
 def log_p(page: Any) -> float:
-    found = re.search(r"log p (\S+)", page.inner_text(".before"))
+    found = re.search(r"log p (?:of the text )?(\S+)", page.inner_text(".before"))
     assert found
-    return float(found[1].rstrip(",;").replace("−", "-"))
+    return float(found[1].rstrip(",;.").replace("−", "-"))
 
 
 def test_words_are_hidden_and_forced(studio: Server, open_page: Open) -> None:
@@ -374,6 +393,64 @@ def test_a_real_head_by_hand_has_the_models_weights(
     shown = [[float(x.replace("−", "-")) for x in row] for row in cells(page, "weights")]
     for row, numbers in zip(shown, expected, strict=True):
         assert row == pytest.approx(numbers, abs=6e-4)
+
+
+def test_a_language_model_answers_again(studio: Server, open_page: Open) -> None:
+    page = open_page(studio, "text?run=text&text=The+dog+runs+on+the")
+    settled(page)
+    before, likely = fact(page, "output"), log_p(page)
+    assert page.inner_text("[data-key='next-0']") in ("beach", "street", "grass", "hill")
+    for place in range(3):  # nobody may attend to the start, nor to what follows it
+        page.click(f"[data-key='word-{place}']")
+        settled(page)
+    assert "hidden=0%2C1%2C2" in page.url
+    assert log_p(page) != likely
+    page.click("text=Undo all")
+    settled(page)
+    for head in range(4):
+        page.click(f"[data-key='head-3-{head}']")
+        page.click("[data-key=head-off]")
+        settled(page)
+    assert log_p(page) != likely
+    address, changed = page.url, (fact(page, "output"), log_p(page))
+    page.reload()
+    page.wait_for_selector("[data-fact=output]")
+    settled(page)
+    assert (page.url, (fact(page, "output"), log_p(page))) == (address, changed)
+    page.click("text=Undo all")
+    settled(page)
+    assert (fact(page, "output"), log_p(page)) == (before, likely)
+    word = page.inner_text("[data-key='next-0']")
+    page.click("[data-key='next-0']")
+    settled(page)
+    assert page.input_value("[data-key=text]") == f"The dog runs on the {word}"
+
+
+def test_a_texts_label_and_what_its_words_do(studio: Server, open_page: Open) -> None:
+    page = open_page(studio, "text?run=texts&text=The+dog+runs+on+the+beach.")
+    settled(page)
+    assert fact(page, "output") == "animal"
+    page.click("[data-key=effects]")
+    page.wait_for_selector(".effect")
+    rows = page.eval_on_selector_all(
+        ".effect .bars tr", "rows => rows.map((row) => row.innerText.split('\\t'))"
+    )
+    assert rows[0][0] == "dog"  # the word that tells
+    before = page.inner_text(".bars")
+    page.click("[data-key='word-1']")
+    settled(page)
+    assert page.inner_text(".bars") != before
+    assert "Without changes: animal" in page.inner_text(".before")
+
+
+def test_a_language_models_head_by_hand_keeps_its_changes(studio: Server, open_page: Open) -> None:
+    page = open_page(studio, "text?run=text&text=The+dog+runs&hidden=2&layer=0&head=1")
+    settled(page)
+    page.click("[data-key=to-byhand]")
+    page.wait_for_selector("table[data-step=weights]")
+    weights = cells(page, "weights")
+    assert {row[2] for row in weights} == {"0.000"}
+    assert all(float(row[0]) > 0 for row in weights)
 
 
 TIMED = """

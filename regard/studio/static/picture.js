@@ -17,8 +17,7 @@ export async function showPictures(root, page, { title, about, question, kind, r
   let trouble = null;
   let busy = true;
   const board = { width: 0, height: 0, cells: [] };
-  const defaults = { ...DEFAULTS, run: ready[0].name };
-  const one = live(root, page, defaults, draw);
+  const one = live(root, page, DEFAULTS, draw, (state) => { state.run ||= ready[0].name; });
 
   const request = asker(question, (found, error, asked) => {
     busy = false;

@@ -15,7 +15,7 @@ export async function show(root) {
   let plain = null;
   let trouble = null;
   let busy = true;
-  const page = live(root, "text", { ...DEFAULTS, run: ready[0].name }, draw);
+  const page = live(root, "text", DEFAULTS, draw, (state) => { state.run ||= ready[0].name; });
   const key = (state) => JSON.stringify([state.run, state.text]);
   const edited = (state) => Boolean(state.off || state.beta || state.hidden);
 

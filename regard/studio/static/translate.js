@@ -17,7 +17,10 @@ export async function show(root) {
   let trouble = null;
   let busy = true;
   let detail = null;
-  const page = live(root, "translate", { ...DEFAULTS, run: ready[0].name, text: /date/.test(ready[0].name) ? DATES[0] : "A dog runs on the beach." }, draw);
+  const page = live(root, "translate", DEFAULTS, draw, (state) => {
+    state.run ||= ready[0].name;
+    state.text ||= reads(state.run) ? DATES[0] : "A dog runs on the beach.";
+  });
 
   const request = asker("translate", (found, error) => {
     busy = false;
@@ -43,6 +46,11 @@ export async function show(root) {
     page.render();
   });
 
+  /** Whether a run is of dates. */
+  function reads(name) {
+    return /date/.test(name) || ready.some((run) => run.name === name && run.task === "dates");
+  }
+
   const key = (state) => JSON.stringify([state.run, state.text, state.beams]);
   const edited = (state) => Boolean(state.off || state.beta || state.hidden || state.forced);
   const question = (state) => ({ run: state.run, text: state.text, beams: state.beams, ...changes(state) });
@@ -65,12 +73,11 @@ export async function show(root) {
 
   function draw(state) {
     const parts = [lead("Translate", ABOUT)];
-    const run = ready.find((one) => one.name === state.run);
     parts.push(card(null,
       el("div", { class: "columns" },
         text("text", "Source", state.text, (value) => change({ text: value, ...NONE, row: "" }, 250)),
         el("div", { class: "controls" }, chooser(ready, state, (delta) => change({ ...delta, ...NONE, map: "", layer: "", head: "", row: "" })), select("beams", "Beam size", String(state.beams), ["1", "2", "4", "8"].map((n) => [n, n === "1" ? "1, greedy" : n]), (beams) => change({ beams: Number(beams) })))),
-      run?.task === "dates" || /date/.test(state.run) ? el("p", { class: "words" }, DATES.map((date) => button(date, () => change({ text: date, ...NONE, row: "" }), { class: "mini" }))) : null,
+      reads(state.run) ? el("p", { class: "words" }, DATES.map((date) => button(date, () => change({ text: date, ...NONE, row: "" }), { class: "mini" }))) : null,
       trouble ? problem(trouble) : null,
       view ? outcome(state) : el("p", { class: "soft", "aria-busy": "true" }, "The model is being read …")));
     if (!view) return parts;

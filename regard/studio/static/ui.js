@@ -39,9 +39,13 @@ export function remember(page, state, defaults) {
   history.replaceState(null, "", `#${page}${text ? `?${text}` : ""}`);
 }
 
-/** A page that is drawn again whenever its state changes, with the focus where it was. */
-export function live(root, page, defaults, draw) {
+/**
+ * A page that is drawn again whenever its state changes, with the focus where it was. `begin` fills in
+ * what the address does not say and defaults cannot: which run, for example.
+ */
+export function live(root, page, defaults, draw, begin = () => {}) {
   const state = stateOf(defaults);
+  begin(state);
   let again = false;
   const set = (changes) => {
     Object.assign(state, changes);
