@@ -5,6 +5,7 @@ python -m regard.serve.worker FD     its settings are the first message
 It ends when it is told to, after everything is answered, or at once when nobody is there any more.
 """
 
+import gc
 import json
 import os
 import queue
@@ -76,6 +77,9 @@ class Worker:
             self.say({"failed": " ".join(str(error).split())})
             self._end()
             return
+        # Whatever is loaded stays: no search for garbage has to look at it again and again.
+        gc.collect()
+        gc.freeze()
         self.say({"ready": wire.plain(self.service.models())})
         threading.Thread(target=self._report, daemon=True).start()
         while True:

@@ -16,24 +16,19 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 
-from regard.decode.engine.session import Session
+from regard.decode.engine.session import Integers, Rolling, Session
 from regard.decode.search.beam import Beams, power
 from regard.decode.search.constraints import Constraints
 from regard.decode.search.greedy import Paths
 from regard.decode.search.hypothesis import Hypothesis
+from regard.decode.search.rolling import GREEDY, RollingBeams, RollingPaths, Sampling
 from regard.decode.search.sample import Sampled, uniforms
-from regard.service.rolling import (
-    GREEDY,
-    Integers,
-    Rolling,
-    RollingBeams,
-    RollingPaths,
-    Sampling,
-)
 
 ROWS = 256
 """Rows of a batch, at most: sentences times beams. More are slower for each, and not faster for
 all."""
+STEPS = 4
+"""Steps that an engine may take before it is asked who has finished, and who joins."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +67,8 @@ class Sentence:
     """Receives the tokens so far that can change no more, after every step."""
     index: int = 0
     """The number by which it draws."""
-    slot: int = field(default=-1, init=False)
+    place: int = field(default=-1, init=False)
+    """In the arrays of its search."""
 
 
 Opener: TypeAlias = Callable[..., Session]
@@ -142,7 +138,7 @@ class Batch:
 
     @torch.inference_mode()
     def step(self) -> None:
-        """One more token for every sentence; those that are finished, or given up, leave."""
+        """One more token for every sentence, or a few; who is finished, or given up, leaves."""
         for lane in self._lanes.values():
             lane.drop(lambda sentence: not sentence.wanted())
         self._lanes = {rules: lane for rules, lane in self._lanes.items() if lane.sentences}
@@ -158,12 +154,15 @@ class Batch:
         rows = np.concatenate([lane.rows for lane in lanes])
         if len(rows) != session.rows or (rows != np.arange(len(rows))).any():
             session.select(torch.from_numpy(rows))
-        logits = session.step(torch.from_numpy(np.concatenate([lane.last for lane in lanes])))
-        begin = 0
-        for lane in lanes:
-            count = len(lane.rows)
-            lane.extend(logits[begin : begin + count], session.best, begin)
-            begin += count
+        if len(lanes) == 1:
+            lanes[0].roll(session)
+        else:
+            last = np.concatenate([lane.last for lane in lanes])
+            logits, begin = session.step(torch.from_numpy(last)), 0
+            for lane in lanes:
+                count = len(lane.rows)
+                lane.extend(logits[begin : begin + count], session.best, begin)
+                begin += count
         self._lanes = {rules: lane for rules, lane in self._lanes.items() if lane.sentences}
         if not self._lanes:
             self._close()
@@ -216,13 +215,13 @@ class Lane:
     ) -> tuple[list[Sentence], Integers, Integers]:
         """The first step of these; gives those that go on, their tokens and their rows."""
         for sentence in sentences:
-            sentence.slot = self.search.add(sentence.most, sentence.index)
-        slots = np.array([sentence.slot for sentence in sentences])
+            sentence.place = self.search.add(sentence.most, sentence.index)
+        places = np.array([sentence.place for sentence in sentences])
         try:
-            tokens, rows = self.search.extend(slots, logits, best)
+            tokens, rows = self.search.extend(places, logits, best)
         except Exception:
             for sentence in sentences:
-                self.search.remove(sentence.slot)
+                self.search.remove(sentence.place)
             raise
         return self._finish(sentences, tokens, rows)
 
@@ -231,10 +230,19 @@ class Lane:
         self.last = np.concatenate((self.last, tokens))
         self.rows = np.concatenate((self.rows, rows))
 
+    def roll(self, session: Session) -> None:
+        """A few more tokens for all, who have all of the session's rows."""
+        steps = 1 if any(one.stream is not None for one in self.sentences) else STEPS
+        self._extended(*session.roll(self.search, self._places(), self.last, steps), 0)
+
     def extend(self, logits: torch.Tensor, best: Callable[..., Any], begin: int) -> None:
         """One more token for all; their rows begin at `begin` in the session."""
-        slots = np.array([sentence.slot for sentence in self.sentences])
-        tokens, rows = self.search.extend(slots, logits, best)
+        self._extended(*self.search.extend(self._places(), logits, best), begin)
+
+    def _places(self) -> Integers:
+        return np.array([sentence.place for sentence in self.sentences])
+
+    def _extended(self, tokens: Integers, rows: Integers, begin: int) -> None:
         self.sentences, self.last, rows = self._finish(self.sentences, tokens, rows)
         self.rows = begin + rows
 
@@ -242,16 +250,16 @@ class Lane:
         self, sentences: list[Sentence], tokens: Integers, rows: Integers
     ) -> tuple[list[Sentence], Integers, Integers]:
         """Answers those that have ended; what is left of all three."""
-        going = [not self.search.over(sentence.slot) for sentence in sentences]
+        going = [not self.search.over(sentence.place) for sentence in sentences]
         for sentence, goes_on in zip(sentences, going):
             if goes_on and sentence.stream is not None:
-                sentence.stream(self.search.settled(sentence.slot))
+                sentence.stream(self.search.settled(sentence.place))
             elif not goes_on:
                 try:
-                    sentence.answer(self.search.hypotheses(sentence.slot))
+                    sentence.answer(self.search.hypotheses(sentence.place))
                 except Exception as error:
                     sentence.fail(error)
-                self.search.remove(sentence.slot)
+                self.search.remove(sentence.place)
         if all(going):
             return sentences, tokens, rows
         kept = np.repeat(going, self.rules.beams)
@@ -264,7 +272,7 @@ class Lane:
             return
         for sentence, stays in zip(self.sentences, kept):
             if not stays:
-                self.search.remove(sentence.slot)
+                self.search.remove(sentence.place)
         self.sentences = [one for one, stays in zip(self.sentences, kept) if stays]
         rows = np.repeat(kept, self.rules.beams)
         self.last, self.rows = self.last[rows], self.rows[rows]

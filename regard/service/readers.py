@@ -10,6 +10,7 @@ import torch
 from regard.decode.engine.pick import open_session
 from regard.decode.engine.session import Session
 from regard.decode.search.hypothesis import Hypothesis
+from regard.decode.search.rolling import Sampling
 from regard.service.batch import Rules, Sentence
 from regard.service.images import check_image, pixels_of
 from regard.service.requests import (
@@ -21,7 +22,6 @@ from regard.service.requests import (
     Refused,
     TooLarge,
 )
-from regard.service.rolling import Sampling
 from regard.service.served import Job
 from regard.service.writers import Writer, lists, streaming
 from regard.task.search import open_reading

@@ -19,7 +19,7 @@ from regard.service.requests import (
 from regard.service.served import Job, Served
 from regard.task.search import SearchSettings, check_beams
 
-SOME = ROWS // 4
+SOME = ROWS // 2
 """Rows that are free when the next join a batch for which more wait than there is room for."""
 SWEEP = 0.25
 """Seconds between looks for who has left, or is late, among those who wait."""

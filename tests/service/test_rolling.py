@@ -15,10 +15,10 @@ from regard.decode.engine.session import Session
 from regard.decode.search.beam import beam, power
 from regard.decode.search.greedy import greedy
 from regard.decode.search.hypothesis import Hypothesis
+from regard.decode.search.rolling import Sampling
 from regard.decode.search.sample import sample
 from regard.service import batch as batching
 from regard.service.batch import Batch, Rules, Sentence
-from regard.service.rolling import Sampling
 
 N, START, END = 23, 1, 2
 

@@ -5,6 +5,7 @@
     session.select(rows)                 row r continues what row rows[r] has been
     session.join(other)                  rows of another session follow
     session.run(search)                  steps of both, until the search is over
+    session.roll(search, places, last)   a step of both, of sentences at steps of their own
 
 Rows may have different lengths. Logits belong to the caller: no later step overwrites them. A
 search is data and a pure function of logits (`Paths`, `Beams`), so that an engine can take several
@@ -13,16 +14,23 @@ of its steps at once; results do not depend on the engine.
 
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Protocol, runtime_checkable
+from typing import Protocol, TypeAlias, runtime_checkable
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
+from numpy.typing import NDArray
 from torch import Tensor
 
 from regard.attention.checks import integer_tensor, shown
 from regard.attention.sync import on_host
 from regard.decode.search.constraints import Constraints
+from regard.decode.search.hypothesis import Hypothesis
 from regard.decode.search.topk import Best, best
+
+Integers: TypeAlias = NDArray[np.int64]
+Chooser: TypeAlias = Callable[..., Best]
+"""A session's `best`."""
 
 
 @runtime_checkable
@@ -41,6 +49,33 @@ class Search(Protocol):
 
     def select(self, kept: Int[Tensor, "b"]) -> None:
         """Continues with these sentences alone."""
+
+
+@runtime_checkable
+class Rolling(Protocol):
+    """A search in which sentences join and leave at any step: see `search.rolling`."""
+
+    width: int
+    """Rows of a sentence after its first step, at which it has one."""
+
+    def add(self, most: int, index: int) -> int:
+        """A place for a sentence of at most so many tokens, which draws from (seed, index)."""
+
+    def remove(self, place: int) -> None: ...
+
+    def extend(
+        self, places: Integers, logits: Float[Tensor, "R N"], best: Chooser
+    ) -> tuple[Integers, Integers]:
+        """From logits of these sentences' rows, their next tokens, and the row that each continues.
+
+        A sentence's rows stand one after the other: one at its first step, then `width`.
+        """
+
+    def over(self, place: int) -> bool: ...
+
+    def hypotheses(self, place: int) -> list[Hypothesis]: ...
+
+    def settled(self, place: int) -> list[int]: ...
 
 
 @runtime_checkable
@@ -98,6 +133,16 @@ class Session:
             self.select(search.rows)
         search.extend(self.step(search.last), self.best)
 
+    def roll(
+        self, search: Rolling, places: Integers, last: Integers, steps: int = 1
+    ) -> tuple[Integers, Integers]:
+        """A step of model and search, for sentences that have all rows, after their first step; or
+        as many as `steps`, where the engine can take them at once.
+
+        `last` is what each row reads; gives what each reads next, and the row that it continues.
+        """
+        return search.extend(places, self.step(torch.from_numpy(last)), self.best)
+
     def close(self) -> None:
         """Frees what it holds."""
 
@@ -148,7 +193,7 @@ class Session:
                 )
         return rows
 
-    def _check(self, tokens: Tensor) -> None:
+    def _check(self, tokens: Tensor | Integers) -> None:
         if len(tokens) != self.rows:
             raise ValueError(
                 f"tokens of {len(tokens)} rows for a session of {self.rows}; select() them first"

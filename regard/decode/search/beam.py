@@ -129,6 +129,7 @@ class Beams:
     ):
         B, T = len(last), constraints.steps
         self.constraints, self.width, self.n_best, self.dtype = constraints, width, n_best, dtype
+        self.horizon = T + 1 if horizon is None else min(horizon, T + 1)
         self.coverage: Coverage | None = None
         self.sentences = list(range(B))
         self.found: list[list[Hypothesis]] = [[] for _ in range(B)]
@@ -144,7 +145,7 @@ class Beams:
         if horizon is None:
             self.largest = table.flip(1).cummax(1).values.flip(1)
         else:
-            ahead = min(horizon, T + 1)
+            ahead = self.horizon
             self.largest = F.pad(table, (0, ahead)).unfold(1, ahead + 1, 1).amax(-1)
 
     def begin(self) -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -11,7 +12,9 @@ from regard.decode.engine.int8.engine import Int8Engine, Int8Session
 from regard.decode.engine.int8.linear import int8
 from regard.decode.engine.session import Session
 from regard.decode.search.beam import beam, gnmt, power
+from regard.decode.search.constraints import Constraints
 from regard.decode.search.greedy import greedy
+from regard.decode.search.rolling import RollingBeams, RollingPaths
 from regard.decode.search.sample import sample
 from tests.decode.int8.samples import KINDS, N, kernels, made, source
 
@@ -177,6 +180,55 @@ def test_what_is_not_a_number_is_said_to_be() -> None:
             search(session, [[1]] * ROWS, end=END, max_length=4)
 
 
+@pytest.mark.parametrize("width", [1, 4])
+def test_sentences_that_join_and_leave(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At steps of their own, in a session whose rows others have had before."""
+    model = ready("rotary")
+    engine = Int8Engine(model)
+
+    def opened(skip: int, rows: int) -> Session:
+        return engine.open(model, *source(model, rows, skip))
+
+    def found(known: Callable[[Any], bool]) -> list[Any]:
+        monkeypatch.setattr(searches, "known", known)
+        rule = Constraints(1, N, end=END, max_length=40, banned=[0, 7])
+        search = RollingPaths(rule)
+        if width > 1:
+            search = RollingBeams(rule, width, 2, power(1.0), 40, 2)
+        results: list[Any] = []
+
+        def going(places: Any, tokens: Any, rows: Any) -> tuple[Any, Any, Any]:
+            """Those that are not over, of all three."""
+            stay = np.array([not search.over(place) for place in places.tolist()])
+            for place in places[~stay].tolist():
+                results.append(search.hypotheses(place))
+                search.remove(place)
+            kept = stay.repeat(width)
+            return places[stay], tokens[kept], rows[kept]
+
+        session = opened(40, 1)
+        session.step(session.begin([[1]]))
+        session.select(torch.zeros(0, dtype=torch.int64))
+        places = last = np.zeros(0, np.int64)
+        for step in range(60):
+            if step % 3 == 0 and step < 12:
+                joining = opened(step, 3)
+                more = np.array([search.add(most, 0) for most in (40, 9 + step, 5)])
+                logits = joining.step(joining.begin([[1]] * 3))
+                more, tokens, rows = going(more, *search.extend(more, logits, joining.best))
+                joining.select(torch.from_numpy(rows))
+                session.join(joining)
+                places, last = np.concatenate((places, more)), np.concatenate((last, tokens))
+            if len(places):
+                places, last, rows = going(places, *session.roll(search, places, last))
+                session.select(torch.from_numpy(rows))
+        assert len(results) == 12
+        return results
+
+    one, two = found(searches.known), found(lambda _: False)
+    assert one == two
+
+
 def test_a_session_goes_on_after_a_search() -> None:
     """What the kernels have listed in its tables is what steps would have listed."""
     model = ready()
@@ -186,7 +238,7 @@ def test_a_session_goes_on_after_a_search() -> None:
         session = engine.open(model, *source(model, ROWS))
         search = searches.Beams(
             session.begin(PROMPTS),
-            searches.Constraints(ROWS, N, end=END, max_length=30, min_length=30),
+            Constraints(ROWS, N, end=END, max_length=30, min_length=30),
             3,
             1,
             power(1.0),

@@ -4,8 +4,9 @@
 padding is computed, and every row has its own length.
 """
 
-from typing import cast
+from typing import Any, cast
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
@@ -19,7 +20,7 @@ from regard.decode.engine.int8.linear import Int8Linear
 from regard.decode.engine.int8.stack import Blocks, Embedder, Vectors, kernels
 from regard.decode.engine.int8.structure import unknown
 from regard.decode.engine.parts import Model, has_hooks, modules, target
-from regard.decode.engine.session import Search, Session
+from regard.decode.engine.session import Rolling, Search, Session
 from regard.decode.search import topk
 from regard.decode.search.constraints import Constraints
 from regard.model.embedding import Patches, Tokens
@@ -201,9 +202,26 @@ class Int8Session(Session):
         if search.rows is not None:
             self.select(search.rows)
         self._check(search.last)
-        struct = searches.begin(cast(searches.Known, search))
-        engine.decoder.advance(engine.tokens, self.cache, self.memory, engine.output, struct, steps)
-        cast(searches.Known, search).t = struct.t
+        cast(searches.Known, search).t += self._take(searches.of(cast(Any, search)), steps)
+
+    @torch.no_grad()
+    def roll(
+        self, search: Rolling, places: Integers, last: Integers, steps: int = 1
+    ) -> tuple[Integers, Integers]:
+        longest = int(self.cache.lengths.max(initial=0))
+        if not (searches.known(search) and self.engine.tokens.reaches(longest + steps)):
+            return super().roll(search, places, last)
+        self._check(last)
+        last, rows = last.copy(), np.arange(len(last))
+        struct = searches.of_rolling(cast(Any, search), places, last, rows, steps)
+        self._take(struct, steps)
+        return last, rows
+
+    def _take(self, search: native.Search, steps: int) -> int:
+        """So many steps in the kernels, or fewer where all sentences are over; how many."""
+        engine = self.engine
+        parts = (engine.tokens, self.cache, self.memory, engine.output)
+        return engine.decoder.advance(*parts, search, steps)
 
     def close(self) -> None:
         self.rows = 0

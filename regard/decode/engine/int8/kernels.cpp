@@ -542,34 +542,31 @@ void best_tokens(float* logits, int64_t rows, int64_t width, const Rule* rule, i
     });
 }
 
-// Steps of model and search, until all sentences are over or there are no more slots for what the
-// rows of the others read. `slots` are free ones of the cache, whose table has room for all of them;
-// gives how many were taken, and the search's t says how many steps.
+// Steps of model and search, until all sentences are over; gives how many were taken. `slots` are
+// free ones of the cache, whose table has room for all that is read.
 int64_t advance(const Block* blocks, int64_t count, const Tokens* given, const Norm* norm,
-                const Linear* output, Search* search, int64_t steps, const int32_t* slots,
-                int threads) {
-    Search& s = *search;
+                const Linear* output, const Search* search, int64_t steps, const int32_t* slots,
+                int64_t* used, int threads) {
+    const Search& s = *search;
     Tokens tokens = *given;
     Cache& cache = tokens.cache;
-    const int64_t W = s.beams ? s.beams->W : 1, w = s.t ? W : 1;
-    const int64_t k = s.beams ? std::min(2 * W, output->out) : 1;
+    const int64_t w = s.each, k = s.beams ? std::min(2 * s.beams->W, output->out) : 1;
     std::vector<int64_t> sentence, row, position, id, token;
     std::vector<int32_t> table;
     std::vector<float> value;
-    int64_t used = 0;
-    for (int64_t step = 0; step < steps; step++, s.t++) {
+    for (int64_t step = 0; step < steps; step++) {
         sentence.clear(), row.clear(), position.clear(), id.clear();
-        for (int64_t b = 0; b < s.sentences; b++) {
-            if (s.over[b]) continue;
-            sentence.push_back(b);
-            if (step && s.beams) reorder(cache, s.rows + b * w, b * w, w, table);
-            for (int64_t r = b * w; r < (b + 1) * w; r++) {
+        for (int64_t n = 0; n < s.sentences; n++) {
+            if (s.over[s.place ? s.place[n] : n]) continue;
+            sentence.push_back(n);
+            if (step && s.beams) reorder(cache, s.rows + n * w, n * w, w, table);
+            for (int64_t r = n * w; r < (n + 1) * w; r++) {
                 const int64_t place = cache.length[r]++;
-                cache.table[r * cache.width + place] = slots[used++];
+                cache.table[r * cache.width + place] = slots[(*used)++];
                 row.push_back(r), position.push_back(place), id.push_back(s.last[r]);
             }
         }
-        if (sentence.empty()) break;
+        if (sentence.empty()) return step;
         tokens.count = int64_t(row.size());
         tokens.sequence = row.data(), tokens.position = position.data();
         tokens.embedding.id = id.data();
@@ -577,15 +574,19 @@ int64_t advance(const Block* blocks, int64_t count, const Tokens* given, const N
         Pass pass = through(blocks, count, tokens, threads);
         pass.run(blocks, count, *norm, true);
         pass.choose(*output, [&](int64_t n, float* logits) {
-            const bool early = s.rule.least && s.t < s.rule.least[row[n] / w];
+            const int64_t of = row[n] / w, b = s.place ? s.place[of] : of;
+            const bool early = s.rule.least && s.t[b] < s.rule.least[b];
             best(logits, output->out, s.rule, early, k, &value[n * k], &token[n * k]);
         });
-        for (int64_t n = 0; n < int64_t(sentence.size()); n++)
+        for (int64_t n = 0; n < int64_t(sentence.size()); n++) {
+            const int64_t of = sentence[n], at = n * w * k;
             if (s.beams)
-                extend(s, sentence[n], w, k, &value[n * w * k], &token[n * w * k]);
+                extend(s, of, k, &value[at], &token[at]);
             else
-                follow(s, sentence[n], value[n], token[n]);
+                follow(s, of, value[at], token[at]);
+            s.t[s.place ? s.place[of] : of]++;
+        }
     }
-    return used;
+    return steps;
 }
 }

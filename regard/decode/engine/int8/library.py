@@ -118,8 +118,8 @@ class Rule(Told):
 
 class Beams(Told):
     _fields_ = _fields(
-        (_int, "width kept columns"),
-        (_pointer, "penalty largest open parents tokens gains scores ends lengths slots cut"),
+        (_int, "width kept columns horizon"),
+        (_pointer, "penalty open parents tokens gains scores ends lengths slots cut"),
     )
 
 
@@ -129,11 +129,12 @@ class Paths(Told):
 
 class Search(Told):
     _fields_ = _fields(
-        (_int, "sentences t"),
+        (_int, "sentences each"),
+        (_pointer, "place"),
         (Rule, "rule"),
         (ctypes.POINTER(Beams), "beams"),
         (ctypes.POINTER(Paths), "paths"),
-        (_pointer, "last rows over"),
+        (_pointer, "last rows t over"),
     )
 
 
@@ -226,7 +227,8 @@ def _declared(kernels: ctypes.CDLL) -> ctypes.CDLL:
     row = (_int, _int, _int, _pointer, _pointer)
     kernels.best_tokens.argtypes = (_pointer, _int, _int, rule, *row, threads)
     kernels.advance.restype = _int
-    kernels.advance.argtypes = (block, _int, tokens, norm, linear, search, _int, _pointer, threads)
+    taking = (search, _int, _pointer, ctypes.POINTER(_int), threads)
+    kernels.advance.argtypes = (block, _int, tokens, norm, linear, *taking)
     return kernels
 
 

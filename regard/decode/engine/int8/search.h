@@ -2,9 +2,9 @@
 //
 //     log p_n = logit_n - log Σ_m e^logit_m
 //
-// Their state is the tensors of search/beam.py and search/greedy.py, which are changed in place, and
-// what is found is the same to the last bit. Rows of a sentence stand one after the other. Sentences
-// that are over are passed over: nothing is computed for their rows, which need not be moved away.
+// Their state is the tensors of search/beam.py, greedy.py and rolling.py, which are changed in place,
+// and what is found is the same to the last bit. Rows of a sentence stand one after the other.
+// Sentences that are over are passed over: nothing is computed for their rows, wherever they stand.
 
 #pragma once
 
@@ -26,30 +26,33 @@ struct Rule {
 
 // Where beam search is: W open hypotheses of a sentence, and the best K that have finished.
 struct Beams {
-    int64_t W, K, columns;  // as many steps as there can be
-    const float *penalty, *largest;  // (columns + 2), (B, columns + 2)
-    float* open;                     // (B, W)
-    int64_t *parents, *tokens;       // (B, columns, W)
+    int64_t W, K, columns, horizon;
+    const float* penalty;       // of n tokens
+    float* open;                // (places, W)
+    int64_t *parents, *tokens;  // (places, columns, W)
     float* gains;
-    float *scores, *ends;  // (B, K)
+    float *scores, *ends;  // (places, K)
     int64_t *lengths, *slots;
     bool* cut;
 };
 
-// Where greedy search is, and which sentence each row is.
+// Where greedy search is.
 struct Paths {
     int64_t columns;
-    const int64_t* sentence;
-    int64_t* tokens;  // (sentences, columns)
+    const int64_t* sentence;  // of each place, or null: places themselves
+    int64_t* tokens;          // (sentences, columns)
     double* scores;
 };
 
+// Sentences are at steps of their own, and have `each` rows.
 struct Search {
-    int64_t sentences, t;
+    int64_t sentences, each;
+    const int64_t* place;  // where a sentence's state is; null: all of it in order
     Rule rule;
     const Beams* beams;  // or else
     const Paths* paths;
     int64_t *last, *rows;  // tokens to be read next, and the row that each continues
+    int64_t* t;            // of each place, as `over` is
     bool* over;
 };
 }
@@ -122,11 +125,10 @@ struct Finished {
     bool cut;
 };
 
-// `Beams.extend` for sentence b, from the k best tokens of each of its w rows.
-void extend(const Search& s, int64_t b, int64_t w, int64_t k, const float* gain,
-            const int64_t* token) {
+// `Beams.extend` for sentence n, from the k best tokens of each of its rows.
+void extend(const Search& s, int64_t n, int64_t k, const float* gain, const int64_t* token) {
     const Beams& beams = *s.beams;
-    const int64_t W = beams.W, K = beams.K, t = s.t, first = b * W;
+    const int64_t W = beams.W, K = beams.K, w = s.each, b = s.place ? s.place[n] : n, t = s.t[b];
     static thread_local std::vector<Candidate> all, going;
     static thread_local std::vector<Finished> finished;
     static thread_local std::vector<int64_t> taken;
@@ -139,7 +141,7 @@ void extend(const Search& s, int64_t b, int64_t w, int64_t k, const float* gain,
     // The best 2W of all, from rows that are sorted; of equals, the first.
     const auto head = [&](int64_t row) {
         const int64_t i = row * k + taken[row];
-        return Candidate{gain[i] + beams.open[first + row], gain[i], row, token[i]};
+        return Candidate{gain[i] + beams.open[b * W + row], gain[i], row, token[i]};
     };
     while (int64_t(all.size()) < std::min(2 * W, w * k)) {
         int64_t from = -1;
@@ -185,24 +187,30 @@ void extend(const Search& s, int64_t b, int64_t w, int64_t k, const float* gain,
     float high = -INFINITY;
     for (int64_t i = 0; i < W; i++) {
         const Candidate& one = going[i];
-        beams.open[first + i] = one.value;
+        beams.open[b * W + i] = one.value;
         beams.parents[past + i] = one.parent;
         beams.gains[past + i] = one.gain;
-        s.last[first + i] = beams.tokens[past + i] = one.token;
-        s.rows[first + i] = b * w + one.parent;
+        s.last[n * W + i] = beams.tokens[past + i] = one.token;
+        s.rows[n * W + i] = n * w + one.parent;
         high = std::max(high, one.value);
     }
-    const float future = high / beams.largest[b * (beams.columns + 2) + t + 2];
+    // The largest lp that is hoped for; none where no more tokens are allowed.
+    float lp = 0.0f;
+    const int64_t end = std::min(s.rule.most[b], t + 2 + beams.horizon);
+    for (int64_t m = t + 2; m <= end; m++) lp = std::max(lp, beams.penalty[m]);
+    const float future = high / lp;
     const float worst = beams.scores[b * K + K - 1];
     s.over[b] = full || worst >= future || (W == 1 && worst > -INFINITY);
 }
 
-// `Paths.extend` for row r, from its best token.
-void follow(const Search& s, int64_t r, float log, int64_t token) {
-    const int64_t at = s.paths->sentence[r] * s.paths->columns + s.t;
-    s.paths->tokens[at] = s.last[r] = token;
-    s.paths->scores[at] = double(log);
-    s.over[r] = token == s.rule.end || s.t + 1 >= s.rule.most[r];
+// `Paths.extend` for sentence n, from its best token.
+void follow(const Search& s, int64_t n, float log, int64_t token) {
+    const Paths& paths = *s.paths;
+    const int64_t b = s.place ? s.place[n] : n, t = s.t[b];
+    const int64_t at = (paths.sentence ? paths.sentence[b] : b) * paths.columns + t;
+    paths.tokens[at] = s.last[n] = token;
+    paths.scores[at] = double(log);
+    s.over[b] = token == s.rule.end || t + 1 >= s.rule.most[b];
 }
 
 }  // namespace

@@ -1,24 +1,28 @@
 """Searches as the kernels know them: their tensors, which `search.h` changes in place."""
 
 import ctypes
+from typing import Any
 
+import numpy as np
 import torch
-from torch import Tensor
 
 from regard.decode.engine.int8 import library as native
-from regard.decode.engine.session import Search
+from regard.decode.engine.session import Integers, Rolling, Search
 from regard.decode.search.beam import Beams
 from regard.decode.search.constraints import Constraints
 from regard.decode.search.greedy import Paths
+from regard.decode.search.rolling import RollingBeams, RollingPaths
 
 Known = Beams | Paths
 
 
-def known(search: Search) -> bool:
+def known(search: Search | Rolling) -> bool:
     """Whether the kernels take this search's steps: what is derived from one does more."""
     if type(search) is Beams:
         return search.coverage is None and search.dtype == torch.float32
-    return type(search) is Paths
+    if type(search) is RollingPaths:
+        return search.sampling.temperature == 0
+    return type(search) in (Paths, RollingBeams)
 
 
 def steps_left(search: Known, most: int) -> int:
@@ -27,48 +31,73 @@ def steps_left(search: Known, most: int) -> int:
     return 1 if first else min(most, search.constraints.steps - search.t)
 
 
-def rule(constraints: Constraints, t: int) -> native.Rule:
-    early = constraints.early and t < constraints.early
-    least = constraints.least if early else None
-    tensors = (constraints._banned, constraints.most, least)
-    struct = native.Rule(
-        constraints.end,
-        constraints.renormalize,
-        len(constraints.banned),
-        *map(native.address, tensors),
-    )
-    struct.held = tensors
-    return struct
+def rule(constraints: Constraints, t: int, most: Any = None) -> native.Rule:
+    """At step t; `most` instead of the constraints' own."""
+    least = constraints.least if t < constraints.early else None
+    tokens = (constraints._banned, constraints.most if most is None else most, least)
+    count = len(constraints.banned)
+    return native.Rule(constraints.end, constraints.renormalize, count, *map(_address, tokens))
 
 
-def begin(search: Known) -> native.Search:
+def of(search: Known) -> native.Search:
     """A struct of its tensors, with those that it has after a step."""
-    struct = native.Search(len(search.over), search.t, rule(search.constraints, search.t))
-    rows: Tensor | None = None
-    state: tuple[Tensor, ...]
+    B, t = len(search.over), search.t
+    rows, each = None, 1
+    state: dict[str, Any] = {"rule": rule(search.constraints, t)}
     if isinstance(search, Beams):
-        B, W = len(search.over), search.width
-        rows = torch.arange(B * W)
-        if search.t == 0:
+        W = search.width
+        rows, each = torch.arange(B * W), W
+        if t == 0:
             search.begin()
             search.open = search.open.repeat(1, W)
             last = search.last.new_zeros(B * W)
             last[:B] = search.last
-            search.last, rows = last, torch.arange(B).repeat_interleave(W)
-        state = (
-            *(search.penalty, search.largest, search.open),
-            *(search.parents, search.tokens, search.gains),
-            *(search.scores, search.ends, search.lengths, search.slots, search.cut),
-        )
-        shape = (W, search.n_best, search.constraints.steps)
-        beams = native.Beams(*shape, *(x.data_ptr() for x in state))
-        struct.beams = ctypes.pointer(beams)
+            search.last, rows, each = last, torch.arange(B).repeat_interleave(W), 1
+        state["beams"] = _beams(search, search.constraints.steps)
     else:
-        state = (search.sentences, search.tokens, search.scores)
-        paths = native.Paths(search.tokens.shape[1], *(x.data_ptr() for x in state))
-        struct.paths = ctypes.pointer(paths)
-    search.rows, search.last = rows, search.last.contiguous()
-    assert all(x.is_contiguous() for x in state)
-    struct.last, struct.rows = search.last.data_ptr(), native.address(rows)
-    struct.over = search.over.data_ptr()
+        paths = (search.sentences, search.tokens, search.scores)
+        state["paths"] = ctypes.pointer(native.Paths(search.tokens.shape[1], *map(_address, paths)))
+    search.rows = rows
+    steps = np.full(B, t)
+    pointers = {"last": search.last, "rows": rows, "t": steps, "over": search.over}
+    state |= {name: _address(array) for name, array in pointers.items()}
+    struct = native.Search(B, each, **state)
+    struct.held = steps
     return struct
+
+
+def of_rolling(
+    search: RollingBeams | RollingPaths,
+    places: Integers,
+    last: Integers,
+    rows: Integers,
+    steps: int,
+) -> native.Search:
+    """The same of sentences that are at steps of their own, in these places of its arrays."""
+    search.fit(int(search.t[places].max(initial=0)) + steps)
+    state: dict[str, Any] = {"rule": rule(search.rule, 0, search.most)}
+    if isinstance(search, RollingBeams):
+        state["beams"] = _beams(search, search.parents.shape[1])
+    else:
+        paths = (None, search.tokens, search.scores)
+        state["paths"] = ctypes.pointer(native.Paths(search.tokens.shape[1], *map(_address, paths)))
+    pointers = {"place": places, "last": last, "rows": rows, "t": search.t, "over": search.done}
+    state |= {name: _address(array) for name, array in pointers.items()}
+    return native.Search(len(places), search.width, **state)
+
+
+def _beams(search: Beams | RollingBeams, columns: int) -> Any:
+    names = "penalty open parents tokens gains scores ends lengths slots cut"
+    arrays = (_address(getattr(search, name)) for name in names.split())
+    shape = (search.width, search.n_best, columns, search.horizon)
+    return ctypes.pointer(native.Beams(*shape, *arrays))
+
+
+def _address(array: Any) -> int | None:
+    if array is None:
+        return None
+    if isinstance(array, np.ndarray):
+        assert array.flags.c_contiguous
+        return int(array.ctypes.data)
+    assert array.is_contiguous()
+    return int(array.data_ptr())

@@ -114,16 +114,19 @@ class Blocks:
         output: native.Linear,
         search: native.Search,
         steps: int,
-    ) -> None:
-        """So many steps of a search, or fewer where all its sentences are over."""
+    ) -> int:
+        """So many steps of a search, or fewer where all its sentences are over; how many."""
         slots, longest = cache.ahead(steps), cache.table.shape[1]
         none = np.zeros(0, np.int64)
         vectors = Vectors(None, embedder.embedding(None, longest))
         tokens = self._tokens(vectors, Places(none, none), cache, memory, True)
         tokens.rotary = self._rotary(longest)
         model = (self.array, len(self.array), tokens, self.norm, output)
-        taking = (search, steps, slots.ctypes.data, torch.get_num_threads())
-        cache.used(kernels().advance(*model, *taking))
+        used = ctypes.c_int64()
+        taking = (search, steps, slots.ctypes.data, used, torch.get_num_threads())
+        taken = kernels().advance(*model, *taking)
+        cache.used(used.value)
+        return int(taken)
 
     def project_memory(self, x: Float[Tensor, "T D"], at: Places, memory: Cache) -> None:
         """Fills a cache with what cross-attention reads of encoded tokens."""
