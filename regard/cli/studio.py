@@ -10,6 +10,9 @@ from regard.words import Parser
 
 PORT = 8421
 
+PAUSE = 1.5
+"""Seconds after which torch is imported: the first page is drawn by then, and had the core alone."""
+
 
 def studio(words: Sequence[str]) -> int:
     parser = Parser(
@@ -57,7 +60,9 @@ def studio(words: Sequence[str]) -> int:
     print(f"The studio is at {server.address} (Ctrl-C ends it)", flush=True)
     if not options.no_browser:
         threading.Thread(target=webbrowser.open, args=(server.address,), daemon=True).start()
-    threading.Thread(target=warm_up, args=(runs,), daemon=True).start()
+    warming = threading.Timer(PAUSE, warm_up, (runs,))
+    warming.daemon = True
+    warming.start()
     with contextlib.suppress(KeyboardInterrupt), server:
         server.serve_forever()
     print()

@@ -121,6 +121,8 @@ class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     server_version, sys_version = "Regard", ""
     timeout = 60
+    wbufsize = 1 << 16  # head and body in one packet, which waits for no acknowledgement
+    disable_nagle_algorithm = True
 
     def do_GET(self) -> None:
         self._answered(self._file)
