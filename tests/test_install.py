@@ -75,6 +75,7 @@ def test_the_oldest_versions_are_the_lower_bounds() -> None:
     oldest = dict(line.split("==") for line in lines if not line.startswith("#"))
     for one in [*PROJECT["dependencies"], *OPTIONAL["all"]]:
         wanted = Requirement(one)
+        assert wanted.specifier, f"{one} has no lower bound"
         for bound in wanted.specifier:
             assert bound.operator == ">="
             assert Version(oldest.pop(wanted.name)) == Version(bound.version)

@@ -44,7 +44,9 @@ def write(
 
         def run(name: str, inputs: Mapping[str, Tensor]) -> list[Tensor]:
             if name not in loaded:
-                loaded[name] = torch.export.load(draft / f"{name}.pt2").module()
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")  # of torch 2.11, about its own buffers
+                    loaded[name] = torch.export.load(draft / f"{name}.pt2").module()
             results = loaded[name](*inputs.values())
             return [results] if isinstance(results, Tensor) else list(results)
 
