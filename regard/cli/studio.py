@@ -11,7 +11,7 @@ from regard.words import Parser
 PORT = 8421
 
 PAUSE = 1.5
-"""Seconds after which torch is imported: the first page is drawn by then, and had the core alone."""
+"""Seconds until torch is imported: the first page is drawn by then, with the core to itself."""
 
 
 def studio(words: Sequence[str]) -> int:

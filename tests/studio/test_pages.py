@@ -90,6 +90,7 @@ def test_nothing_overflows_on_a_phone(
 def test_pages_fill_a_large_screen(studio: Server, open_page: Open, name: str) -> None:
     page = open_page(studio, name, width=3840, height=2160)
     assert page.evaluate("document.documentElement.scrollWidth") <= 3840
+    assert page.evaluate("document.querySelector('main').getBoundingClientRect().width") > 3000
 
 
 @pytest.fixture(scope="session")
