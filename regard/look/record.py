@@ -91,6 +91,18 @@ class Recording(dict[str, Asked]):
     def __missing__(self, name: str) -> Asked:
         raise KeyError(f"{name!r} was not recorded; there are {', '.join(self) or 'none'}")
 
+    def __repr__(self) -> str:
+        """Names and sizes: numbers are computed when they are asked for."""
+        return "\n".join(
+            [
+                "Recorded: batch × heads × queries × keys",
+                *(
+                    f"  {name}: {' × '.join(map(str, (*one.query.shape[:3], one.key.shape[2])))}"
+                    for name, one in self.items()
+                ),
+            ]
+        )
+
 
 @contextmanager
 def record(

@@ -143,7 +143,14 @@ export function heat(matrix, rows, columns, { label, selected, onselect, cell = 
   function point(i, j) {
     cells.forEach((rect, n) => rect.classList.toggle("pointed", n === i * S + j));
   }
-  return el("div", { class: "scroll", tabindex: "0", role: "group", "aria-label": label }, picture);
+  // The arrow keys go from row to row.
+  const walk = onselect && ((event) => {
+    const move = { ArrowDown: 1, ArrowUp: -1 }[event.key];
+    if (!move) return;
+    event.preventDefault();
+    onselect(Math.min(Math.max(0, selected === undefined ? 0 : selected + move), L - 1));
+  });
+  return el("div", { class: "scroll", tabindex: "0", role: "group", "data-key": onselect && "heat", "aria-label": onselect ? `${label}; arrow keys choose a row` : label, onkeydown: walk ?? (() => {}) }, picture);
 }
 
 function width(text) {
@@ -333,7 +340,7 @@ export function mount(root, view, options = {}) {
       parts.push(pictured(chosen, rows, weights));
       if (map.name === "encoder") return parts.concat(numbers(weights, rows, columns));
     } else {
-      parts.push(heat(weights, rows, columns, { label: `${name}: ${rows.length} queries, ${columns.length} keys`, selected: row, onselect: (i) => set({ row: state.row === i ? undefined : i }) }));
+      parts.push(heat(weights, rows, columns, { label: `${name}: ${rows.length} queries, ${columns.length} keys`, selected: row, onselect: (i, j) => set({ row: j !== undefined && row === i ? undefined : i }) }));
       if (row !== undefined) parts.push(bars(weights[row], columns, `${rows[row]} looks at`));
       else parts.push(el("p", { class: "soft" }, map.overview ? "The text is long: a row is one query in many, evenly spaced; a column is several keys together. Each row sums to 1." : "A row is a query, a column a key; each row sums to 1. Click a row for its numbers."));
     }

@@ -122,7 +122,7 @@ class Effect:
     tokens: tuple[str, ...]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class View:
     """All that is shown of one text or image."""
 
@@ -262,6 +262,10 @@ mount(document.getElementById("view"), JSON.parse(document.getElementById("data"
     def __str__(self) -> str:
         written = f"{self.source} → {self.text}\n\n" if self.source else f"{self.text}\n\n"
         return written + self.terminal()
+
+    def __repr__(self) -> str:
+        """What a notebook shows where it shows no HTML."""
+        return str(self)
 
     def _repr_html_(self) -> str:
         """For notebooks: the page in a frame, which neither shares styles nor names with others."""

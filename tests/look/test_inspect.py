@@ -68,6 +68,14 @@ def test_a_translation_is_what_the_search_finds(translator: Any) -> None:
     assert p == pytest.approx([math.exp(x) for x in best.token_scores], abs=1e-5)
 
 
+def test_every_hypothesis_of_a_search_has_its_own_attention(translator: Any) -> None:
+    (found,) = translator.translations(["ab cd"], n_best=2, attention=True)
+    assert found[0].tokens != found[1].tokens
+    for one in found:
+        alone = translator.attention("ab cd", one.tokens)
+        torch.testing.assert_close(one.attention.weights, alone.weights)
+
+
 def test_the_tree_holds_every_step_of_the_best(translator: Any) -> None:
     found = translated(translator, "ab cd", beams=3)
     tokens, branches = list(found.hypotheses[0].tokens), found.tree

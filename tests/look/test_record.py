@@ -74,6 +74,7 @@ def test_statistics_of_what_was_seen() -> None:
     model = small()
     with record(model) as seen:
         model(torch.randint(31, (2, 5)), torch.randint(31, (2, 3)))
+    assert "  decoder.blocks.1.cross: 2 × 4 × 3 × 5" in repr(seen)
     asked = seen["encoder.blocks.0.attention"]
     torch.testing.assert_close(asked.statistics().received, asked.weights().sum(-2))
 

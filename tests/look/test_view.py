@@ -111,9 +111,11 @@ def test_figures(tmp_path: Path, name: str, begins: bytes, every: bool) -> None:
         assert "Hu" in (tmp_path / name).read_text(encoding="utf-8")  # text stays text
 
 
-def test_a_view_of_anybodys_model() -> None:
+def test_a_view_of_anybodys_model(monkeypatch: pytest.MonkeyPatch) -> None:
     found = recorded()
     view = view_of(found, list("abcde"))
+    assert repr(view) == str(view)  # what a notebook shows without HTML
+    assert "tensor" not in repr(view)
     assert view.maps[0].layers == ("encoder.blocks.0.attention", "encoder.blocks.1.attention")
     torch.testing.assert_close(
         view.maps[0].weights[1], found["encoder.blocks.1.attention"].weights()[0]
@@ -124,3 +126,8 @@ def test_a_view_of_anybodys_model() -> None:
         ValueError, match=r"has 3 queries and 3 keys; there are 2 × 2, 2 × 5, 5 × 5"
     ):
         view_of(found, list("abc"))
+    monkeypatch.setattr("regard.look.view.WEIGHTS", 1)
+    monkeypatch.setattr("regard.look.view.CELLS", 2)
+    small = view_of(found, list("abcde"))
+    assert (small.maps[0].rows, small.maps[0].columns) == (("b", "e"), ("a", "d"))
+    assert "-o page.html" in small.terminal()

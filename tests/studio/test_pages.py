@@ -172,6 +172,16 @@ def test_by_hand_explains_any_cell(toys: Server, open_page: Open) -> None:
     assert cells(page, "output") == before
 
 
+def test_by_hand_goes_step_by_step(toys: Server, open_page: Open) -> None:
+    page = open_page(toys, "byhand")
+    page.click("[data-key=step]")
+    assert page.locator(".stages > li").count() == 1
+    page.keyboard.press("Enter")  # the button keeps the focus
+    assert page.locator(".stages > li").count() == 2
+    page.click("text=All steps")
+    assert page.locator(".stages > li").count() == 5
+
+
 def test_by_hand_masks_and_projects(toys: Server, open_page: Open) -> None:
     page = open_page(
         toys,
@@ -425,6 +435,18 @@ def test_a_language_model_answers_again(studio: Server, open_page: Open) -> None
     page.click("[data-key='next-0']")
     settled(page)
     assert page.input_value("[data-key=text]") == f"The dog runs on the {word}"
+
+
+def test_rows_are_chosen_by_the_keyboard(studio: Server, open_page: Open) -> None:
+    page = open_page(studio, "text?run=text&text=The+dog+runs")
+    settled(page)
+    page.focus("[data-key=heat]")
+    page.keyboard.press("ArrowDown")
+    page.wait_for_selector(".one .bars")
+    page.keyboard.press("ArrowDown")
+    assert "row=1" in page.url
+    page.keyboard.press("ArrowUp")
+    assert "row=0" in page.url
 
 
 def test_a_texts_label_and_what_its_words_do(studio: Server, open_page: Open) -> None:

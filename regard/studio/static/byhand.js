@@ -15,7 +15,7 @@ const PROJECTED = { x: "1 0 1; 0 2 0; 1 1 1", wq: "1 0; 0 1; 1 0", wk: "0 1; 1 0
 // A row of a matrix on a line of its own.
 for (const [, fields] of Object.values(PRESETS)) for (const name of ["q", "k", "v"]) fields[name] = fields[name].replaceAll("; ", "\n");
 for (const name of Object.keys(PROJECTED)) PROJECTED[name] = PROJECTED[name].replaceAll("; ", "\n");
-const DEFAULTS = { preset: "exercise3", input: "qkv", ...PRESETS.exercise3[1], ...PROJECTED, beta: "natural", mask: "none", drawn: "", convention: "rows", order: "", cell: "", run: "", text: "", attention: "", head: 0, beams: 0, off: "", betas: "", hidden: "", forced: "" };
+const DEFAULTS = { preset: "exercise3", input: "qkv", ...PRESETS.exercise3[1], ...PROJECTED, beta: "natural", mask: "none", drawn: "", convention: "rows", order: "", cell: "", until: 0, run: "", text: "", attention: "", head: 0, beams: 0, off: "", betas: "", hidden: "", forced: "" };
 const MASKS = [["none", "none"], ["causal", "causal"], ["window", "window of 1"], ["drawn", "drawn by hand"]];
 const STEPS = {
   scores: ["Scores", "S = Q Kᵀ", "Each query with each key: their dot product."],
@@ -47,9 +47,20 @@ export async function show(root) {
     parts.push(el("div", { class: "columns" }, card("Inputs", typing(state, set, inputs)), card("Sharpness and mask", settings(state, set, inputs))));
     if (inputs.error) return parts;
     const steps = attention(inputs.query, inputs.key, inputs.value, inputs);
-    parts.push(el("ol", { class: "stages" }, Object.keys(STEPS).filter((name) => name !== "masked" || inputs.allowed).map((name, n) => el("li", {}, step(n + 1, name, steps, inputs, state, set)))));
-    parts.push(counted(inputs, state));
+    const names = Object.keys(STEPS).filter((name) => name !== "masked" || inputs.allowed);
+    const until = Math.min(state.until || names.length, names.length);
+    parts.push(stepping(names, until, state, set));
+    parts.push(el("ol", { class: "stages" }, names.slice(0, until).map((name, n) => el("li", {}, step(n + 1, name, steps, inputs, state, set)))));
+    if (until === names.length) parts.push(counted(inputs, state));
     return parts;
+  }
+
+  /** One step after the other, for a class; or all at once. */
+  function stepping(names, until, state, set) {
+    if (!state.until) return el("p", { class: "controls" }, button("Step by step", () => set({ until: 1 }), { "data-key": "step" }));
+    return el("p", { class: "controls" },
+      until < names.length ? button(`Next: ${STEPS[names[until]][0].toLowerCase()}`, () => set({ until: until + 1 }), { "data-key": "step" }) : button("From the beginning", () => set({ until: 1 }), { "data-key": "step" }),
+      button("All steps", () => set({ until: 0 })));
   }
 
   /** Queries, keys and values, from whatever was typed; or what is wrong with it. */
