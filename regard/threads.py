@@ -4,8 +4,9 @@ More threads are not always faster. A small step is over before a second one has
 busy machine all of them wait, after every operation, for one that another process has preempted,
 which takes milliseconds where the operation took microseconds.
 
-So calls are timed, and now and then one is tried with half as many threads, or with twice as many.
-The slower that was, the later the next trial: together they take a few per cent of the time.
+So a small call begins with one thread, and others with all. Calls are timed, and now and then one is
+tried with half as many threads, or with twice as many. The slower that was, the later the next
+trial: together they take a few per cent of the time.
 """
 
 import math
@@ -24,11 +25,17 @@ BETTER, SLOW = 0.9, 1.5
 are tried at once. Where all are so much slower than fewer, the machine is busy."""
 
 
-class Threads:
-    """For calls that come again and again, such as a model's steps."""
+SMALL = 40_000_000
+"""Multiplications of a call, which one thread does in a few milliseconds."""
 
-    def __init__(self, clock: Callable[[], float] = time.perf_counter):
-        self._clock = clock
+
+class Threads:
+    """For calls that come again and again, such as the steps of a model of so many `weights`."""
+
+    def __init__(
+        self, clock: Callable[[], float] = time.perf_counter, weights: float | int = math.inf
+    ):
+        self._clock, self._weights = clock, weights
         self._choices: dict[tuple[int, int], Choice] = {}
         self._latest: Choice | None = None
 
@@ -38,7 +45,10 @@ class Threads:
         if (most := torch.get_num_threads()) == 1:
             yield
             return
-        choice = self._choices.setdefault((most, rows.bit_length()), Choice(most))
+        key = most, rows.bit_length()
+        if key not in self._choices:
+            self._choices[key] = Choice(most, count=1 if self._small(rows) else most)
+        choice = self._choices[key]
         self._latest, count = choice, choice.next()
         with _threads(count, most):
             begun = self._clock()
@@ -46,22 +56,33 @@ class Threads:
             choice.took(count, self._clock() - begun)
 
     @contextmanager
-    def spared(self) -> Iterator[None]:
-        """A call that comes once: all threads, unless the machine was busy of late."""
+    def spared(self, rows: int) -> Iterator[None]:
+        """A call that comes once: all threads, unless it is small, or the machine was busy."""
         most, latest = torch.get_num_threads(), self._latest
         fewer = latest.count if latest is not None and latest.crowded else most
-        with _threads(min(most, fewer), most):
+        with _threads(1 if self._small(rows) else min(most, fewer), most):
             yield
+
+    def _small(self, rows: int) -> bool:
+        return rows * self._weights < SMALL
 
 
 class Choice:
     """The number of threads of calls that take about equally long."""
 
     def __init__(
-        self, most: int, *, cost: float = COST, few: int = FEW, many: int = MANY, first: int = FEW
+        self,
+        most: int,
+        *,
+        count: int | None = None,
+        cost: float = COST,
+        few: int = FEW,
+        many: int = MANY,
+        first: int = FEW,
     ):
-        """Trials take a share of `cost`, `few` to `many` calls apart; `first` is before them."""
-        self.most = self.count = most
+        """Begins with `count` threads, by default with the most. Trials take a share of `cost`,
+        `few` to `many` calls apart; `first` is before them."""
+        self.most, self.count = most, most if count is None else count
         self._cost, self._few, self._many = cost, few, many
         self.crowded = False
         self._last = self._now = self._usual = math.inf

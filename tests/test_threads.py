@@ -1,5 +1,6 @@
 """How many threads a step gets: what is fastest at the time, and trials cost little."""
 
+import math
 import os
 from collections.abc import Callable
 
@@ -9,7 +10,7 @@ import torch
 from regard.cli.main import main
 from regard.decode.engine import eager
 from regard.decode.engine.eager import EagerEngine
-from regard.threads import FEW, MANY, Threads
+from regard.threads import FEW, MANY, SMALL, Threads
 from tests.model.samples import language
 
 Cost = Callable[[int, int], float]
@@ -24,9 +25,9 @@ def two_threads() -> None:
 class Timed:
     """Calls that take as long as they are said to, and the threads that they had."""
 
-    def __init__(self, cost: Cost):
+    def __init__(self, cost: Cost, weights: float = math.inf):
         self.cost, self.now, self.used = cost, 0.0, list[int]()
-        self.threads = Threads(lambda: self.now)
+        self.threads = Threads(lambda: self.now, weights)
 
     def run(self, calls: int, rows: int = 3) -> float:
         """How long so many calls took."""
@@ -37,8 +38,8 @@ class Timed:
                 self.now += self.cost(len(self.used), self.used[-1])
         return self.now - begun
 
-    def spared(self) -> int:
-        with self.threads.spared():
+    def spared(self, rows: int = 3) -> int:
+        with self.threads.spared(rows):
             return torch.get_num_threads()
 
 
@@ -55,6 +56,16 @@ def test_one_where_two_do_not_pay() -> None:
     assert timed.run(1000) < 1000 * 1.03
     assert timed.used[-1] == 1
     assert timed.spared() == 2  # nobody is in the way
+
+
+@pytest.mark.parametrize("two", [0.6, 1.2])
+def test_small_calls_begin_with_one(two: float) -> None:
+    """An answer of a few steps, on a busy machine too, is over before anything is tried."""
+    timed = Timed(lambda call, count: 1.0 if count == 1 else two, weights=SMALL / 8)
+    assert timed.run(1000) < 1000 * min(1.0, two) * 1.05
+    assert timed.used[:FEW] == [1] * FEW
+    assert timed.used[-1] == (2 if two < 1 else 1)
+    assert (timed.spared(7), timed.spared(8)) == (1, 2)
 
 
 @pytest.mark.parametrize("worse", [2.5, 20.0])

@@ -55,7 +55,7 @@ class EagerEngine:
             return EagerSession(model, rows or 1)
         assert source is not None
         kind = AttentiveSession if attention else ReadingSession
-        with threads(model).spared():
+        with threads(model).spared(source.numel()):
             return kind(model, *encoded(model, source, lengths))
 
 
@@ -64,7 +64,9 @@ _threads: "WeakKeyDictionary[nn.Module, Threads]" = WeakKeyDictionary()
 
 
 def threads(model: Model) -> Threads:
-    return _threads.setdefault(model, Threads())
+    if model not in _threads:
+        _threads[model] = Threads(weights=sum(weight.numel() for weight in model.parameters()))
+    return _threads[model]
 
 
 def encoded(
@@ -94,7 +96,7 @@ class EagerSession(Session):
     @torch.no_grad()
     def prefill(self, tokens: Int[Tensor, "R n"], counts: Int[Tensor, "R"]) -> None:
         self._check(tokens)
-        with threads(self.model).spared():
+        with threads(self.model).spared(tokens.numel()):
             self._states(tokens.to(self.device))
         if int(counts.min()) < tokens.shape[1]:
             self.cache.trim(counts.to(self.device))
