@@ -4,8 +4,8 @@ More threads are not always faster. A small step is over before a second one has
 busy machine all of them wait, after every operation, for one that another process has preempted,
 which takes milliseconds where the operation took microseconds.
 
-So a small call begins with one thread, and others with all. Calls are timed, and now and then one is
-tried with half as many threads, or with twice as many. The slower that was, the later the next
+So a small call begins with one thread, and others with all. Calls are timed, and now and then one
+is tried with half as many threads, or with twice as many. The slower that was, the later the next
 trial: together they take a few per cent of the time.
 """
 
