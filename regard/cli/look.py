@@ -64,6 +64,7 @@ def look(words: Sequence[str]) -> int:
     model = load(folder, device=device(options.device))
     seen = view(model, options.text, options.image, effect=options.out is not None)
     chosen = (options.map, _from_0(options.layer), _from_0(options.head))
+    drawn = seen.terminal(*chosen)  # what is wrong with these is said before anything else
     if seen.text:
         print(f"{seen.source} → {seen.text}\n" if seen.source else f"{seen.text}\n")
     if seen.labels:
@@ -71,7 +72,7 @@ def look(words: Sequence[str]) -> int:
             f"{name.replace('▁', ' ').strip()} {p:.3f}" for name, p in seen.labels[:5]
         )
         print(f"{seen.answers}: {likely}\n")
-    print(seen.terminal(*chosen))
+    print(drawn)
     written = []
     if options.out is not None:
         seen.write(Path(options.out))

@@ -9,8 +9,11 @@ from typing import Any
 import torch
 from torch import nn
 
+from regard.attention.multihead import MultiHeadAttention
 from regard.lab.cost.models import build
+from regard.model.classifier import TextClassifier
 from regard.model.embedding import grid
+from regard.model.encoder import TextEncoder
 from regard.model.language import LanguageModel
 from regard.model.transformer import Transformer, TransformerConfig
 from regard.model.vit import VisionConfig, VisionTransformer
@@ -37,8 +40,15 @@ def boxes(name: str, folder: Path | None) -> dict[str, Any]:
         made.append(_box("decoder", "Embedding", "embedding", model.tokens, "B × L × {d}", model))
         made += _stack("decoder", model.decoder, "L", model.config.width)
         made.append(_box("decoder", "Output", "output", model.output, "B × L × {N}", model))
+    elif isinstance(model, TextClassifier | TextEncoder):
+        made.append(_box("encoder", "Embedding", "embedding", model.tokens, "B × S × {d}", model))
+        made += _stack("encoder", model.encoder, "S", model.config.width)
+        if isinstance(model, TextClassifier):
+            made.append(_box("encoder", "Head", "output", model.head, "B × {N}", model))
+        else:
+            made.append(_box("encoder", "Output", "output", model.output, "B × S × {N}", model))
     else:
-        raise ValueError(f"a {type(model).__name__} has no map yet; choose a Transformer or a ViT")
+        raise ValueError(f"a {type(model).__name__} has no map")
     return {
         "name": name,
         "boxes": made,
@@ -85,6 +95,8 @@ def _stack(side: str, stack: Any, length: str, width: int) -> list[dict[str, Any
     shape = f"B × {length} × {width}"
     own = ("masked", "Masked self-attention") if masked else ("self", "Self-attention")
     scores = f"scores B × H × {length} × {length}"
+    if not isinstance(block.attention, MultiHeadAttention):
+        own, scores = ("mixer", type(block.attention).__name__), "in attention's place"
     parts = [(*own, block.attention, block.add_attention, scores)]
     if block.cross is not None:
         scores = "scores B × H × L × S"

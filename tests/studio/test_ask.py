@@ -5,6 +5,8 @@ from typing import Any
 
 import pytest
 
+from regard.model.classifier import ClassifierConfig
+from regard.model.encoder import EncoderConfig
 from regard.studio.ask import questions
 from regard.studio.runs import Runs
 
@@ -69,6 +71,23 @@ def test_the_map_counts_every_parameter_once() -> None:
     assert by_kind["masked"]["times"] == 6
     blocks = sum(box["parameters"] * box["times"] for box in found["boxes"] if box["times"] > 1)
     assert blocks + 37_000 * 512 == found["parameters"]  # all embeddings are one
+
+
+@pytest.mark.parametrize("kind", ["classifier", "encoder", "lstm"])
+def test_every_kind_of_text_model_has_a_map(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    config: Any = EncoderConfig(31, width=24, heads=2, feed_forward=40, layers=3)
+    if kind != "encoder":
+        mixer = "lstm" if kind == "lstm" else "attention"
+        config = ClassifierConfig(5, 31, width=24, heads=2, feed_forward=40, layers=3, mixer=mixer)
+    monkeypatch.setattr("regard.studio.boxes.config_of", lambda name, folder: config)
+    found = ask("architecture", model="tiny")
+    titles = [box["title"] for box in found["boxes"]]
+    own = "Recurrent" if kind == "lstm" else "Self-attention"
+    last = "Output" if kind == "encoder" else "Head"
+    assert (titles[:2], titles[-1]) == (["Embedding", own], last)
+    if kind != "encoder":  # whose output is tied to its embedding
+        counted = sum(box["parameters"] * box["times"] for box in found["boxes"])
+        assert counted == found["parameters"]
 
 
 def test_the_course_has_every_document() -> None:
