@@ -158,7 +158,10 @@ def test_the_source_archive_holds_what_a_reader_wants(built: Path) -> None:
         held = {name.partition("/")[2] for name in tar.getnames()}
     assert {"CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "README.md", "Makefile"} <= held
     assert any(name.startswith("examples/") for name in held)
-    assert "tests/conftest.py" in held
+    source = built / "source"
+    listed = subprocess.run(["git", "ls-files"], cwd=source, capture_output=True, text=True)
+    wanted = {name for name in listed.stdout.splitlines() if not name.startswith(".")}
+    assert wanted - held == set()
 
 
 @pytest.mark.slow
