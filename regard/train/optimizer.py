@@ -5,7 +5,7 @@ Muon    θ ← θ - η (0.2 √max(a, b) UVᵀ + λ θ)     for matrices of a×b
 mean    θ̄ ← θ̄ + (1 - d) (θ - θ̄)                  d is the decay
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -52,6 +52,10 @@ class Adam:
     def zero_grad(self) -> None:
         for parameter in self.state:
             parameter.grad = None
+
+    def products(self) -> list[Tensor]:
+        """What matrix products make of the gradients, if any: its bits may depend on threads."""
+        return []
 
     @torch.no_grad()
     def step(self) -> None:
@@ -104,7 +108,7 @@ class Muon(Adam):
         config: TrainingConfig,
     ) -> None:
         super().__init__(groups, config)
-        self._matrices: set[Tensor] = set(matrices)
+        self._matrices: dict[Tensor, None] = dict.fromkeys(matrices)
         self.param_groups.append(
             {"params": matrices, "weight_decay": config.weight_decay, "lr": config.lr}
         )
@@ -115,14 +119,28 @@ class Muon(Adam):
             super()._update(parameters, lr, weight_decay)
             return
         torch._foreach_mul_(parameters, 1 - lr * weight_decay)
-        for shape in dict.fromkeys(parameter.shape for parameter in parameters):
-            alike = [parameter for parameter in parameters if parameter.shape == shape]
+        for shape, alike in _by_shape(parameters):
             grads = [cast(Tensor, parameter.grad) for parameter in alike]
             means = [self.state[parameter]["momentum"] for parameter in alike]
             torch._foreach_lerp_(means, grads, 1 - self.momentum)
             ahead = torch._foreach_lerp(grads, means, self.momentum)  # Nesterov's
             steps = orthogonalised(torch.stack(ahead)) * (-0.2 * max(shape) ** 0.5 * lr)
             torch._foreach_add_(alike, list(steps.unbind()))
+
+    @torch.no_grad()
+    def products(self) -> list[Tensor]:
+        matrices = [matrix for matrix in self._matrices if matrix.grad is not None]
+        return [
+            orthogonalised(torch.stack([cast(Tensor, matrix.grad) for matrix in alike]))
+            for _, alike in _by_shape(matrices)
+        ]
+
+
+def _by_shape(parameters: Iterable[Tensor]) -> Iterator[tuple[torch.Size, list[Tensor]]]:
+    shapes: dict[torch.Size, list[Tensor]] = {}
+    for parameter in parameters:
+        shapes.setdefault(parameter.shape, []).append(parameter)
+    yield from shapes.items()
 
 
 def orthogonalised(x: Tensor) -> Tensor:

@@ -75,7 +75,8 @@ class SharedStep(Step):
         return row
 
     def _same(self, part: MicroBatch, last: bool) -> bool:
-        """Whether a micro-batch has the same gradients with these threads as with all of them."""
+        """Whether a micro-batch has the same gradients, and the optimizer makes the same of them,
+        with these threads as with all of them."""
         before = torch.get_rng_state()
         found = []
         for count in (self._most, self._count):
@@ -83,7 +84,8 @@ class SharedStep(Step):
             torch.set_rng_state(before)
             super().backward(part, 0, last)
             grads = (p.grad for p in self.parts.parameters.values())
-            found.append([None if g is None else g.detach().clone() for g in grads])
+            copies = [None if g is None else g.detach().clone() for g in grads]
+            found.append([*copies, *self.parts.optimizer.products()])
         torch.set_rng_state(before)
         return all(map(_equal, *found))
 
@@ -124,8 +126,6 @@ class _OneThread:
 
 
 def shares(config: TrainingConfig, device: torch.device, processes: int) -> bool:
-    """Whether steps may change their number of threads: on a CPU, unless blocks are compiled, or
-    the optimizer has matrix products, which are not tested."""
+    """Whether steps may change their number of threads: on a CPU, unless blocks are compiled."""
     alone = device.type == "cpu" and processes == 1
-    tested = config.compile != "yes" and config.optimizer != "muon"
-    return alone and tested and torch.get_num_threads() > 1
+    return alone and config.compile != "yes" and torch.get_num_threads() > 1

@@ -38,10 +38,12 @@ def two_threads() -> None:
     torch.set_num_threads(2)  # conftest.py puts it back
 
 
-def trained(run: Path, make: Callable[..., Step], monkeypatch: pytest.MonkeyPatch) -> Long:
+def trained(
+    run: Path, make: Callable[..., Step], monkeypatch: pytest.MonkeyPatch, **changed: Any
+) -> Long:
     monkeypatch.setattr(sharing, "SharedStep", make)
     task = Long()
-    fit(task, settings(steps=12), run, shown=Display())
+    fit(task, settings(steps=12, **changed), run, shown=Display())
     return task
 
 
@@ -63,8 +65,9 @@ def same(one: nn.Module, other: nn.Module) -> bool:
     return all(torch.equal(a, b) for a, b in pairs)
 
 
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 def test_the_number_of_threads_does_not_show(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, optimizer: str
 ) -> None:
     made: list[Timed] = []
 
@@ -72,7 +75,7 @@ def test_the_number_of_threads_does_not_show(
         made.append(Timed(parts, lambda count: float(count)))
         return made[-1]
 
-    shared = trained(tmp_path / "shared", busy, monkeypatch)
+    shared = trained(tmp_path / "shared", busy, monkeypatch, optimizer=optimizer)
     assert set(made[0].used) == {1, 2}
     assert made[0].used[-1] == 1
     torch.set_num_threads(2)
@@ -81,7 +84,7 @@ def test_the_number_of_threads_does_not_show(
         made.append(Timed(parts, lambda count: 1 / count))
         return made[-1]
 
-    quiet = trained(tmp_path / "quiet", all_threads, monkeypatch)
+    quiet = trained(tmp_path / "quiet", all_threads, monkeypatch, optimizer=optimizer)
     assert made[1].used.count(2) >= 10
     assert same(shared.model, quiet.model)
     assert torch.get_num_threads() == 2
