@@ -370,7 +370,10 @@ export function mount(root, view, options = {}) {
     const heads = map.habits.flatMap((one, n) => one.map((habit, h) => ({ n, h, ...habit, align: map.name === "cross" && view.best ? view.best.shares[n][h] : undefined, fall: map.falls?.[n]?.[h] })));
     const keys = [["entropy", "entropy", "in nats; 0 looks at one key"], ["same", "same", "share on its own position"], ["previous", "previous", "share on the position before"], ["next", "next", "share on the position after"], ["first", "first", "share on the first key"], ["last", "last", "share on the last key"]];
     if (map.name === "cross") keys.splice(1, 3);
-    if (map.name === "decoder") keys.splice(3, 1); // nobody looks ahead
+    if (map.name === "decoder") { // nobody looks ahead, and only the last query sees the last key
+      keys.splice(5, 1);
+      keys.splice(3, 1);
+    }
     if (map.picture) keys.splice(map.name === "cross" ? 1 : 2);
     if (map.name === "cross" && view.best) keys.unshift(["align", "alignment", "of what leaving words out can cost, the share that the words linked by this head cost"]);
     if (map.falls) keys.unshift(["fall", "effect", "by how much log p falls with this head off"]);
@@ -392,8 +395,8 @@ export function mount(root, view, options = {}) {
 }
 
 function meter(share, minus) {
-  return svg("svg", { class: "meter", width: 44, height: 8, viewBox: "0 0 44 8", "aria-hidden": "true" },
-    svg("rect", { width: 44, height: 8, rx: 2, class: "trough" }), svg("rect", { width: 44 * Math.min(1, share), height: 8, rx: 2, class: minus ? "minus" : "plus" }));
+  return svg("svg", { class: "meter", width: 36, height: 8, viewBox: "0 0 36 8", "aria-hidden": "true" },
+    svg("rect", { width: 36, height: 8, rx: 2, class: "trough" }), svg("rect", { width: 36 * Math.min(1, share), height: 8, rx: 2, class: minus ? "minus" : "plus" }));
 }
 
 export function bars(values, names, label, most = 12) {
@@ -434,7 +437,7 @@ export function effects(effect) {
   const totals = effect.falls.map((row) => row.reduce((sum, x) => sum + x, 0));
   const names = effect.units.map(sign);
   return el("section", { class: "effect" }, el("h2", {}, "What hiding each part does"),
-    el("p", { class: "soft" }, "By how much log p of each token falls when nobody may attend to a part of the source. A weight says where a head looked; this says what it mattered. Orange cells are tokens that became likelier."),
+    el("p", { class: "soft" }, "By how much log p of each token falls when nobody may attend to a part of what was read. A weight says where a head looked; this says what it mattered. Orange cells are tokens that became likelier."),
     effect.tokens.length > 1 ? heat(transposed(effect.falls), effect.tokens.map(sign), names, { label: "Fall of log p, token by hidden part", signed: true }) : null,
     bars(totals, names, "All tokens together"),
     numbers(effect.falls, names, effect.tokens.map(sign)));

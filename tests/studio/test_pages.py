@@ -121,7 +121,7 @@ def test_axe_finds_nothing_serious(
     assert serious(page, axe) == []
     if page.query_selector("[data-key=effects]"):
         page.click("[data-key=effects]")
-        settled(page)
+        page.wait_for_selector("[data-key=effects]", state="detached")
         for summary in page.locator("main summary").all():
             summary.click()
         assert serious(page, axe) == []

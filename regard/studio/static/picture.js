@@ -91,7 +91,7 @@ export async function showPictures(root, page, { title, about, question, kind, r
       plain: true, hidden: hiddenPatches(state),
       state: shown(state),
       onstate: (next) => one.set(kept(next)),
-      tools: (head) => headTools(head, state, change, view.effect ? [] : [button("Find what each patch and head does", () => again(state, 0, true), { "data-key": "effects" })]),
+      tools: (head) => headTools(head, state, change, view.effect ? [] : [button("Find what each patch and head does", () => { again(state, 0, true); one.render(); }, { "data-key": "effects" })]),
     });
     return box;
   }
