@@ -5,7 +5,9 @@ beside CTranslate2 with dynamic batching, all behind the same HTTP layer.
 
 Clients are processes of their own, on loopback; each asks for one sentence, compares the answer
 with the direct one, and asks for the next. They share the machine's cores with the server: their
-share is told. Servers take turns in rounds, so that a busy machine is as busy for all of them.
+share is told. Servers take turns in rounds, so that a busy machine is as busy for all of them. On
+one that others share, whoever has more threads has more of it: there the CPU time of a server for
+each request says more than requests a second.
 """
 
 import argparse
@@ -319,11 +321,13 @@ class Total:
         ranked = sorted(self.seconds)
         p50, p99 = (ranked[min(len(ranked) - 1, int(q * len(ranked)))] for q in (0.5, 0.99))
         used = self.server_cpu + self.client_cpu
+        each = 1000 * self.server_cpu / max(1, len(self.seconds))
         return (
             f"{name:22s} {self.rate:8.1f}/s  p50 {p50:6.2f} s  p99 {p99:6.2f} s  "
             f"429: {self.refused}  errors: {len(self.errors)}  wrong: {self.wrong}  "
             f"+{(self.peak - self.idle) / 2**20:.0f} MiB  "
-            f"cores {used / self.time:.2f}, of which clients {self.client_cpu / used:.0%}"
+            f"cores {used / self.time:.2f}, of which clients {self.client_cpu / used:.0%}  "
+            f"server {each:.2f} ms of CPU time for each"
         )
 
 
@@ -417,8 +421,12 @@ def _measured(options: argparse.Namespace, folder: Path) -> None:
         for error in statistics.multimode(total.errors)[:3]:
             print(f"  {error}")
     rate = totals["regard serve"].rate
+    cost = {name: total.server_cpu / len(total.seconds) for name, total in totals.items()}
     for name in list(totals)[1:]:
-        print(f"regard serve beside {name}: {rate / totals[name].rate:.2f} ×")
+        print(
+            f"regard serve beside {name}: {rate / totals[name].rate:.2f} × as many requests a "
+            f"second, {cost[name] / cost['regard serve']:.2f} × as many in a second of CPU time"
+        )
 
 
 if __name__ == "__main__":

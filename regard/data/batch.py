@@ -418,6 +418,11 @@ def text_batch(
     return packed_batch(source, target, start, end, source_end=source_end)
 
 
+def text_source(texts: Sequence[Ids], end: int) -> tuple[Int[Tensor, "1 T"], Packed]:
+    """Sources alone, closed by EOS, for whoever will write the targets."""
+    return _packed(EndToEnd.of(texts), after=end)
+
+
 def packed_batch(
     source: EndToEnd, target: EndToEnd, start: int, end: int, *, source_end: int | None = None
 ) -> Batch:

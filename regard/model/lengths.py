@@ -70,11 +70,16 @@ def cross_attended(
 
 def places(lengths: Lengths, rows: Tensor) -> Positions:
     """Where tokens stand: positions start at 0 in each row, or in each packed sequence."""
+    check_lengths(lengths, rows)
+    return lengths.to(rows.device).positions() if isinstance(lengths, Packed) else 0
+
+
+def check_lengths(lengths: Lengths, rows: Tensor) -> None:
+    """Refuses what is no batch, and lengths that are not its own."""
     if not isinstance(rows, Tensor):
         raise ValueError(f"a batch must be a tensor, got {shown(rows)}; use torch.tensor([ids])")
     if lengths is not None and rows.ndim in (2, 3):  # an image's rows are its patches
         _check(lengths, *rows.shape[:2])
-    return lengths.to(rows.device).positions() if isinstance(lengths, Packed) else 0
 
 
 def _check(lengths: Packed | Tensor | Sequence[int], B: int, L: int) -> None:

@@ -19,7 +19,7 @@ from torch import Tensor
 from regard.attention.checks import check_integer, shown
 from regard.attention.notebook import facts
 from regard.checkpoint import CONFIG, Saved
-from regard.data.batch import text_batch
+from regard.data.batch import text_batch, text_source
 from regard.data.table import tagged
 from regard.data.tokenizer import AnyTokenizer, read_pair
 from regard.decode.batching import in_order
@@ -447,9 +447,8 @@ class Translator:
 
     def _reading(self, sources: Sequence[list[int]], **hints: int) -> Session:
         """A session of this model alone."""
-        start, end = self.search.start, self.search.end
-        batch = text_batch([(source, ()) for source in sources], start, end, source_end=end)
-        return open_reading(self.model, batch.source, batch.source_lengths, **hints)
+        source, lengths = text_source(sources, self.search.end)
+        return open_reading(self.model, source, lengths, **hints)
 
     def written(self, hypothesis: Hypothesis, settings: SearchSettings) -> Written:
         tokens, scores = hypothesis.tokens, hypothesis.token_scores

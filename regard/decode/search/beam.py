@@ -24,7 +24,6 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
@@ -267,13 +266,14 @@ class Beams:
         parents, tokens, gains = (
             x[here, : self.t].cpu().numpy() for x in (self.parents, self.tokens, self.gains)
         )
-        # All back pointers are followed at once: a hypothesis joins where it ends.
-        words, logs = (np.zeros((*slot.shape, self.t), x.dtype) for x in (tokens, gains))
-        rows = np.arange(len(slot))[:, None]
-        for place in range(int(lengths.max(initial=0)) - 1, -1, -1):
-            words[..., place], logs[..., place] = (x[rows, place, slot] for x in (tokens, gains))
-            slot = np.where(place < lengths, parents[rows, place, slot], slot)
-        return [x.tolist() for x in (score, end, lengths, cut, words, logs)]
+        # Of numbers so few, lists are faster to look up than arrays.
+        words, logs = [], []
+        for n, ends in enumerate(zip(slot.tolist(), lengths.tolist())):
+            back, said, gained = (x[n].tolist() for x in (parents, tokens, gains))
+            paths = [_path(back, said, gained, *one) for one in zip(*ends)]
+            words.append([path[0] for path in paths])
+            logs.append([path[1] for path in paths])
+        return [*(x.tolist() for x in (score, end, lengths, cut)), words, logs]
 
 
 class Coverage:
@@ -314,6 +314,21 @@ def hypotheses(columns: Sequence[Sequence[Any]]) -> list[Hypothesis]:
             scores = logs[:length] if cut else [*logs[:length], last]
             found.append(Hypothesis(words[:length], score, scores))
     return found
+
+
+def _path(
+    parents: list[list[int]],
+    tokens: list[list[int]],
+    gains: list[list[float]],
+    slot: int,
+    length: int,
+) -> tuple[list[int], list[float]]:
+    """Tokens of a hypothesis that was open in this slot after so many steps, and their log p."""
+    words, logs = [0] * length, [0.0] * length
+    for step in range(length - 1, -1, -1):
+        words[step], logs[step] = tokens[step][slot], gains[step][slot]
+        slot = parents[step][slot]
+    return words, logs
 
 
 def penalties(penalty: Penalty, longest: int) -> list[float]:

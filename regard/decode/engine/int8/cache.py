@@ -82,6 +82,10 @@ class Cache:
         if count <= len(self._free):
             return
         blocks, slots, width = self.data.shape
+        if not slots:
+            self.data = self.buffers.take((blocks, count, width), np.float16)
+            self._free = np.arange(count, dtype=np.int32)
+            return
         used = np.zeros(slots, bool)
         used[self.table[self._listed()]] = True
         # Searching for free slots again and again would cost more than having more of them.

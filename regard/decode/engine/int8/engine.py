@@ -25,7 +25,7 @@ from regard.decode.search import topk
 from regard.decode.search.constraints import Constraints
 from regard.model.embedding import Patches, Tokens
 from regard.model.language import LanguageModel
-from regard.model.lengths import Lengths, places
+from regard.model.lengths import Lengths, check_lengths, places
 from regard.model.transformer import Transformer
 
 STEPS = 16
@@ -113,10 +113,12 @@ class Int8Engine:
     def _encode(self, model: Transformer, source: Tensor, lengths: Lengths) -> Cache:
         """The keys and values that cross-attention reads of each source."""
         assert self.encoder is not None
-        first = places(lengths, source)
         embedder = self.source if source.ndim == 2 and not source.is_floating_point() else None
-        x = model.source(source, first) if embedder is None else source
-        counts, x = _end_to_end(x, lengths)
+        if embedder is None:
+            source = model.source(source, places(lengths, source))
+        else:
+            check_lengths(lengths, source)
+        counts, x = _end_to_end(source, lengths)
         encoded = self.encoder.cache(self.buffers, len(counts))
         memory = self.decoder.cache(self.buffers, len(counts), cross=True)
         at = encoded.places(counts)
@@ -235,9 +237,11 @@ class Int8Session(Session):
 def _seen(model: nn.Module) -> tuple[object, ...]:
     """Modules, hooks and addresses; a layer of 8 bits moves as a whole."""
     parts = modules(model)
-    addresses = [native.address(x) for part in parts for x in part._parameters.values()]
-    layers = [part.scale.data_ptr() for part in parts if type(part) is Int8Linear]
-    return has_hooks(parts), parts, addresses, layers
+    tensors: list[Tensor] = [
+        x for part in parts for x in part._parameters.values() if x is not None
+    ]
+    tensors += [part.scale for part in parts if type(part) is Int8Linear]
+    return has_hooks(parts), parts, [x.data_ptr() for x in tensors]
 
 
 def _end_to_end(x: Tensor, lengths: Lengths) -> tuple[Integers, Tensor]:

@@ -97,8 +97,8 @@ int64_t up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 INLINE Floats gelu(Floats x) {
     const Floats size = larger(x, all(0.0f) - x), t = smaller(all(5.0f), size * all(0.70710678f));
     const Floats p = polynomial(
-        t, {2.62370577e-07f, -6.59261104e-06f, 6.96470524e-05f, -0.000388756511f, 0.00105406437f,
-            0.000689729815f, -0.0198103599f, 0.103046201f, 0.636568964f, 1.12838221f});
+        t, 2.62370577e-07f, -6.59261104e-06f, 6.96470524e-05f, -0.000388756511f, 0.00105406437f,
+        0.000689729815f, -0.0198103599f, 0.103046201f, 0.636568964f, 1.12838221f);
     const Floats tail = all(0.5f) * exponential((all(0.0f) - t) * p);
     return x * where_less(x, all(0.0f), tail, all(1.0f) - tail);
 }
@@ -203,6 +203,7 @@ void attend(const Attention& a, const Slot& slot, const float* query, const uint
     };
     int64_t i = 0;
     for (; i + 64 <= slot.value; i += 64) mean(std::integral_constant<int, 4>(), i);
+    for (; i + 32 <= slot.value; i += 32) mean(std::integral_constant<int, 2>(), i);
     for (; i < slot.value; i += 16) mean(std::integral_constant<int, 1>(), i);
 }
 

@@ -84,7 +84,7 @@ INLINE float log_sum(const float* row, int64_t width, float high) {
     Floats total = all(0.0f);
     sweep(width, [&](int64_t i, int64_t left) {
         const Floats d = keep(load(row + i, left) - by, left, -INFINITY);
-        total = total + where_less(d, all(-87.0f), all(0.0f), exponential(d));
+        total = total + where_less(d, all(-87.0f), all(0.0f), exponential_within(d));
     });
     return high + float(std::log(double(sum(total))));
 }

@@ -208,18 +208,22 @@ INLINE float most(Floats x) {
     return std::max(std::max(y[0], y[1]), std::max(y[2], y[3]));
 }
 
-INLINE Floats polynomial(Floats x, std::initializer_list<float> coefficients) {
-    Floats y = all(0.0f);
-    for (float c : coefficients) y = fma(y, x, all(c));
+template <class... More>
+INLINE Floats polynomial(Floats x, float first, More... more) {
+    Floats y = all(first);
+    for (float c : {more...}) y = fma(y, x, all(c));
     return y;
 }
 
-// e^x = 2^n e^r with |r| <= ln 2 / 2, and a polynomial for e^r (Cephes).
-INLINE Floats exponential(Floats x) {
-    x = larger(all(-87.0f), smaller(all(88.0f), x));
+// e^x = 2^n e^r with |r| <= ln 2 / 2, and a polynomial for e^r (Cephes), for x from -87 to 88.
+INLINE Floats exponential_within(Floats x) {
     const Floats n = nearest(x * all(1.44269504f));
     const Floats r = fma(n, all(2.12194440e-4f), fma(n, all(-0.693359375f), x));
-    const Floats p = polynomial(r, {1.9875691500e-4f, 1.3981999507e-3f, 8.3334519073e-3f,
-                                    4.1665795894e-2f, 1.6666665459e-1f, 5.0000001201e-1f});
+    const Floats p = polynomial(r, 1.9875691500e-4f, 1.3981999507e-3f, 8.3334519073e-3f,
+                                4.1665795894e-2f, 1.6666665459e-1f, 5.0000001201e-1f);
     return (fma(p, r * r, r) + all(1.0f)) * from_bits((integers(n) + all(127)) << 23);
+}
+// Of any x: beyond, it is the nearest of these.
+INLINE Floats exponential(Floats x) {
+    return exponential_within(larger(all(-87.0f), smaller(all(88.0f), x)));
 }
