@@ -28,10 +28,11 @@ def with_folder(
 
 
 def with_inputs(
-    command: str, kind: type[Settings], default: Settings, words: Sequence[str]
+    command: str, kind: type[Settings], default: Settings, words: Sequence[str], after: str = ""
 ) -> tuple[Path, list[str], Settings]:
     """The folder, which is the first name, the names after it, and what the flags say.
 
+    `after` is what the help calls these names.
     Flags may stand before, between and after the names; one that takes any number of values takes
     all that follow it. After a lone `--` there are only names.
     """
@@ -41,7 +42,7 @@ def with_inputs(
             f"{command} needs a run's or a model's folder, before any flag that takes several "
             f"values: regard {command} RUN"
         )
-    options = parse(kind, default, flags, f"regard {command} RUN")
+    options = parse(kind, default, flags, f"regard {command} RUN{after}")
     return Path(names[0]), names[1:], options
 
 
@@ -87,18 +88,21 @@ def _values(hint: Any) -> int | None:
 
 def parse(kind: type[Settings], default: Settings, words: Sequence[str], prog: str) -> Settings:
     """Settings from flags. What is wrong with them is one line; `--help` explains all."""
+    check_once(words, _setting)
+    if {"-h", "--help"} & set(words):
+        from regard.cli.help import help_lines
+
+        print("\n".join(help_lines(kind, default, prog)))
+        raise SystemExit(0)
     import tyro
 
-    check_once(words, _setting)
     errors = io.StringIO()
     try:
         with contextlib.redirect_stderr(errors):
             settings = tyro.cli(kind, prog=prog, args=list(words), default=default)
-    except SystemExit as end:
-        if not end.code:
-            raise
+    except SystemExit:
         problem = _one_line(errors.getvalue())
-        raise ValueError(f"{problem} (see {prog.replace(' RUN', '')} --help)") from None
+        raise ValueError(f"{problem} (see {prog.partition(' RUN')[0]} --help)") from None
     _check_numbers(settings)
     return settings
 
@@ -123,18 +127,6 @@ def setting_names(kind: type[Any], inside: str = "") -> Iterator[str]:
             yield from setting_names(hint, f"{inside}{field.name}.")
         else:
             yield f"{inside}{field.name}"
-
-
-def described(kind: type[Any]) -> dict[str, str]:
-    """What the docstrings of a dataclass say of its settings, inherited ones too, in one line."""
-    from docstring_parser import parse_from_object
-
-    return {
-        one.arg_name: " ".join((one.description or "").split())
-        for base in reversed(kind.__mro__)
-        if dataclasses.is_dataclass(base)
-        for one in parse_from_object(base).params
-    }
 
 
 def _in_full(word: str, full: dict[str, list[str]]) -> str:

@@ -67,7 +67,7 @@ class System:
 
 def compare(words: Sequence[str]) -> None:
     """`regard compare RUN RUN …`."""
-    first, others, options = with_inputs("compare", Compare, Compare(), words)
+    first, others, options = with_inputs("compare", Compare, Compare(), words, " OTHER ...")
     if not others:
         raise ValueError(f"compare needs two runs or more: regard compare {first} OTHER …")
     systems, signatures = _compared([str(first), *others], options)

@@ -29,8 +29,8 @@ class InferenceOptions:
     """Device: auto is a GPU where there is one; or cpu, cuda, cuda:1."""
     precision: Precision = "auto"
     """Precision of weights and activations. int8 quantizes the weights: the fastest on a cpu. auto
-    is bf16 on a GPU; on a cpu int8 if it chooses the same tokens as fp32 for at least 99% of a few
-    hundred of the input's, and otherwise fp32."""
+    is bf16 on a GPU. On a cpu it is int8 for models that write text, if they then choose the same
+    tokens as in fp32 for at least 99% of a few hundred of the input's; otherwise fp32."""
     verbose: bool = False
     """Print on standard error which precision and which engine were picked, and why."""
 

@@ -128,11 +128,20 @@ def _quantize(options: argparse.Namespace) -> None:
     quantized(options.folder, options.out)
 
 
+class _Formatter(argparse.HelpFormatter):
+    """Every command has its explanation beside it; argparse leaves room for flags alone."""
+
+    def __init__(self, prog: str):
+        super().__init__(prog)
+        self._action_max_length = len("    completion")
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = Parser(
         prog="regard",
         description="The Transformer, complete, fast and see-through.",
         allow_abbrev=False,
+        formatter_class=_Formatter,
     )
     parser.add_argument(
         "--debug", action="store_true", help="show the traceback of an error, not one line"
@@ -154,18 +163,18 @@ def _parser() -> argparse.ArgumentParser:
 
     # These read their flags themselves: what begins with a dash is theirs.
     for name, about in (
-        ("train", "train a model on data of one's own"),
+        ("train", "train a model on your own data"),
         ("evaluate", "score a trained model"),
         ("check", "prove that a model computes the same in each of its ways"),
-        ("compare", "which of several runs translates better, and whether by chance"),
+        ("compare", "which of several runs translates better, by more than chance"),
         ("translate", "translate lines of text"),
         ("score", "score given translations"),
         ("classify", "classify images"),
         ("read", "read the text in images"),
         ("generate", "continue a text with a language model"),
         ("label", "classify texts"),
-        ("look", "see what a model attended to, and what it mattered"),
-        ("studio", "open the pages: attention by hand, and inside one's own models"),
+        ("look", "see what a model attended to, and whether it mattered"),
+        ("studio", "open pages in the browser: attention by hand, inside your models"),
         ("attend", "work out attention by hand, step by step"),
         ("cost", "count what a layer or a model costs, beside the formula"),
         ("lab", "test what is taught about attention, with a verdict"),

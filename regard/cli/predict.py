@@ -436,7 +436,7 @@ def _with_files(
     name: str, kind: type[Reads], default: Reads, words: Sequence[str]
 ) -> tuple[Path, Reads]:
     """The names after the folder are files, as those of --files are."""
-    folder, names, options = with_inputs(name, kind, default, words)
+    folder, names, options = with_inputs(name, kind, default, words, " [FILE ...]")
     return folder, replace(options, files=(*options.files, *names))
 
 
@@ -444,7 +444,7 @@ def _pictures(
     name: str, kind: type[Settings], default: Settings, words: Sequence[str]
 ) -> tuple[Path, Iterator[str | None], Settings]:
     """The folder, the names of pictures as they come, None where no more are there for now."""
-    folder, names, options = with_inputs(name, kind, default, words)
+    folder, names, options = with_inputs(name, kind, default, words, " [IMAGE ...]")
     listed = names in ([], [STDIN])
     if listed and sys.stdin.isatty():
         raise ValueError(

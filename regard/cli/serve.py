@@ -77,7 +77,7 @@ def serve(words: Sequence[str]) -> int:
         raise ValueError(
             "serve needs runs' or models' folders, before all flags: regard serve RUN, or NAME=RUN"
         )
-    options = parse(Serve, Serve(), words[len(folders) :], "regard serve RUN")
+    options = parse(Serve, Serve(), words[len(folders) :], "regard serve RUN|NAME=RUN ...")
     try:
         import fastapi  # noqa: F401
         import uvicorn  # noqa: F401

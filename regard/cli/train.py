@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import Any, cast
 
 from regard.checkpoint import CONFIG
-from regard.cli.arguments import Progress, described, parse, setting_names, spelled_out
+from regard.cli.arguments import Progress, parse, setting_names, spelled_out
+from regard.cli.help import described, flag_lines, help_lines, with_default
 from regard.config import from_json, read, to_json
 from regard.device import device
 from regard.task.folder import run_config
@@ -76,11 +77,12 @@ COMMON = "minutes steps batch lr precision device seed"
 """Those of every training."""
 
 
-SIZES = """regard train {task} RUN [--size tiny|base|big] [settings]
-
---size is a preset of all settings below: tiny (default) for two CPU cores, base and big for a GPU.
-"""
-
+BEFORE = {
+    "--size {tiny,base,big}": "Preset of all settings: tiny for two CPU cores, base and big for a "
+    "GPU. (default: tiny)",
+    "--for {marian,vit}": "Settings of a model that regard export can write for this library.",
+}
+"""Flags that decide what the settings begin with."""
 
 FROM_RUN = {"--resume": "RUN", "--again": "RUN NEW", "--from": "RUN NEW", "--config": "FILE NEW"}
 """How a run begins with settings that another one has, and the names that it needs."""
@@ -112,8 +114,9 @@ def train(words: Sequence[str]) -> None:
             print("\n".join(short_help(task, size)))
             return
         if asks:
-            print(SIZES.format(task=task.name))
-            flags = ["--help" if flag == "--help-all" else flag for flag in flags]
+            usage = f"regard train {task.name} RUN"
+            print("\n".join(help_lines(task.config, task.preset(size), usage, BEFORE)))
+            return
         config = _parsed(task, size, flags, shape)
     if not run:
         raise ValueError("the run's folder has no name; name one: regard train TASK RUN")
@@ -163,13 +166,8 @@ def short_help(task: TaskSpec, size: Preset) -> list[str]:
         "",
     ]
     for flag, section, name in (*own, *common):
-        value = getattr(section, name)
-        said = " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
-        default = "" if value in ((), None) else f" (default: {said})"
-        text = described(type(section))[name] + default
-        lines += textwrap.wrap(
-            f"{flag:<23} {text}", 96, initial_indent="  ", subsequent_indent=" " * 26
-        )
+        text = with_default(described(type(section))[name], getattr(section, name))
+        lines += flag_lines(flag, text)
     count = sum(1 for _ in setting_names(task.config))
     return [
         *lines,

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -42,6 +43,40 @@ def test_the_long_help_has_everything(capsys: pytest.CaptureFixture[str]) -> Non
         *sections, last = name.replace("_", "-").split(".")
         # A switch is shown as --training.tensorboard, --training.no-tensorboard.
         assert f"--{'.'.join([*sections, last])}" in text
+
+
+READERS = [
+    *("check", "compare", "evaluate", "translate", "score", "classify"),
+    *("read", "generate", "label", "look", "serve"),
+]
+
+
+@pytest.mark.parametrize("command", READERS)
+def test_helps_are_for_readers(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    text = said(capsys, command, "--help")
+    assert text.startswith(f"usage: regard {command} RUN")
+    assert all(len(line) <= 100 for line in text.splitlines())
+    for sign in ("None", "STR", "INT", "(default: )", "(default: False)", "│"):
+        assert sign not in text
+
+
+def test_every_command_has_its_line(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = said(capsys, "--help").splitlines()
+    listed = [line for line in lines[lines.index("commands:") + 2 :] if line.strip()]
+    assert len(listed) > 20
+    assert all(re.match(r"    [a-z]+ +\w", line) for line in listed)
+
+
+def test_flags_show_what_they_take(capsys: pytest.CaptureFixture[str]) -> None:
+    text = said(capsys, "translate", "--help")
+    for flag in ("[FILE ...]", "--beams N ", "--head N N N ", "--tag TAG ...", "--json  "):
+        assert flag in text
+    assert "-o OUT, --out OUT" in said(capsys, "look", "--help")
+    text = said(capsys, "train", "translate", "--help-all")
+    for flag in ("--columns COLUMN COLUMN", "--training.betas X X", "--training.no-tensorboard"):
+        assert flag in text
+    assert "--model.final-norm {True,False}" in text
+    assert "--size {tiny,base,big}" in text
 
 
 # Names

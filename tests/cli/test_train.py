@@ -53,9 +53,7 @@ def test_the_overview_names_every_task(capsys: pytest.CaptureFixture[str]) -> No
 def test_the_help_has_the_words_that_users_of_other_tools_look_for(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    with pytest.raises(SystemExit):
-        main(["train", "translate", "--help-all"])
-    text = " ".join(capsys.readouterr().out.lower().replace("│", " ").split())
+    text = " ".join(said(capsys, "train", "translate", "--help-all").lower().split())
     missing = [term for term in TERMS if term not in text]
     assert not missing
 
@@ -108,9 +106,7 @@ def test_wrong_words_get_one_line(
 
 
 def test_help_explains_every_setting(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main(["train", "dates", "--help-all"])
-    text = capsys.readouterr().out
+    text = said(capsys, "train", "dates", "--help-all")
     for flag in ("--languages", "--model.width", "--training.lr", "--training.precision"):
         assert flag in text
     assert "d_model" in text
