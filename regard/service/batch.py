@@ -118,9 +118,8 @@ class Batch:
             if not session.shrinks:
                 self._cohorts.append(Cohort(session, rules, sentences))
                 return
-            logits = session.step(session.begin([sentence.prompt for sentence in sentences]))
             lane = self._lanes.get(rules) or Lane(rules, session.vocabulary, self._longest)
-            stay, tokens, rows = lane.enter(sentences, logits, session.best)
+            stay, tokens, rows = lane.enter(sentences, session)
             if not stay:
                 session.close()
                 return
@@ -211,14 +210,15 @@ class Lane:
         """The session's row that each continues."""
 
     def enter(
-        self, sentences: list[Sentence], logits: torch.Tensor, best: Callable[..., Any]
+        self, sentences: list[Sentence], session: Session
     ) -> tuple[list[Sentence], Integers, Integers]:
         """The first step of these; gives those that go on, their tokens and their rows."""
+        last = session.begin([sentence.prompt for sentence in sentences]).cpu().numpy()
         for sentence in sentences:
             sentence.place = self.search.add(sentence.most, sentence.index)
         places = np.array([sentence.place for sentence in sentences])
         try:
-            tokens, rows = self.search.extend(places, logits, best)
+            tokens, rows = session.roll(self.search, places, last)
         except Exception:
             for sentence in sentences:
                 self.search.remove(sentence.place)

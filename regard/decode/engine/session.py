@@ -136,8 +136,9 @@ class Session:
     def roll(
         self, search: Rolling, places: Integers, last: Integers, steps: int = 1
     ) -> tuple[Integers, Integers]:
-        """A step of model and search, for sentences that have all rows, after their first step; or
-        as many as `steps`, where the engine can take them at once.
+        """A step of model and search, for sentences that have all rows; or as many as `steps`,
+        where the engine can take them at once. At its first step a sentence has one row, and takes
+        no other.
 
         `last` is what each row reads; gives what each reads next, and the row that it continues.
         """

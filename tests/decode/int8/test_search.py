@@ -214,8 +214,8 @@ def test_sentences_that_join_and_leave(width: int, monkeypatch: pytest.MonkeyPat
             if step % 3 == 0 and step < 12:
                 joining = opened(step, 3)
                 more = np.array([search.add(most, 0) for most in (40, 9 + step, 5)])
-                logits = joining.step(joining.begin([[1]] * 3))
-                more, tokens, rows = going(more, *search.extend(more, logits, joining.best))
+                read = joining.begin([[1]] * 3).numpy()
+                more, tokens, rows = going(more, *joining.roll(search, more, read))
                 joining.select(torch.from_numpy(rows))
                 session.join(joining)
                 places, last = np.concatenate((places, more)), np.concatenate((last, tokens))

@@ -214,10 +214,12 @@ class Int8Session(Session):
         if not (searches.known(search) and self.engine.tokens.reaches(longest + steps)):
             return super().roll(search, places, last)
         self._check(last)
-        last, rows = last.copy(), np.arange(len(last))
-        struct = searches.of_rolling(cast(Any, search), places, last, rows, steps)
-        self._take(struct, steps)
-        return last, rows
+        known = cast(Any, search)
+        read, each = np.zeros(len(places) * known.width, np.int64), len(last) // len(places)
+        read[: len(last)] = last
+        rows = np.arange(len(read)) * each // known.width
+        self._take(searches.of_rolling(known, places, each, read, rows, steps), steps)
+        return read, rows
 
     def _take(self, search: native.Search, steps: int) -> int:
         """So many steps in the kernels, or fewer where all sentences are over; how many."""

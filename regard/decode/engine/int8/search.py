@@ -69,11 +69,13 @@ def of(search: Known) -> native.Search:
 def of_rolling(
     search: RollingBeams | RollingPaths,
     places: Integers,
+    each: int,
     last: Integers,
     rows: Integers,
     steps: int,
 ) -> native.Search:
-    """The same of sentences that are at steps of their own, in these places of its arrays."""
+    """The same of sentences that are at steps of their own, in these places of its arrays, with so
+    many rows for each."""
     search.fit(int(search.t[places].max(initial=0)) + steps)
     state: dict[str, Any] = {"rule": rule(search.rule, 0, search.most)}
     if isinstance(search, RollingBeams):
@@ -83,7 +85,7 @@ def of_rolling(
         state["paths"] = ctypes.pointer(native.Paths(search.tokens.shape[1], *map(_address, paths)))
     pointers = {"place": places, "last": last, "rows": rows, "t": search.t, "over": search.done}
     state |= {name: _address(array) for name, array in pointers.items()}
-    return native.Search(len(places), search.width, **state)
+    return native.Search(len(places), each, **state)
 
 
 def _beams(search: Beams | RollingBeams, columns: int) -> Any:
