@@ -2,7 +2,7 @@
 
 import { apart, attention, convolution, matrix, normal, parse, product, random } from "/core.js";
 import { card, chart, el, figure, lead, live, select, slider, table, text } from "/ui.js";
-import { heat } from "/view.js";
+import { heat, numbers } from "/view.js";
 
 const DEFAULTS = { as: "convolution", beta: 8, n: 6, kernel: "0.25 0.5 0.25", order: "3 1 4 2 6 5" };
 const KINDS = {
@@ -42,7 +42,7 @@ export function show(root) {
         card("How exactly", el("p", { class: "answer", "data-fact": "error" }, `largest error ${figure(error, 3)}`),
           chart("", [{ name: "largest error", x: betas, y: errors.map((e) => Math.max(e, 1e-16)) }], { x: "β", y: "largest error", logY: true, marks: [{ x: state.beta, name: "now" }], height: 230 }))),
       card(made.heads.length > 1 ? `Weights of the ${made.heads.length} heads` : "Weights", el("div", { class: "matrices" }, now.heads.map((weights, h) =>
-        el("figure", {}, made.heads.length > 1 ? el("figcaption", {}, `head ${h + 1}, times ${figure(made.heads[h].scale, 2)}`) : null, heat(weights, names, names.slice(0, weights[0].length), { label: `weights of head ${h + 1}`, cell: 20 }))))),
+        el("figure", {}, made.heads.length > 1 ? el("figcaption", {}, `head ${h + 1}, times ${figure(made.heads[h].scale, 2)}`) : null, heat(weights, names, names.slice(0, weights[0].length), { label: `weights of head ${h + 1}`, cell: 20 }), numbers(weights, names, names.slice(0, weights[0].length)))))),
       card("What comes out", el("div", { class: "matrices" }, table(kind === "pointwise" ? "X W" : kind === "dictionary" ? "values" : "X", made.input, { digits: 2 }), table("Attention", now.output), table(KINDS[kind][0], made.target))),
     ];
   }

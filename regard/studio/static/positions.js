@@ -2,7 +2,7 @@
 
 import { attention, dot, matrix, normal, random, similarity, sinusoidal } from "/core.js";
 import { card, chart, el, figure, lead, live, select, slider, text } from "/ui.js";
-import { heat, paint } from "/view.js";
+import { heat, numbers, paint } from "/view.js";
 
 const DEFAULTS = { width: 32, base: 10000, length: 48, how: "added", text: "dog bites man", other: "man bites dog" };
 
@@ -23,17 +23,18 @@ export function show(root) {
         slider("base", "Base, which sets the slowest wave", Math.log10(base), { min: 0.5, max: 6, step: 0.05, shown: figure(base, 0), onset: (value) => set({ base: Number((10 ** value).toPrecision(3)) }) }),
         slider("length", "Positions n", length, { min: 4, max: 256, step: 1, shown: String(length), onset: (value) => set({ length: value }) }))),
       el("div", { class: "columns" },
-        card("r_n, a row for each position", pixels(rows, "Positional encoding: a row for each position, a column for each dimension"), el("p", { class: "soft" }, `Wavelengths from 2π to ${figure(2 * Math.PI * base ** ((width - 2) / width), 0)} positions. Orange is below 0.`)),
-        card("r_n · r_m, for every pair", pixels(alike, "Similarity of every pair of positions"), el("p", { class: "soft" }, "The same along every diagonal: it depends on the distance alone."))),
+        card("r_n, a row for each position", pixels(rows, "Positional encoding: a row for each position, a column for each dimension", "dimension"), el("p", { class: "soft" }, `Wavelengths from 2π to ${figure(2 * Math.PI * base ** ((width - 2) / width), 0)} positions. Orange is below 0.`)),
+        card("r_n · r_m, for every pair", pixels(alike, "Similarity of every pair of positions", "m ="), el("p", { class: "soft" }, "The same along every diagonal: it depends on the distance alone."))),
       card("How alike, by distance", chart("", [{ name: "r_n · r_m / (d/2)", x: distances, y: distances.map((n) => similarity(n, width, base) / (width / 2)) }], { x: "distance |n − m|", y: "similarity", low: -1, high: 1.02, height: 260 })),
       order(state, set, width, base),
     ];
   }
 
-  function pixels(a, label) {
+  function pixels(a, label, column) {
     const canvas = el("canvas", { class: "dense", role: "img", "aria-label": label, style: { width: "100%", height: "22rem" } });
     paint(canvas, a);
-    return canvas;
+    const count = (n, name) => Array.from({ length: n }, (_, i) => `${name} ${i}`);
+    return [canvas, numbers(a, count(a.length, "n ="), count(a[0].length, column))];
   }
 
   /** The same words in two orders: what comes out for each, with positions and without. */
@@ -66,7 +67,8 @@ export function show(root) {
         const x = words.map((word) => vector(word, width));
         const r = sinusoidal(words.length, width, base);
         const input = place === "none" ? x : place === "added" ? x.map((row, n) => row.map((v, i) => v + r[n][i])) : x.map((row, n) => [...row, ...r[n]]);
-        return el("figure", {}, el("figcaption", {}, place === "none" ? "weights without positions" : `weights, positions ${place}`), heat(attention(input, input, x).weights, words, words, { label: "weights", cell: 26 }));
+        const { weights } = attention(input, input, x);
+        return el("figure", {}, el("figcaption", {}, place === "none" ? "weights without positions" : `weights, positions ${place}`), heat(weights, words, words, { label: "weights", cell: 26 }), numbers(weights, words, words));
       })) : null);
   }
 }

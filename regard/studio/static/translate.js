@@ -185,6 +185,19 @@ export async function show(root) {
       }
       drawn.append(svg("g", { class: won.has(node.n) ? "won" : null }, svg("text", { x: x(node), y: y(node) }, `\u2068${sign(node.name)}\u2069 `, svg("tspan", { class: "tick" }, figure(node.total, 1))), svg("title", {}, `${sign(node.name)}: p = ${figure(Math.exp(node.gain), 3)}`)));
     }
-    return el("div", { class: "tree", tabindex: "0", role: "group", "aria-label": "Beam tree" }, drawn);
+    return [el("div", { class: "tree", tabindex: "0", role: "group", "aria-label": "Beam tree" }, drawn), listed(nodes)];
+  }
+
+  /** The beam tree as a table: each open hypothesis, its step, and what it was extended by. */
+  function listed(nodes) {
+    const written = (node) => (node.parent === null ? "" : written(nodes[node.parent])) + node.name.replaceAll("▁", " ");
+    const details = el("details", { class: "numbers" }, el("summary", {}, "The same as a table"));
+    details.addEventListener("toggle", () => {
+      if (!details.open || details.children.length > 1) return;
+      details.append(el("div", { class: "scroll", tabindex: "0", role: "group", "aria-label": "Beam tree as a table" }, el("table", {},
+        el("thead", {}, el("tr", {}, ["step", "hypothesis", "token", "p", "log p of all"].map((name, n) => el("th", { scope: "col", class: n === 1 || n === 2 ? null : "n" }, name)))),
+        el("tbody", {}, nodes.map((node) => el("tr", {}, el("td", { class: "n" }, String(node.step + 1)), el("th", { scope: "row" }, written(node).trim()), el("td", {}, sign(node.name)), el("td", { class: "n" }, figure(Math.exp(node.gain), 3)), el("td", { class: "n" }, figure(node.total, 2))))))));
+    });
+    return details;
   }
 }
