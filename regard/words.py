@@ -6,6 +6,7 @@ Parser                 argparse, whose errors are ValueErrors of one line
 """
 
 import argparse
+import difflib
 import re
 import sys
 from collections.abc import Callable, Sequence
@@ -44,10 +45,23 @@ class Parser(argparse.ArgumentParser):
     """argparse, in one line: what is wrong is a ValueError, which the command line prints."""
 
     def error(self, message: str) -> NoReturn:
-        raise ValueError(f"{message}; see {self.prog} --help")
+        what = _choice(message) or message
+        raise ValueError(f"{what}{' See' if what.endswith('?') else '; see'} {self.prog} --help")
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         words = sys.argv[1:] if args is None else list(args)
         actions = self._option_string_actions
         check_once(words, lambda flag: actions[flag].dest if flag in actions else None)
         return super().parse_known_args(words, namespace)
+
+
+def _choice(message: str) -> str | None:
+    """argparse's line about a word that is none of the known ones, and what was meant perhaps."""
+    pattern = r"argument (\S+): invalid choice: '(.*)' \(choose from (.*)\)"
+    match = re.fullmatch(pattern, message, re.DOTALL)
+    if match is None:
+        return None
+    known = re.findall(r"[\w./-]+", match[3])
+    near = difflib.get_close_matches(match[2], known, 1)
+    remedy = f"did you mean {near[0]}?" if near else f"choose from {', '.join(known)}"
+    return f"{match[1]} ('{match[2]}') is unknown; {remedy}"

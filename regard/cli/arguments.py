@@ -102,6 +102,8 @@ def parse(kind: type[Settings], default: Settings, words: Sequence[str], prog: s
             settings = tyro.cli(kind, prog=prog, args=list(words), default=default)
     except SystemExit:
         problem = _one_line(errors.getvalue())
+        if "did you mean" not in problem:
+            problem += _called(kind, words)
         raise ValueError(f"{problem} (see {prog.partition(' RUN')[0]} --help)") from None
     _check_numbers(settings)
     return settings
@@ -127,6 +129,33 @@ def setting_names(kind: type[Any], inside: str = "") -> Iterator[str]:
             yield from setting_names(hint, f"{inside}{field.name}.")
         else:
             yield f"{inside}{field.name}"
+
+
+ELSEWHERE = {
+    "--batch-size": "batch",
+    "--beam": "beams",
+    "--beam-size": "beams",
+    "--learning-rate": "lr",
+    "--max-epochs": "epochs",
+    "--max-steps": "steps",
+    "--num-beams": "beams",
+    "--num-epochs": "epochs",
+    "--num-workers": "workers",
+    "--optim": "optimizer",
+    "--vocab-size": "vocabulary",
+    "--warmup-steps": "warmup",
+}
+"""What other tools call a setting."""
+
+
+def _called(kind: type[Any], words: Sequence[str]) -> str:
+    """What a flag that other tools have is called here."""
+    for word in words:
+        name = ELSEWHERE.get(word.partition("=")[0].replace("_", "-"))
+        for path in setting_names(kind) if name else ():
+            if path.rpartition(".")[2] == name:
+                return f"; did you mean --{path.replace('_', '-')}?"
+    return ""
 
 
 def _in_full(word: str, full: dict[str, list[str]]) -> str:

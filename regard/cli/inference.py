@@ -21,6 +21,16 @@ if TYPE_CHECKING:
 Ready = TypeVar("Ready")
 
 
+USES = {
+    "Translator": "translate",
+    "Classifier": "classify",
+    "Reader": "read",
+    "Generator": "generate",
+    "Labeler": "label",
+}
+"""What loaded models are used by."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class InferenceOptions:
     """Where, and in which precision, a model computes."""
@@ -80,7 +90,9 @@ def loaded(
     ready: Predictor = load(folder, device=device, dtype=DTYPES.get(precision))
     if not isinstance(ready, kind):
         found = type(ready).__name__
-        raise ValueError(f"{folder} holds a {found}, not a {kind.__name__}; see its config.json")
+        raise ValueError(
+            f"{folder} holds a {found}, not a {kind.__name__}; its command is regard {USES[found]}"
+        )
     if device.type == "cpu" and precision in ("auto", "int8"):
         ready.model.float()
     if precision == "int8":

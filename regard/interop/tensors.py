@@ -74,7 +74,7 @@ def settings(source: Path, name: str = "config.json") -> dict[str, Any]:
     try:
         text = opened(path)
     except FileNotFoundError:
-        where = f"{path.parent} has no {name}, which says what the model is; add it"
+        where = f"{path.parent.resolve()} has no {name}, which says what the model is; add it"
         raise ValueError(where) from None
     try:
         with text:

@@ -15,7 +15,12 @@ from regard.task.settings import Precision
 def model_folder(folder: str | os.PathLike[str]) -> Path:
     """In a run's folder its best model, or before there is one the last."""
     place = Path(folder)
+    if place.is_file():
+        raise ValueError(f"{place} is a file; name the folder of a run or of a model")
     if run_config(place) is None:
+        within = sorted(str(path.parent) for path in place.glob("*/config.json"))
+        if within:
+            raise ValueError(f"{place} is no run and no model; name one in it: {', '.join(within)}")
         return place
     for name in ("best", "last"):
         if (place / name).is_dir():

@@ -198,7 +198,13 @@ def test_a_line_for_each_line(
 
 
 def test_the_wrong_kind_of_model(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "holds a Translator, not a Generator" in said(capsys, "generate", run, status=2)
+    wrong = "holds a Translator, not a Generator; its command is regard translate"
+    assert wrong in said(capsys, "generate", run, status=2)
+
+
+def test_a_folder_of_runs(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    wrong = f"{run.parent} is no run and no model; name one in it: {run}"
+    assert wrong in said(capsys, "translate", run.parent, status=2)
 
 
 @pytest.mark.usefixtures("unchecked")  # a captured stream is no TextIO to the checks

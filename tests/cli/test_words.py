@@ -47,6 +47,11 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
 @pytest.mark.parametrize(
     ("words", "line"),
     [
+        (["translte"], "COMMAND ('translte') is unknown; did you mean translate? See regard"),
+        (["export", "a", "b", "--to", "x"], "--to ('x') is unknown; choose from ctranslate2, onnx"),
+        (["translate", __file__], "is a file; name the folder of a run or of a model"),
+        (["train", "translate", "R", "--learning-rate", "1"], "did you mean --training.lr? (see"),
+        (["translate", "R", "--beam_size=3"], "did you mean --beams? (see"),
         (["translate", ""], "a name is empty (''), perhaps from a variable that is not set"),
         (["translate", "R", "--files", ""], "--files is empty, perhaps"),
         (["translate", "R", "--files="], "--files is empty, perhaps"),

@@ -336,7 +336,7 @@ def test_a_matrix_may_begin_with_a_minus(text: str, capsys: pytest.CaptureFixtur
         ("--query|1|--digits|99", r"digits \(99\) must be 0 to 15"),
         ("--query|1|--json|--latex", "not allowed with"),
         ("--key|1", "required: --query/-q; see regard attend --help"),
-        ("--query|1|--convention|diagonal", "invalid choice: 'diagonal'"),
+        ("--query|1|--convention|diagonal", r"--convention \('diagonal'\) is unknown"),
     ],
 )
 def test_what_is_wrong_is_one_line(
