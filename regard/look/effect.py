@@ -44,15 +44,11 @@ def changed(
     cross-attention obey; the tokens of a decoder that has a source stay visible. A language model's
     source is its own text.
     """
-    attentions = {
-        name: module
-        for name, module in model.named_modules()
-        if isinstance(module, MultiHeadAttention)
-    }
+    attentions = attentions_of(model)
     alone = not any(name.endswith(".cross") for name in attentions)
     factors = dict(beta or {})
     for name, head in (*off, *factors):
-        _check(attentions, name, head)
+        check_head(attentions, name, head)
     with ExitStack() as stack:
         for name, module in attentions.items():
             silent = [head for of, head in off if of == name]
@@ -76,7 +72,17 @@ def reads_source(name: str) -> bool:
     return not (name.startswith("decoder.") and name.endswith(".attention"))
 
 
-def _check(attentions: Mapping[str, MultiHeadAttention], name: str, head: int) -> None:
+def attentions_of(model: nn.Module) -> dict[str, MultiHeadAttention]:
+    """A model's attentions, by name."""
+    return {
+        name: module
+        for name, module in model.named_modules()
+        if isinstance(module, MultiHeadAttention)
+    }
+
+
+def check_head(attentions: Mapping[str, MultiHeadAttention], name: str, head: int) -> None:
+    """Refuses a head that is not there."""
     if name not in attentions:
         raise ValueError(f"attention ({name!r}) is unknown; there are {', '.join(attentions)}")
     heads = attentions[name].heads

@@ -147,7 +147,7 @@ def test_the_numbers_of_a_head_make_its_weights(translator: Any) -> None:
     torch.testing.assert_close(expected, torch.tensor(found["weights"]), atol=1e-6, rtol=1e-5)
     with pytest.raises(ValueError, match=r"head \(2\) of"):
         numbers_of_head(translator, "ab cd", "decoder.blocks.0.attention", 2)
-    with pytest.raises(KeyError, match="was not recorded"):
+    with pytest.raises(ValueError, match=r"attention \('other'\) is unknown; there are encoder"):
         numbers_of_head(translator, "ab cd", "other", 0)
 
 

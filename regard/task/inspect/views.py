@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.attention.multihead import MultiHeadAttention
+from regard.look.effect import attentions_of, check_head
 from regard.look.record import record
 from regard.look.view import View
 from regard.task.inspect.changes import NONE, Changes
@@ -36,7 +36,7 @@ def view(
         raise ValueError("this model sees images; give one: --image picture.png")
     if not sees and text is None:
         raise ValueError('this model reads text; give some: --text "…"')
-    if not any(isinstance(part, MultiHeadAttention) for part in predictor.model.modules()):
+    if not attentions_of(predictor.model):
         mixer = getattr(predictor.model.config, "mixer", "another")
         raise ValueError(f"this model has no attention to look at: its mixer is {mixer}")
     match predictor:
@@ -71,6 +71,7 @@ def numbers_of_head(
 
     What is changed is changed before anything is recorded, so that the numbers are those in use.
     """
+    check_head(attentions_of(predictor.model), attention, head)
     inside, forced = replace(changes, forced=()), Changes(forced=changes.forced)
     with inside.made(predictor.model), record(predictor.model, lambda n: n == attention) as seen:
         if isinstance(predictor, Translator):
@@ -79,8 +80,6 @@ def numbers_of_head(
             found = view(predictor, text, changes=forced)
     asked = seen[attention]
     heads = asked.query.shape[1]
-    if not 0 <= head < heads:
-        raise ValueError(f"head ({head}) of {attention} must lie from 0 to {heads - 1}")
     if asked.bias is not None:
         raise ValueError(
             f"{attention} adds a bias to its scores, as linear-bias positions do, which attention "
