@@ -387,7 +387,7 @@ export function mount(root, view, options = {}) {
         el("tbody", {}, heads.slice(0, 16).map((one) =>
           el("tr", { class: one.n === layer && one.h === head ? "chosen" : null },
             el("th", { scope: "row" }, el("button", { type: "button", class: "link", title: `layer ${one.n + 1}, head ${one.h + 1}`, onclick: () => set({ layer: one.n, head: one.h, map: map.name }) }, `L${one.n + 1} H${one.h + 1}`)),
-            keys.map(([key]) => el("td", { class: "n" }, key === order ? meter(Math.abs(one[key]) / most[key], one[key] < 0) : null, figure(one[key], 3)))))))));
+            keys.map(([key]) => el("td", { class: "n" }, key === order ? meter(Math.abs(one[key]) / most[key], one[key] < 0) : null, figure(one[key], key === order ? 3 : 2)))))))));
   }
 
   draw();
@@ -436,10 +436,12 @@ export function labels(list, named = (name) => name) {
 export function effects(effect) {
   const totals = effect.falls.map((row) => row.reduce((sum, x) => sum + x, 0));
   const names = effect.units.map(sign);
+  const several = effect.tokens.length > 1;
+  const fallen = several ? "each token" : `“${sign(effect.tokens[0] ?? "")}”`;
   return el("section", { class: "effect" }, el("h2", {}, "What hiding each part does"),
-    el("p", { class: "soft" }, "By how much log p of each token falls when nobody may attend to a part of what was read. A weight says where a head looked; this says what it mattered. Orange cells are tokens that became likelier."),
-    effect.tokens.length > 1 ? heat(transposed(effect.falls), effect.tokens.map(sign), names, { label: "Fall of log p, token by hidden part", signed: true }) : null,
-    bars(totals, names, "All tokens together"),
+    el("p", { class: "soft" }, `By how much log p of ${fallen} falls when nobody may attend to a part of what was read. A weight says where a head looked; this says what it mattered. Orange is what became likelier.`),
+    several ? heat(transposed(effect.falls), effect.tokens.map(sign), names, { label: "Fall of log p, token by hidden part", signed: true }) : null,
+    bars(totals, names, several ? "All tokens together" : `Fall of log p of ${fallen}`),
     numbers(effect.falls, names, effect.tokens.map(sign)));
 }
 
