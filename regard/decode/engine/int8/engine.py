@@ -239,9 +239,8 @@ class Int8Session(Session):
 def _seen(model: nn.Module) -> tuple[object, ...]:
     """Modules, hooks and addresses; a layer of 8 bits moves as a whole."""
     parts = modules(model)
-    tensors: list[Tensor] = [
-        x for part in parts for x in part._parameters.values() if x is not None
-    ]
+    own = [part._parameters for part in parts if part._parameters]
+    tensors: list[Tensor] = [x for some in own for x in some.values() if x is not None]
     tensors += [part.scale for part in parts if type(part) is Int8Linear]
     return has_hooks(parts), parts, [x.data_ptr() for x in tensors]
 
