@@ -319,14 +319,14 @@ def maps(
         if name.startswith("decoder."):
             kind = "cross" if name.endswith("cross") else "decoder"
         groups.setdefault(kind, []).append(name)
-    many = _many(seen.values())
     made = []
     for kind, names in groups.items():
         asked = [seen[name] for name in names]
+        many = _many(seen.values(), asked[0])
         mine = kind != "encoder"
         rows, columns = (target if mine else source), (target if kind == "decoder" else source)
         row_words = target_words if mine else source_words
-        column_words = _read(target_words) if kind == "decoder" else source_words
+        column_words = read_words(target_words) if kind == "decoder" else source_words
         weights = torch.stack([_weights(one, many) for one in asked]).float().cpu()
         wrote = written if mine else None
         if many:
@@ -352,7 +352,7 @@ def maps(
     return tuple(sorted(made, key=lambda one: order.index(one.name)))
 
 
-def _read(written: Sequence[int] | None) -> Sequence[int] | None:
+def read_words(written: Sequence[int] | None) -> list[int] | None:
     """The word of each token that a decoder reads, from those that it writes: the start, which is a
     word of its own, stands before them."""
     if written is None:
@@ -386,7 +386,7 @@ def view_of(
         )
     heads = next(iter(fitting.values())).query.shape[1]
     alike = {name: one for name, one in fitting.items() if one.query.shape[1] == heads}
-    many = _many(alike.values())
+    many = _many(alike.values(), next(iter(alike.values())))
     weights = torch.stack([_weights(one, many) for one in alike.values()]).float().cpu()
     names = list(columns if rows is None else rows)
     if many:
@@ -404,10 +404,11 @@ def view_of(
     return View(title, (one,))
 
 
-def _many(seen: Iterable[Asked]) -> bool:
-    """Whether there are more weights than a view holds."""
+def _many(seen: Iterable[Asked], asked: Asked) -> bool:
+    """Whether there are more weights than a view holds, and so many of one attention that a sample
+    of its rows would be fewer."""
     sizes = (one.query.shape[1] * one.query.shape[2] * one.key.shape[2] for one in seen)
-    return sum(sizes) > WEIGHTS
+    return max(asked.query.shape[2], asked.key.shape[2]) > CELLS and sum(sizes) > WEIGHTS
 
 
 def _weights(asked: Asked, many: bool) -> Tensor:

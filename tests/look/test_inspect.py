@@ -138,6 +138,21 @@ def test_effects_stand_beside_weights(translator: Any) -> None:
     assert found.best is not None
 
 
+def test_effects_do_not_depend_on_what_a_map_shows(
+    translator: Any, generator: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = [view(one, "ab cd efg", effect=True) for one in (translator, generator)]
+    monkeypatch.setattr("regard.look.view.WEIGHTS", 1)
+    monkeypatch.setattr("regard.look.view.CELLS", 3)
+    for before, one in zip(whole, (translator, generator)):
+        small = view(one, "ab cd efg", effect=True)
+        assert all(found.overview for found in small.maps)
+        assert small.effect is not None
+        assert before.effect is not None
+        assert small.effect.units == before.effect.units
+        torch.testing.assert_close(small.effect.falls, before.effect.falls)
+
+
 def test_the_numbers_of_a_head_make_its_weights(translator: Any) -> None:
     found = numbers_of_head(translator, "ab cd", "decoder.blocks.0.attention", 1)
     query, key = (torch.tensor(found[name]) for name in ("query", "key"))
@@ -292,6 +307,8 @@ def test_a_labelled_text(tmp_path: Path, pool: Any) -> None:
     hidden = view(labeler, "ab cd", changes=Changes(hidden=(3, 4)))
     assert hidden.maps[0].weights[..., [3, 4]].eq(0).all()
     fall = math.log(dict(found.labels)[found.text]) - math.log(dict(hidden.labels)[found.text])
+    assert found.notes == ()
+    assert "the first 20 tokens" in view(labeler, "ab cd " * 9).notes[0]
     assert abs(fall) > 1e-4
     assert float(found.effect.falls[1, 0]) == pytest.approx(fall, abs=1e-4)
 

@@ -82,7 +82,7 @@ export async function show(root) {
       view ? outcome(state) : el("p", { class: "soft", "aria-busy": "true" }, "The model is being read …")));
     if (!view) return parts;
     parts.push(el("div", { class: busy ? "busy" : null }, viewer(state)));
-    parts.push(card("Word alignment", alignment(state)));
+    if (!view.maps.some((one) => one.overview)) parts.push(card("Word alignment", alignment(state)));
     parts.push(view.effect ? effects(view.effect) : null);
     if (view.tree.length) parts.push(card("Beam tree", el("p", { class: "soft" }, "Every hypothesis that was open, step by step; in colour the one that won. A number is the log p of all so far."), tree()));
     if (view.hypotheses.length > 1) parts.push(card("The best few", el("p", { class: "soft" }, "What the search ended with, and its score: log p by length. Look at one to see the attention with which it is written."), nBest(state)));
@@ -92,8 +92,8 @@ export async function show(root) {
   function outcome(state) {
     const cross = view.maps.find((one) => one.name === "cross");
     return [
-      el("p", { class: "note" }, "Click a part of the source to hide it from all attention."),
-      hiding(cross, state, (delta) => change({ ...delta, forced: "" })),
+      cross.overview ? null : el("p", { class: "note" }, "Click a part of the source to hide it from all attention."),
+      cross.overview ? null : hiding(cross, state, (delta) => change({ ...delta, forced: "" })),
       el("p", { class: "answer", "data-fact": "output", "aria-live": "polite" }, view.text || "∅"),
       plain && edited(state) ? el("p", { class: "before" }, plain.text === view.text ? "Unchanged" : `Without changes: ${plain.text}`, `; log p ${figure(view.logP, 2)}, without changes ${figure(plain.logP, 2)} for its own.`) : el("p", { class: "before" }, `log p ${figure(view.logP, 2)}`),
       forcing(state),

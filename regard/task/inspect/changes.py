@@ -74,3 +74,10 @@ def units_of(numbers: Sequence[int]) -> list[tuple[int, ...]]:
         if word >= 0:
             places.setdefault(word, []).append(place)
     return [tuple(unit) for unit in places.values()][:UNITS]
+
+
+def names_of(units: Sequence[Sequence[int]], pieces: Sequence[str]) -> tuple[str, ...]:
+    """Words, from the pieces of each."""
+    return tuple(
+        "".join(pieces[place] for place in unit).replace("▁", " ").strip() for unit in units
+    )

@@ -22,13 +22,14 @@ from regard.decode.search.greedy import greedy
 from regard.look.align import words
 from regard.look.effect import changed
 from regard.look.record import record
-from regard.look.view import Effect, View, maps
+from regard.look.view import Effect, View, maps, read_words
 from regard.model.classifier import TextClassifier
 from regard.model.language import LanguageModel
 from regard.task.inspect.changes import (
     NONE,
     Changes,
     ids_of,
+    names_of,
     units_of,
     with_end,
     with_head_effects,
@@ -74,16 +75,11 @@ def generated(
     logs = _log_p(model, states, ids_of(ids, model))[0]
     best = model.output(states[0, -1]).float().softmax(-1).cpu().topk(min(LIKELY, tokenizer.size))
     likely = best.indices.tolist()
-    after = tokenizer.pieces([*ids, likely[0]])
+    pieces, after = tokenizer.pieces(given), tokenizer.pieces([*ids, likely[0]])
+    numbers = with_end(words(after[:-1]))
     view = View(
         title=TITLE,
-        maps=maps(
-            seen,
-            (),
-            tokenizer.pieces(given),
-            after,
-            target_words=with_end(words(after[:-1])),
-        ),
+        maps=maps(seen, (), pieces, after, target_words=numbers),
         source=text,
         text=_after(tokenizer.decode(ids), tokenizer.decode([*ids, *written.tokens])),
         tokens=tuple(zip(after, logs.exp().tolist())),
@@ -94,10 +90,9 @@ def generated(
             "continued": [tokenizer.decode([*ids, token]) for token in likely],
         },
     )
-    if not effect or (view := _short(view, len(ids))).notes:
-        return view
-    ((one,), wanted) = view.maps, [*ids, likely[0]]
-    units = units_of(one.column_words or ())
+    if not effect or len(ids) > LONGEST:
+        return _noted(view, len(ids)) if effect else view
+    wanted, units = [*ids, likely[0]], units_of(read_words(numbers) or ())
 
     def answer() -> Float[Tensor, "1 L"]:
         return _log_p(model, model.states(ids_of(given, model)), ids_of(wanted, model))
@@ -111,7 +106,7 @@ def generated(
             falls.append(whole - _log_p(model, states, ids_of(wanted, model)))
     with changes.made(model):
         view = with_head_effects(model, view, lambda: answer().sum())
-    names = _names(one.columns, units)
+    names = names_of(units, pieces)
     return replace(view, effect=Effect(names, tuple(units), torch.cat(falls), tuple(after)))
 
 
@@ -145,6 +140,9 @@ def labelled(
 
     model, tokenizer = labeler.model, labeler.tokenizer
     (ids,) = encoded(tokenizer, [text], labeler.longest)
+    notes: tuple[str, ...] = ()
+    if len(tokenizer.encode(text)) >= len(ids):
+        notes = (f"The text is longer than the model reads: the first {len(ids) - 1} tokens.",)
     x = ids_of(ids, model)
     with replace(changes, hidden=()).made(model):
         p = without_words(model, x, [changes.hidden]).softmax(-1)[0].cpu()
@@ -160,9 +158,10 @@ def labelled(
         text=labeler.labels[order[0]],
         labels=tuple((labeler.labels[n], float(p[n])) for n in order),
         answers="The label",
+        notes=notes,
     )
-    if not effect or (view := _short(view, len(ids))).notes:
-        return view
+    if not effect or len(ids) > LONGEST:
+        return _noted(view, len(ids)) if effect else view
     units, best = units_of(numbers), order[0]
 
     def logs(units: Sequence[Sequence[int]]) -> Float[Tensor, "U"]:
@@ -173,7 +172,7 @@ def labelled(
     with replace(changes, hidden=()).made(model):
         falls = logs([()]) - logs(units)
         view = with_head_effects(model, view, lambda: logs([changes.hidden])[0])
-    effects = Effect(_names(pieces, units), tuple(units), falls[:, None], (view.text,))
+    effects = Effect(names_of(units, pieces), tuple(units), falls[:, None], (view.text,))
     return replace(view, effect=effects)
 
 
@@ -219,8 +218,8 @@ def filled(
         labels=tuple(zip(tokenizer.pieces(likely), best.values.exp().tolist())),
         answers="In the place of [MASK]",
     )
-    if not effect or (view := _short(view, len(ids))).notes:
-        return view
+    if not effect or len(ids) > LONGEST:
+        return _noted(view, len(ids)) if effect else view
     units = [unit for unit in units_of(numbers) if place not in unit]
     falls = []
     with replace(changes, hidden=()).made(model):
@@ -232,13 +231,13 @@ def filled(
     with changes.made(model):
         view = with_head_effects(model, view, lambda: logs()[0, likely[0]])
     effects = torch.cat(falls or [whole[:0]])[:, None].cpu()
-    return replace(view, effect=Effect(_names(pieces, units), tuple(units), effects, (view.text,)))
+    return replace(
+        view, effect=Effect(names_of(units, pieces), tuple(units), effects, (view.text,))
+    )
 
 
-def _short(view: View, tokens: int) -> View:
-    """A view that says so, where its text is too long for effects."""
-    if tokens <= LONGEST:
-        return view
+def _noted(view: View, tokens: int) -> View:
+    """A view that says why it has no effects."""
     note = f"The text has {tokens:,} tokens: effects are found of up to {LONGEST:,}."
     return replace(view, notes=(*view.notes, note))
 
@@ -252,10 +251,3 @@ def _hidden(units: Sequence[Sequence[int]], positions: int) -> Tensor:
 
 def _parts(units: Sequence[Sequence[int]], size: int) -> list[Sequence[Sequence[int]]]:
     return [units[begin : begin + size] for begin in range(0, len(units), size)]
-
-
-def _names(pieces: Sequence[str], units: Sequence[Sequence[int]]) -> tuple[str, ...]:
-    """Words, from the pieces of each."""
-    return tuple(
-        "".join(pieces[place] for place in unit).replace("▁", " ").strip() for unit in units
-    )

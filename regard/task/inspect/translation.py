@@ -1,11 +1,11 @@
 """A translation made again, with something changed inside: its attention, and the beam tree."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from regard.decode.search.beam import Beams, power
@@ -19,6 +19,7 @@ from regard.task.inspect.changes import (
     NONE,
     Changes,
     ids_of,
+    names_of,
     units_of,
     with_end,
     with_head_effects,
@@ -153,33 +154,33 @@ def translated(
         },
     )
     if effect:
-        view = with_effects(translator, view, part.ids, tokens, changes)
+        units = units_of(source_words)
+        parts = dict(zip(units, names_of(units, pieces)))
+        view = _with_effects(translator, view, source, tokens, parts, output, changes)
     return Translated(view, tuple(found), tuple(tree), tuple(tokens))
 
 
-def with_effects(
+def _with_effects(
     translator: Translator,
     view: View,
-    source: Sequence[int],
+    source: Int[Tensor, "1 S"],
     tokens: Sequence[int],
+    parts: Mapping[tuple[int, ...], str],
+    output: Sequence[str],
     changes: Changes,
 ) -> View:
-    """The same view, with what each word and each head did for what was written."""
+    """The same view, with what each part of the source and each head did for what was written."""
     model, start, end = translator.model, translator.search.start, translator.search.end
-    ids = ids_of([*source, end], model)
-    one = view.map("cross")
-    numbers = one.column_words or tuple(range(len(one.columns)))
-    units = units_of(numbers)
-    names = ["".join(one.columns[n] for n in unit).replace("▁", " ").strip() for unit in units]
     with replace(changes, hidden=()).made(model):
-        falls = effect_of_units(model, ids, tokens, units, start, end)
+        falls = effect_of_units(model, source, tokens, list(parts), start, end)
 
     def answer() -> Tensor:
-        return log_p(model, ids, tokens, start, end).sum()
+        return log_p(model, source, tokens, start, end).sum()
 
     with changes.made(model):
         view = with_head_effects(model, view, answer)
-    return replace(view, effect=Effect(tuple(names), tuple(units), falls, one.written or ()))
+    effect = Effect(tuple(parts.values()), tuple(parts), falls, tuple(output))
+    return replace(view, effect=effect)
 
 
 def _searched(
