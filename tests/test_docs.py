@@ -82,7 +82,7 @@ def commands() -> list[tuple[str, list[str]]]:
 )
 def test_every_command_is_understood(words: list[str]) -> None:
     """Its flags too."""
-    from regard.cli.arguments import _names, parse
+    from regard.cli.arguments import _names, parse, spelled_out
     from regard.cli.main import _parser
 
     options = _parser().parse_args(words)
@@ -102,7 +102,7 @@ def test_every_command_is_understood(words: list[str]) -> None:
         return
     names = FROM_RUN[words[1]].split() if words[1] in FROM_RUN else ["RUN"]
     task = spec("translate" if words[1] in FROM_RUN else words[1])
-    flags = words[2 + len(names) :]
+    flags = spelled_out(task.config, words[2 + len(names) :])
     parse(task.config, task.preset("tiny"), flags, "train")
 
 

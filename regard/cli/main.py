@@ -174,7 +174,7 @@ def _parser() -> argparse.ArgumentParser:
         ("generate", "continue a text with a language model"),
         ("label", "classify texts"),
         ("look", "see what a model attended to, and whether it mattered"),
-        ("studio", "open pages in the browser: attention by hand, inside your models"),
+        ("studio", "open pages on attention and your models in the browser"),
         ("attend", "work out attention by hand, step by step"),
         ("cost", "count what a layer or a model costs, beside the formula"),
         ("lab", "test what is taught about attention, with a verdict"),
@@ -284,18 +284,24 @@ def main(words: Sequence[str] | None = None) -> int:
     prepare_streams()
     share_cores()
     given = sys.argv[1:] if words is None else list(words)
+    asks = bool({"-h", "--help", "--help-all"} & set(given))
+    if asks and words is None:
+        gc.disable()  # nothing that a help makes is worth a search for garbage
 
     def run() -> int | None:
         check_words(given)
         options = _parser().parse_args(given)
-        if given[0] not in ("lab", "studio", "serve") and not {"-h", "--help"} & set(given):
+        if given[0] not in ("lab", "studio", "serve") and not asks:
             with uninterrupted():
                 import_torch()
         status: int | None = options.run(options)
         return status
 
-    status = guarded(run, debug=given[:1] == ["--debug"])
-    if words is None:
-        # All is done, and Ctrl-C would only be reported from the midst of Python's own end.
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-    return status
+    try:
+        return guarded(run, debug=given[:1] == ["--debug"])
+    finally:
+        if words is None:
+            # All is done, and Ctrl-C would only be reported from the midst of Python's own end,
+            # which need not look for garbage either.
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+            gc.freeze()

@@ -155,8 +155,7 @@ _HELP = ("-h", "--help", "--help-all")
 def short_help(task: TaskSpec, size: Preset) -> list[str]:
     """The settings that matter most, with what the preset says."""
     preset = task.preset(size)
-    own = [(f"--{name.replace('_', '-')}", preset, name) for name in SHORT[task.name].split()]
-    common = [(f"--training.{name}", preset.training, name) for name in COMMON.split()]
+    own, common = SHORT[task.name].split(), COMMON.split()
     lines = [
         f"usage: regard train {task.name} RUN [--size tiny|base|big] [settings]",
         "",
@@ -165,9 +164,11 @@ def short_help(task: TaskSpec, size: Preset) -> list[str]:
         "The settings that matter most:",
         "",
     ]
-    for flag, section, name in (*own, *common):
-        text = with_default(described(type(section))[name], getattr(section, name))
-        lines += flag_lines(flag, text)
+    for section, names, before in ((preset, own, ""), (preset.training, common, "training.")):
+        texts = described(type(section))
+        for name in names:
+            text = with_default(texts[name], getattr(section, name))
+            lines += flag_lines(f"--{before}{name.replace('_', '-')}", text)
     count = sum(1 for _ in setting_names(task.config))
     return [
         *lines,
