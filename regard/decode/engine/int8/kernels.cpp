@@ -448,10 +448,12 @@ class Pass {
     }
 
     // body(t, logits) for all tokens, of which nobody else wants the logits: where they are many,
-    // they are computed for as few at a time as stay in a core's cache until they are read.
+    // they are computed for as few at a time as stay in a core's cache until they are read, unless
+    // to read all weights again for so few would cost more.
     template <class Body>
     void choose(const Linear& output, const Body& body) {
-        const int64_t N = output.out, fit = std::max<int64_t>(NEAR / N / ROWS, 1) * ROWS;
+        const int64_t N = output.out, some = std::max(NEAR / N, output.in / 8);
+        const int64_t fit = std::max<int64_t>(some / ROWS, 1) * ROWS;
         if (at.count <= 2 * fit) {
             if (int64_t(room.logits.size()) < at.count * N) room.logits.resize(at.count * N);
             multiply({&output}, room.logits.data(), N);
