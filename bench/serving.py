@@ -182,7 +182,7 @@ def _translate(texts: list[str]) -> list[str]:
 
 def ctranslate2_translator(
     run: str, folder: str, precision: str, threads: int
-) -> Callable[[list[str]], list[str]]:
+) -> Callable[..., list[str]]:
     """The exported model in CTranslate2, with the model's own tokenizer and search."""
     import ctranslate2
     import tokenizers
@@ -195,15 +195,15 @@ def ctranslate2_translator(
     tokenizer = tokenizers.Tokenizer.from_file(str(Path(folder) / "tokenizer.json"))
     banned = [[tokenizer.id_to_token(token)] for token in search.banned]
 
-    def translate(texts: list[str]) -> list[str]:
+    def translate(texts: list[str], beams: int = search.beams, batch: int = 64) -> list[str]:
         sources = [one.tokens for one in tokenizer.encode_batch(texts, add_special_tokens=False)]
         found = theirs.translate_batch(
             sources,
-            beam_size=search.beams,
+            beam_size=beams,
             length_penalty=search.length_penalty,
             max_decoding_length=search.length,
             suppress_sequences=banned,
-            max_batch_size=64,
+            max_batch_size=batch,
         )
         best = [[tokenizer.token_to_id(token) for token in one.hypotheses[0]] for one in found]
         return list(tokenizer.decode_batch(best))
