@@ -43,20 +43,30 @@ export function sign(piece) {
   return { "▁": "␣", "</s>": "∎", "<s>": "⊢", " ": "␣", "\n": "⏎" }[piece] ?? piece.replaceAll("▁", " ").trim();
 }
 
+const decoded = new WeakMap();
+
 /** The weights of a map: unpack(map)(layer, head) is a matrix of rows. */
 export function unpack(map) {
-  const text = atob(map.weights);
+  if (!decoded.has(map)) decoded.set(map, Uint8Array.from(atob(map.weights), (byte) => byte.charCodeAt(0)));
+  const bytes = decoded.get(map);
   const [layers, heads, L, S] = map.shape;
-  const at = (n) => (text.charCodeAt(2 * n) + 256 * text.charCodeAt(2 * n + 1)) / 65535;
   return (layer, head) => {
     if (layer >= layers || head >= heads) throw new RangeError(`no head ${head} in layer ${layer}`);
-    const first = (layer * heads + head) * L * S;
-    return Array.from({ length: L }, (_, i) => Array.from({ length: S }, (_, j) => at(first + i * S + j)));
+    let n = 2 * (layer * heads + head) * L * S;
+    return Array.from({ length: L }, () => {
+      const row = new Array(S);
+      for (let j = 0; j < S; j++, n += 2) row[j] = (bytes[n] + 256 * bytes[n + 1]) / 65535;
+      return row;
+    });
   };
 }
 
 export function mean(matrices) {
-  return matrices[0].map((row, i) => row.map((_, j) => matrices.reduce((sum, one) => sum + one[i][j], 0) / matrices.length));
+  return matrices[0].map((first, i) => {
+    const row = new Array(first.length).fill(0);
+    for (const one of matrices) for (let j = 0; j < row.length; j++) row[j] += one[i][j];
+    return row.map((sum) => sum / matrices.length);
+  });
 }
 
 /** Summed over a key's pieces, averaged over a query's; as look/heads.py has it. */
@@ -165,6 +175,9 @@ function dense(matrix, label, largest = 1, size = 560) {
   return canvas;
 }
 
+const PLUS = [126, 77, 214];
+const MINUS = [224, 120, 30];
+
 /** Weights as pixels, one for each cell; the page scales them up. */
 export function paint(canvas, matrix, largest = 1) {
   const L = matrix.length;
@@ -173,10 +186,14 @@ export function paint(canvas, matrix, largest = 1) {
   canvas.height = Math.max(1, L);
   const context = canvas.getContext("2d");
   const image = context.createImageData(canvas.width, canvas.height);
-  matrix.forEach((row, i) => row.forEach((x, j) => {
+  const { data } = image;
+  let n = 0;
+  for (const row of matrix) for (const x of row) {
     // The hue is the same in light and dark; the strength is in the opacity.
-    image.data.set(x < 0 ? [224, 120, 30, -255 * x / largest] : [126, 77, 214, (255 * x) / largest], 4 * (i * S + j));
-  }));
+    [data[n], data[n + 1], data[n + 2]] = x < 0 ? MINUS : PLUS;
+    data[n + 3] = (255 * Math.abs(x)) / largest;
+    n += 4;
+  }
   context.putImageData(image, 0, 0);
 }
 
@@ -421,7 +438,8 @@ function heading(view) {
 }
 
 export function tokens(list, most = 400) {
-  return el("p", { class: "tokens" }, list.slice(0, most).map(([piece, p]) =>
+  const many = list.length > 80 ? { class: "tokens many", tabindex: "0", role: "group", "aria-label": "tokens and their probabilities" } : { class: "tokens" };
+  return el("p", many, list.slice(0, most).map(([piece, p]) =>
     el("span", { class: "token", title: `p = ${figure(p, 4)}`, style: { "--p": String(p) } }, sign(piece), el("small", {}, figure(p, 2)))),
     list.length > most ? el("span", { class: "soft" }, `… and ${list.length - most} more`) : null);
 }
