@@ -14,8 +14,9 @@ export function show(root) {
     const length = Math.min(Math.max(4, Math.round(state.length)), 256);
     const base = Math.max(2, state.base);
     const rows = sinusoidal(length, width, base);
-    const alike = matrix(length, length, (n, m) => similarity(n - m, width, base) / (width / 2));
     const distances = Array.from({ length }, (_, n) => n);
+    const falling = distances.map((n) => similarity(n, width, base) / (width / 2));
+    const alike = matrix(length, length, (n, m) => falling[Math.abs(n - m)]);
     return [
       lead("Positions", "Attention alone knows no order. A vector for each position gives it one: pairs of sine and cosine, from fast to slow."),
       card(null, el("div", { class: "columns" },
@@ -25,7 +26,7 @@ export function show(root) {
       el("div", { class: "columns" },
         card("r_n, a row for each position", pixels(rows, "Positional encoding: a row for each position, a column for each dimension", "dimension"), el("p", { class: "soft" }, `Wavelengths from 2π to ${figure(2 * Math.PI * base ** ((width - 2) / width), 0)} positions. Orange is below 0.`)),
         card("r_n · r_m, for every pair", pixels(alike, "Similarity of every pair of positions", "m ="), el("p", { class: "soft" }, "The same along every diagonal: it depends on the distance alone."))),
-      card("How alike, by distance", chart("", [{ name: "r_n · r_m / (d/2)", x: distances, y: distances.map((n) => similarity(n, width, base) / (width / 2)) }], { x: "distance |n − m|", y: "similarity", low: -1, high: 1.02, height: 260 })),
+      card("How alike, by distance", chart("", [{ name: "r_n · r_m / (d/2)", x: distances, y: falling }], { x: "distance |n − m|", y: "similarity", low: -1, high: 1.02, height: 260 })),
       order(state, set, width, base),
     ];
   }
