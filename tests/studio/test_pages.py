@@ -524,16 +524,27 @@ def test_vision_hides_patches(studio: Server, open_page: Open) -> None:
     page.wait_for_selector("text=What hiding each patch does")
 
 
+@pytest.mark.parametrize("by", ["mouse", "keyboard"])
 @pytest.mark.parametrize(("name", "what"), [("vision", "label"), ("read", "text")])
-def test_what_is_drawn_is_read(studio: Server, open_page: Open, name: str, what: str) -> None:
+def test_what_is_drawn_is_read(
+    studio: Server, open_page: Open, name: str, what: str, by: str
+) -> None:
     page = open_page(studio, name)
     settled(page)
-    box = page.locator("canvas.draw").bounding_box()
-    page.mouse.move(box["x"] + box["width"] * 0.5, box["y"] + 15)
-    page.mouse.down()
-    page.mouse.move(box["x"] + box["width"] * 0.5, box["y"] + box["height"] - 15, steps=8)
-    page.mouse.up()
+    board = page.locator("canvas.draw")
+    if by == "keyboard":
+        board.focus()
+        for key in ("ArrowUp", "ArrowUp", *["Shift+ArrowDown"] * 4, "Space", "Enter"):
+            page.keyboard.press(key)
+    else:
+        box = board.bounding_box()
+        page.mouse.move(box["x"] + box["width"] * 0.5, box["y"] + 15)
+        page.mouse.down()
+        page.mouse.move(box["x"] + box["width"] * 0.5, box["y"] + box["height"] - 15, steps=8)
+        page.mouse.up()
     settled(page)
+    if by == "keyboard":
+        assert board.evaluate("canvas => canvas === document.activeElement")
     assert "drawn=" in page.url
     assert fact(page, what)
     address = page.url

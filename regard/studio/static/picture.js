@@ -127,12 +127,10 @@ export async function showPictures(root, page, { title, about, question, kind, r
   function drawing(state) {
     if (!board.width || board.width * board.height > 4096) return null;
     const scale = Math.max(4, Math.min(24, Math.floor(300 / board.width)));
-    const canvas = el("canvas", { class: "draw pixels", width: board.width, height: board.height, role: "img", "aria-label": "Draw here with the mouse or a finger", style: { width: `${board.width * scale}px` } });
+    const canvas = el("canvas", { class: "draw pixels", width: board.width, height: board.height, "data-key": "draw", tabindex: 0, role: "application", "aria-label": "Draw here. By keyboard: arrows move the brush, with Shift they draw, Space makes a dot, Enter is done.", style: { width: `${board.width * scale}px` } });
     ink(canvas);
     let down = false;
-    const dab = (event) => {
-      const box = canvas.getBoundingClientRect();
-      const [x, y] = [((event.clientX - box.left) / box.width) * board.width, ((event.clientY - box.top) / box.height) * board.height];
+    const paint = (x, y) => {
       for (let row = 0; row < board.height; row++) for (let column = 0; column < board.width; column++) {
         const far = Math.hypot(column + 0.5 - x, row + 0.5 - y);
         const n = row * board.width + column;
@@ -140,17 +138,44 @@ export async function showPictures(root, page, { title, about, question, kind, r
       }
       ink(canvas);
     };
+    const dab = (event) => {
+      const box = canvas.getBoundingClientRect();
+      paint(((event.clientX - box.left) / box.width) * board.width, ((event.clientY - box.top) / box.height) * board.height);
+    };
     const done = () => {
-      if (!down) return;
-      down = false;
       opened = null;
       change({ drawn: board.cells.map((x) => Math.round(15 * Math.max(0, x)).toString(16)).join(""), ...NONE });
     };
+    const up = () => { if (down) { down = false; done(); } };
     canvas.addEventListener("pointerdown", (event) => { down = true; canvas.setPointerCapture(event.pointerId); dab(event); });
     canvas.addEventListener("pointermove", (event) => down && dab(event));
-    canvas.addEventListener("pointerup", done);
-    canvas.addEventListener("pointercancel", done);
+    canvas.addEventListener("pointerup", up);
+    canvas.addEventListener("pointercancel", up);
+    canvas.addEventListener("keydown", (event) => keyed(event, canvas, paint, done));
+    canvas.addEventListener("focus", () => mark(canvas));
+    canvas.addEventListener("blur", () => ink(canvas));
     return el("div", {}, el("p", { class: "note" }, "Or draw one:"), canvas, el("p", {}, button("Clear", () => { board.cells.fill(0); one.set({ drawn: "" }); one.render(); }, { class: "mini" })));
+  }
+
+  /** Drawing by keyboard: the brush is a pixel that arrows move. */
+  function keyed(event, canvas, paint, done) {
+    const move = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] }[event.key];
+    if (event.key === "Enter") return done();
+    if (!move && event.key !== " ") return;
+    event.preventDefault();
+    const [dx, dy] = move || [0, 0];
+    const [x, y] = board.brush || [board.width >> 1, board.height >> 1];
+    board.brush = [Math.min(board.width - 1, Math.max(0, x + dx)), Math.min(board.height - 1, Math.max(0, y + dy))];
+    if (event.shiftKey || !move) paint(board.brush[0] + 0.5, board.brush[1] + 0.5);
+    mark(canvas);
+  }
+
+  function mark(canvas) {
+    ink(canvas);
+    const [x, y] = board.brush || [board.width >> 1, board.height >> 1];
+    const context = canvas.getContext("2d");
+    context.fillStyle = "rgb(230 120 0 / 0.75)";
+    context.fillRect(x, y, 1, 1);
   }
 
   async function open(event) {
