@@ -29,7 +29,7 @@ from regard.task.specs import spec
 from tests.cli.zygote import MEMORY, Ended, Run, Zygote, zygote
 
 SEED = 0
-QUICK, ALL = 60, 2100
+QUICK, ALL = 40, 2100
 
 CODES = {0, 1, 2, 130, 141}
 """Done, done in part, wrong words or data, interrupted, and nobody reads any more."""

@@ -325,8 +325,16 @@ KERNELS = [
 ]
 
 
-@pytest.mark.parametrize("kind", KERNELS)
-@pytest.mark.parametrize("name", OPTIONS)
+def table(kinds: Sequence[str]) -> list[Any]:
+    """Every option with every kind of model: a third of them in `make test`, each in several."""
+    return [
+        pytest.param(name, kind, marks=[pytest.mark.slow] if (row + column) % 3 else [])
+        for row, name in enumerate(OPTIONS)
+        for column, kind in enumerate(kinds)
+    ]
+
+
+@pytest.mark.parametrize(("name", "kind"), table(KERNELS))
 def test_int8(name: str, kind: str, quantized: Any) -> None:
     option = OPTIONS[name]
     model, engine = quantized(MODELS[kind])
@@ -382,8 +390,7 @@ def test_what_the_kernels_do_not_know_is_left_to_the_modules(kind: str, quantize
 # An ensemble of engines
 
 
-@pytest.mark.parametrize("kind", ["the paper's", "images", "language"])
-@pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.parametrize(("name", "kind"), table(["the paper's", "images", "language"]))
 def test_a_model_with_itself(name: str, kind: str) -> None:
     option, model = OPTIONS[name], made(MODELS[kind]).double()
     given = read(model)
