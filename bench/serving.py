@@ -26,6 +26,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -284,9 +285,10 @@ class Server:
 
     def stop(self) -> None:
         self.process.send_signal(signal.SIGTERM)
-        try:
+        with suppress(subprocess.TimeoutExpired):
             self.process.wait(60)
-        except subprocess.TimeoutExpired:
+        # The processes of an executor outlive a server that ends by a signal.
+        with suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         assert self.process.stderr is not None
         self.process.stderr.close()
