@@ -1,4 +1,4 @@
-"""Subword regularisation: tokens split into those that they were merged from, anew at each step.
+"""Subword regularization: tokens split into those that they were merged from, anew at each step.
 
     lower → low er → l ow er            each token with probability p, and so on with its parts
 

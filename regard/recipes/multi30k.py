@@ -101,7 +101,7 @@ def en_fr(data: Path) -> Recipe:
 
 
 def en_de_own(data: Path) -> Recipe:
-    """Multi30k, English to German: regularised by R-Drop, in a wider model.
+    """Multi30k, English to German: regularized by R-Drop, in a wider model.
 
     Data: the folder of Multi30k's task 1 (train, val and the three tests, .en and .de).
     Settings: width 256 and 3 + 3 layers, pre-norm, rotary positions, R-Drop with weight 5, dropout

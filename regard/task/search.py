@@ -53,7 +53,7 @@ class SearchSettings:
     """Renormalize probabilities over the tokens that are not banned."""
     horizon: int | None = 2
     """Beam search of a sentence ends where no open hypothesis could win within so many more tokens;
-    None: to the maximum length. On Multi30k nothing else is found, in a third of the steps."""
+    None: to the maximum length. On Multi30k nothing else is found, in 0.4 of the steps."""
 
     def __post_init__(self) -> None:
         for name in ("beams", "length"):

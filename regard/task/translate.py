@@ -136,9 +136,9 @@ class Config:
     """sacreBLEU's tokenizer (--tokenize): zh for Chinese, char for languages without spaces."""
     r_drop: float = 0.0
     """R-Drop: weight of the divergence between two passes with different dropout, such as 5. It
-    regularises small data sets, and each step computes twice as much."""
+    regularizes small data sets, and each step computes twice as much."""
     bpe_dropout: float = 0.0
-    """Subword regularisation: the probability with which a token of the training data is split into
+    """Subword regularization: the probability with which a token of the training data is split into
     the two that it was merged from, anew at each step, such as 0.1 (cf. BPE-dropout)."""
     model: TransformerShape = field(default_factory=_tiny)
     """The model's shape."""

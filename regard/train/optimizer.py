@@ -95,8 +95,8 @@ class Adam:
 class Muon(Adam):
     """Muon for the matrices within blocks, AdamW for everything else.
 
-    Jordan et al. (2024); with the step's size of Liu et al. (2025), its root mean square is that of
-    AdamW's, so that learning rate and weight decay mean the same for both.
+    Jordan et al. (2024). A step has about the root mean square of AdamW's (Liu et al. 2025), and so
+    a weight decay that means the same; the learning rate that serves best is another.
     """
 
     momentum = 0.95
@@ -124,14 +124,14 @@ class Muon(Adam):
             means = [self.state[parameter]["momentum"] for parameter in alike]
             torch._foreach_lerp_(means, grads, 1 - self.momentum)
             ahead = torch._foreach_lerp(grads, means, self.momentum)  # Nesterov's
-            steps = orthogonalised(torch.stack(ahead)) * (-0.2 * max(shape) ** 0.5 * lr)
+            steps = orthogonalized(torch.stack(ahead)) * (-0.2 * max(shape) ** 0.5 * lr)
             torch._foreach_add_(alike, list(steps.unbind()))
 
     @torch.no_grad()
     def products(self) -> list[Tensor]:
         matrices = [matrix for matrix in self._matrices if matrix.grad is not None]
         return [
-            orthogonalised(torch.stack([cast(Tensor, matrix.grad) for matrix in alike]))
+            orthogonalized(torch.stack([cast(Tensor, matrix.grad) for matrix in alike]))
             for _, alike in _by_shape(matrices)
         ]
 
@@ -143,11 +143,11 @@ def _by_shape(parameters: Iterable[Tensor]) -> Iterator[tuple[torch.Size, list[T
     yield from shapes.items()
 
 
-def orthogonalised(x: Tensor) -> Tensor:
+def orthogonalized(x: Tensor) -> Tensor:
     """Matrices with the same singular vectors, and singular values of about 1: UVᵀ of x = USVᵀ.
 
-    Five iterations of a polynomial, aX + b(XXᵀ)X + c(XXᵀ)²X, whose coefficients trade exactness,
-    which nothing is gained by, for speed: singular values come out between 0.7 and 1.2.
+    Five Newton-Schulz iterations, aX + b(XXᵀ)X + c(XXᵀ)²X. The coefficients trade exactness, which
+    nothing is gained by, for speed: most singular values come out between 0.7 and 1.2.
     """
     a, b, c = 3.4445, -4.7750, 2.0315
     wide = x.shape[-2] <= x.shape[-1]
@@ -169,13 +169,13 @@ def make(model: nn.Module, config: TrainingConfig) -> Adam:
     if config.optimizer != "muon":
         return Adam([(decayed, config.weight_decay), (others, 0.0)], config)
     inner = within_blocks(model)
-    matrices = [p for p in decayed if p.ndim == 2 and p in inner]
-    if not matrices:
+    hidden = {p for p in decayed if p.ndim == 2 and p in inner}
+    if not hidden:
         raise ValueError(
             "optimizer (muon) is for matrices within blocks, an nn.ModuleList of the model, and "
             "there are none to train; use adamw"
         )
-    rest = [p for p in decayed if p not in set(matrices)]
+    matrices, rest = ([p for p in decayed if (p in hidden) is wanted] for wanted in (True, False))
     return Muon(matrices, [(rest, config.weight_decay), (others, 0.0)], config)
 
 

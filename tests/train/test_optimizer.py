@@ -11,7 +11,7 @@ from regard.model.language import LanguageConfig, LanguageModel
 from regard.model.transformer import Transformer, TransformerConfig
 from regard.model.vit import VisionConfig, VisionTransformer
 from regard.train.config import TrainingConfig
-from regard.train.optimizer import MovingAverage, Muon, Snapshots, make, orthogonalised, split
+from regard.train.optimizer import MovingAverage, Muon, Snapshots, make, orthogonalized, split
 
 MODELS = {
     "translator": lambda: Transformer(replace(TransformerConfig.tiny(13), position="learned")),
@@ -121,10 +121,10 @@ def test_a_step_of_muon_is_torchs() -> None:
 
 
 @pytest.mark.parametrize("shape", [(16, 16), (3, 8, 31), (2, 40, 12)])
-def test_orthogonalised(shape: tuple[int, ...]) -> None:
+def test_orthogonalized(shape: tuple[int, ...]) -> None:
     """All singular values near 1, with the singular vectors that were there."""
     x = torch.randn(shape, dtype=torch.float64)
-    found = orthogonalised(x)
+    found = orthogonalized(x)
     assert found.shape == x.shape
     u, _, vt = torch.linalg.svd(x, full_matrices=False)
     inner = u.mT @ found @ vt.mT

@@ -9,7 +9,7 @@ residual connection, and predicts what follows; where a classifier averages its 
 left out of the mean.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -24,6 +24,7 @@ from regard.look.effect import changed
 from regard.look.record import record
 from regard.look.view import Effect, View, maps, read_words
 from regard.model.classifier import TextClassifier
+from regard.model.encoder import TextEncoder
 from regard.model.language import LanguageModel
 from regard.task.inspect.changes import (
     NONE,
@@ -94,20 +95,16 @@ def generated(
         return _noted(view, len(ids)) if effect else view
     wanted, units = [*ids, likely[0]], units_of(read_words(numbers) or ())
 
-    def answer() -> Float[Tensor, "1 L"]:
-        return _log_p(model, model.states(ids_of(given, model)), ids_of(wanted, model))
+    def answer(rows: int = 1) -> Float[Tensor, "B L"]:
+        states = model.states(ids_of(given, model).expand(rows, -1))
+        return _log_p(model, states, ids_of(wanted, model))
 
     with replace(changes, hidden=()).made(model):
-        whole, falls = answer(), []
-        step = max(1, TOKENS // len(given))
-        for some in _parts(units, step):
-            with changed(model, hidden=_hidden(some, len(given))):
-                states = model.states(ids_of(given, model).expand(len(some), -1))
-            falls.append(whole - _log_p(model, states, ids_of(wanted, model)))
+        falls = _falls(model, units, len(given), answer)
     with changes.made(model):
         view = with_head_effects(model, view, lambda: answer().sum())
     names = names_of(units, pieces)
-    return replace(view, effect=Effect(names, tuple(units), torch.cat(falls), tuple(after)))
+    return replace(view, effect=Effect(names, tuple(units), falls, tuple(after)))
 
 
 def _after(text: str, longer: str) -> str:
@@ -201,8 +198,8 @@ def filled(
     ids, place = encoder.masked(text)
     x = ids_of(ids, model)
 
-    def logs() -> Float[Tensor, "B N"]:
-        return encoder.guesses(model.features(x)[:, place])
+    def logs(rows: int = 1) -> Float[Tensor, "B N"]:
+        return encoder.guesses(model.features(x.expand(rows, -1))[:, place])
 
     with changes.made(model), record(model) as seen:
         best = logs()[0].cpu().topk(min(LIKELY, tokenizer.size))
@@ -220,26 +217,33 @@ def filled(
     )
     if not effect or len(ids) > LONGEST:
         return _noted(view, len(ids)) if effect else view
-    units = [unit for unit in units_of(numbers) if place not in unit]
-    falls = []
+    units, best_one = [unit for unit in units_of(numbers) if place not in unit], likely[0]
     with replace(changes, hidden=()).made(model):
-        whole = logs()[:, likely[0]]
-        for some in _parts(units, max(1, TOKENS // len(ids))):
-            with changed(model, hidden=_hidden(some, len(ids))):
-                states = model.features(x.expand(len(some), -1))[:, place]
-            falls.append(whole - encoder.guesses(states)[:, likely[0]])
+        falls = _falls(model, units, len(ids), logs)[:, best_one, None].cpu()
     with changes.made(model):
-        view = with_head_effects(model, view, lambda: logs()[0, likely[0]])
-    effects = torch.cat(falls or [whole[:0]])[:, None].cpu()
-    return replace(
-        view, effect=Effect(names_of(units, pieces), tuple(units), effects, (view.text,))
-    )
+        view = with_head_effects(model, view, lambda: logs()[0, best_one])
+    return replace(view, effect=Effect(names_of(units, pieces), tuple(units), falls, (view.text,)))
 
 
 def _noted(view: View, tokens: int) -> View:
     """A view that says why it has no effects."""
     note = f"The text has {tokens:,} tokens: effects are found of up to {LONGEST:,}."
     return replace(view, notes=(*view.notes, note))
+
+
+def _falls(
+    model: LanguageModel | TextEncoder,
+    units: Sequence[Sequence[int]],
+    positions: int,
+    answer: Callable[[int], Tensor],
+) -> Tensor:
+    """How far the `answer` for so many rows falls, with one of these units hidden in each."""
+    whole = answer(1)
+    found = [whole[:0]]
+    for some in _parts(units, max(1, TOKENS // positions)):
+        with changed(model, hidden=_hidden(some, positions)):
+            found.append(whole - answer(len(some)))
+    return torch.cat(found)
 
 
 def _hidden(units: Sequence[Sequence[int]], positions: int) -> Tensor:
