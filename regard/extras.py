@@ -5,7 +5,7 @@ where it is used; where it is missing, a command says which extra of `pip instal
 """
 
 EXTRAS = {
-    "vision": ("PIL", "kornia"),
+    "vision": ("PIL",),
     "demo": ("babel", "sklearn"),
     "lab": ("latex2mathml", "matplotlib"),
     "train": ("tensorboard", "yaml"),

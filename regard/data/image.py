@@ -20,15 +20,15 @@ import zipfile
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
-from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, cast, get_args
+from typing import Any, get_args
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int, Int64, Integer, Shaped, UInt8
+from jaxtyping import Float, Int64, Integer, Shaped, UInt8
 from torch import Tensor
 
+from regard.data.augment import Augmentation, Mixed, augment, mix
 from regard.data.cache import Draft, PathLike, Progress, digest, header, keep
 from regard.data.diagnosis import SEPARATORS, Separator
 from regard.data.files import beginning, check_file
@@ -39,7 +39,6 @@ from regard.data.table import Table
 from regard.data.text import OnBad
 from regard.data.workers import processors, spread
 from regard.extras import install
-from regard.seeding import combined, seeded
 
 __all__ = [
     "Augmentation",
@@ -57,8 +56,6 @@ __all__ = [
     "npz",
     "resize",
 ]
-
-Policy: TypeAlias = Literal["none", "rand", "auto", "trivial"]
 
 _TOGETHER = 16  # files of one task of a worker
 _SMALL = 2000  # files that are not worth starting workers
@@ -509,139 +506,3 @@ def normalize(
         images.device, non_blocking=True
     )[..., None, None]
     return (images.float() * factor + offset).to(dtype)
-
-
-@dataclass(frozen=True)
-class Augmentation:
-    """Data augmentation of training images."""
-
-    flip: bool = False
-    """Random horizontal flips."""
-    crop: tuple[float, float] | None = None
-    """Random resized crops: the least and the most of the area to keep."""
-    policy: Policy = "none"
-    """Augmentation policy: rand is RandAugment (Cubuk et al. 2020), auto AutoAugment's for
-    ImageNet, trivial TrivialAugment (Müller & Hutter 2021)."""
-    operations: int = 2
-    """RandAugment's number of operations."""
-    magnitude: int = 9
-    """RandAugment's magnitude, below 30."""
-    erase: float = 0.0
-    """Random erasing: its probability (Zhong et al. 2020)."""
-    mixup: bool = False
-    """MixUp: blend each image, and its label, with another (Zhang et al. 2018)."""
-    cutmix: bool = False
-    """CutMix: paste a rectangle of another image, and its share of the label (Yun et al. 2019)."""
-
-    def __post_init__(self) -> None:
-        if self.policy not in get_args(Policy):
-            raise ValueError(
-                f"policy ({self.policy!r}) is unknown; choose from {', '.join(get_args(Policy))}"
-            )
-        if not 0 < self.magnitude < 30:
-            raise ValueError(f"magnitude ({self.magnitude}) must be between 0 and 30; try 9")
-        if self.crop is not None and not 0 < self.crop[0] <= self.crop[1] <= 1:
-            raise ValueError(f"crop {self.crop} must be shares from 0 to 1, the least first")
-
-
-@dataclass(frozen=True)
-class Mixed:
-    """Images of two classes each: loss = weight · loss(labels) + (1 - weight) · loss(others)."""
-
-    images: Float[Tensor, "B C Y X"]
-    labels: Int[Tensor, "B"]
-    others: Int[Tensor, "B"]
-    weight: Float[Tensor, "B"]
-
-
-def augment(
-    images: UInt8[Tensor, "B C Y X"] | Float[Tensor, "B C Y X"],
-    how: Augmentation,
-    seed: int,
-    step: int,
-    *,
-    rank: int = 0,
-) -> Float[Tensor, "B C Y X"]:
-    """Augmented images from 0 to 1, on their device; random by (seed, step, rank) alone."""
-    x = images.float() / 255 if images.dtype == torch.uint8 else images
-    C, Y, X = x.shape[1:]
-    parts = _parts(how, Y, X)
-    if not parts or not len(x):
-        return x
-    with seeded(combined(seed, step, rank), x.device):
-        for part, groups in parts:
-            # A policy draws once for all images of a call, so each call has few.
-            pieces = x.split(-(-len(x) // groups)) if groups > 1 else (x,)
-            x = torch.cat(
-                [part(piece) if C == 3 or groups == 1 else _grey(part, piece) for piece in pieces]
-            )
-    return x.clamp(0, 1)
-
-
-def mix(
-    images: Float[Tensor, "B C Y X"],
-    labels: Int[Tensor, "B"],
-    how: Augmentation,
-    seed: int,
-    step: int,
-    *,
-    rank: int = 0,
-) -> Mixed:
-    """MixUp or CutMix of each image with another of the batch, as `how` says."""
-    ways = [name for name in ("mixup", "cutmix") if getattr(how, name)]
-    if not ways or not len(images):
-        return Mixed(images, labels, labels, torch.ones_like(labels, dtype=torch.float32))
-    with seeded(combined(seed, step, rank), images.device):
-        way = ways[int(torch.randint(len(ways), ()))]
-        # Which image is mixed, rather than its label, which would go through floating point.
-        numbers = torch.arange(len(images), device=images.device)
-        mixed, said = _mixing(way)(images, numbers)
-    # (B, 3), or (1, B, 3): this image, the other, and a share.
-    _, other, share = said.reshape(len(images), 3).unbind(1)
-    weight = 1 - share if way == "mixup" else share
-    return Mixed(mixed, labels, labels[other.long()], weight)
-
-
-def _kornia() -> Any:
-    try:
-        import kornia
-    except ImportError:
-        raise ValueError(f"data augmentation needs kornia: {install('vision')}") from None
-    return kornia.augmentation
-
-
-@lru_cache(maxsize=16)
-def _parts(how: Augmentation, rows: int, columns: int) -> list[tuple[Any, int]]:
-    """The augmentations in their order, and to how many groups of images each is applied."""
-    parts: list[tuple[Any, int]] = []
-    if how.crop:
-        crop = _kornia().RandomResizedCrop(
-            (rows, columns), scale=how.crop, cropping_mode="resample"
-        )
-        parts.append((crop, 1))
-    if how.flip:
-        parts.append((_kornia().RandomHorizontalFlip(p=0.5), 1))
-    match how.policy:
-        case "rand":
-            policy = _kornia().auto.RandAugment(n=how.operations, m=how.magnitude)
-            parts.append((policy, 8))
-        case "auto":
-            parts.append((_kornia().auto.AutoAugment("imagenet"), 8))
-        case "trivial":
-            parts.append((_kornia().auto.TrivialAugment(), 8))
-    if how.erase:
-        parts.append((_kornia().RandomErasing(p=how.erase), 1))
-    return parts
-
-
-@lru_cache(maxsize=2)
-def _mixing(way: str) -> Any:
-    keys = ["input", "class"]
-    if way == "mixup":
-        return _kornia().RandomMixUpV2(data_keys=keys)
-    return _kornia().RandomCutMixV2(data_keys=keys, use_correct_lambda=True)
-
-
-def _grey(part: Any, images: Tensor) -> Tensor:
-    """Applies a policy, which needs three channels, to grey images."""
-    return cast(Tensor, part(images.expand(-1, 3, -1, -1).contiguous())).mean(1, keepdim=True)

@@ -10,6 +10,7 @@ import datetime
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import product
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -168,6 +169,27 @@ def write(
     return written
 
 
+def evenly(
+    days: Sequence[datetime.date], languages: Sequence[str], count: int, seed: int
+) -> list[Date]:
+    """So many dates to learn from: each language, form and month as often as any other, since a
+    month's name that chance left out can't be guessed."""
+    chance = np.random.Generator(np.random.PCG64(seed))
+    months: dict[int, list[datetime.date]] = {}
+    for day in days:
+        months.setdefault(day.month, []).append(day)
+    kinds = [*product(languages, FORMS, months.values())]
+    written: list[Date] = []
+    while len(written) < count:
+        for i in chance.permutation(len(kinds))[: count - len(written)]:
+            language, form, month = kinds[i]
+            day = month[chance.integers(len(month))]
+            text = say(day, language, form)
+            small = chance.random() < LOWER
+            written.append(Date(text.lower() if small else text, day.isoformat(), language))
+    return written
+
+
 def alphabet(languages: Sequence[str]) -> list[str]:
     """Dates with every character that any date has: each month, each weekday, each digit."""
     months = [datetime.date(2000, month, 1) for month in range(1, 13)]
@@ -207,7 +229,7 @@ def build(config: Config, run: Path | None = None, progress: Progress | None = N
     tokenizer = Tokenizer.characters(alphabet(config.languages))
     if progress:
         progress(f"dates in {spoken(config.languages)} languages", 0.0)
-    dates = write(seen, config.languages, config.examples, seed)
+    dates = evenly(seen, config.languages, config.examples, seed)
     judged = write(held, config.languages, config.judged, seed)
     if progress:
         progress(f"dates in {spoken(config.languages)} languages", 1.0)

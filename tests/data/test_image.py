@@ -12,16 +12,13 @@ import torch
 
 from regard.data import image
 from regard.data.image import (
-    Augmentation,
     Decoding,
     Images,
-    augment,
     captions,
     decode,
     digits,
     folders,
     idx,
-    mix,
     normalize,
     npz,
     resize,
@@ -387,9 +384,6 @@ def test_errors(tmp_path: Path) -> None:
         ("there is no image in", lambda: folders(tmp_path / "classes", how)),
         ("is not a folder", lambda: captions(tmp_path / "none", tmp_path / "lines", how)),
         ("no line of .* belongs", lambda: captions(tmp_path / "empty", tmp_path / "lines", how)),
-        (r"policy \('x'\) is unknown; choose from none, rand", lambda: Augmentation(policy="x")),  # type: ignore[arg-type]
-        (r"magnitude \(30\)", lambda: Augmentation(magnitude=30)),
-        (r"crop \(0.5, 0.2\)", lambda: Augmentation(crop=(0.5, 0.2))),
         (
             r"mean \(1\) and std \(3\) must have a number for each channel \(3\)",
             lambda: normalize(torch.zeros(2, 3, 5, 7), [0.5], [1, 1, 1]),
@@ -410,73 +404,3 @@ def test_normalize() -> None:
     torch.testing.assert_close(normalize(images, mean, std), expected)
     torch.testing.assert_close(normalize(images / 255, mean, std), expected)
     assert normalize(images, mean, std, torch.bfloat16).dtype == torch.bfloat16
-
-
-HOW = Augmentation(flip=True, crop=(0.5, 1.0), policy="rand", erase=0.3)
-
-
-@pytest.mark.parametrize(
-    ("how", "channels"),
-    [
-        (Augmentation(), 1),
-        (Augmentation(flip=True), 1),
-        (Augmentation(crop=(0.3, 0.9)), 1),
-        (Augmentation(policy="rand"), 3),
-        (Augmentation(policy="auto"), 1),
-        (Augmentation(policy="trivial"), 3),
-        (Augmentation(erase=0.5), 3),
-        (HOW, 1),
-    ],
-)
-def test_augment(how: Augmentation, channels: int) -> None:
-    pytest.importorskip("kornia")
-    images = torch.randint(0, 256, (17, channels, 11, 13), dtype=torch.uint8)
-    before = torch.get_rng_state()
-    first = augment(images, how, 3, 5)
-    assert torch.equal(torch.get_rng_state(), before)
-    assert first.shape == images.shape
-    assert first.dtype == torch.float32
-    assert first.min() >= 0
-    assert first.max() <= 1
-    torch.rand(7)
-    assert torch.equal(augment(images, how, 3, 5), first)
-    if how != Augmentation():
-        for others in (
-            [augment(images, how, 3, step) for step in (6, 7)],
-            [augment(images, how, 3, 5, rank=rank) for rank in (1, 2)],
-        ):
-            assert not all(torch.equal(other, first) for other in others)
-    else:
-        assert torch.equal(first, images / 255)
-    assert len(augment(images[:0], how, 0, 0)) == 0
-
-
-def test_a_flip_is_a_flip() -> None:
-    pytest.importorskip("kornia")
-    images = torch.randint(0, 256, (29, 3, 5, 7), dtype=torch.uint8)
-    flipped = augment(images, Augmentation(flip=True), 0, 0)
-    plain = images / 255
-    same = (flipped - plain).abs().amax((1, 2, 3)) < 1e-5
-    turned = (flipped - plain.flip(-1)).abs().amax((1, 2, 3)) < 1e-5
-    assert torch.equal(same, ~turned)
-    assert 5 < same.sum() < 24
-
-
-@pytest.mark.parametrize("way", ["mixup", "cutmix"])
-def test_mixing(way: str) -> None:
-    pytest.importorskip("kornia")
-    labels = torch.arange(13) * 1000
-    # Each image is its number, so that its mean tells what it is made of.
-    images = (torch.arange(13.0) / 13)[:, None, None, None].expand(-1, 3, 17, 19).contiguous()
-    how = Augmentation(mixup=way == "mixup", cutmix=way == "cutmix")
-    mixed = mix(images, labels, how, 0, 0)
-    assert torch.equal(mixed.labels, labels)
-    own, other = images.mean((1, 2, 3)), mixed.others / 1000 / 13
-    expected = mixed.weight * own + (1 - mixed.weight) * other
-    torch.testing.assert_close(mixed.images.mean((1, 2, 3)), expected, atol=1e-5, rtol=0)
-    assert len(set(mixed.weight.tolist())) > 5
-    assert torch.equal(mix(images, labels, how, 0, 0).images, mixed.images)
-    assert not torch.equal(mix(images, labels, how, 0, 1).images, mixed.images)
-    plain = mix(images, labels, Augmentation(), 0, 0)
-    assert torch.equal(plain.images, images)
-    assert plain.weight.tolist() == [1] * 13

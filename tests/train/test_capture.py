@@ -83,9 +83,8 @@ def _read(tmp_path: Path) -> Any:
 
 def _classify(tmp_path: Path) -> Any:
     config = classify.preset("tiny")
-    # Augmentation itself needs kornia.
-    plain = replace(config, augmentation=Augmentation(), training=replace(SHORT, batch=7))
-    return classify.build(plain)
+    how = Augmentation(flip=True, crop=(0.6, 1.0), policy="rand", mixup=True, cutmix=True)
+    return classify.build(replace(config, augmentation=how, training=replace(SHORT, batch=7)))
 
 
 TASKS: dict[str, Callable[[Path], Any]] = {
