@@ -18,6 +18,7 @@ from torch.autograd.function import once_differentiable
 from regard.attention.fusing import compute_dtype, fuses
 
 CHUNK = 2**26  # logits held at a time: 256 MB in float32
+CACHED = 2**22  # on a CPU: what its caches hold, for they are read five times
 
 
 def cross_entropy(
@@ -69,7 +70,7 @@ class _Chunked(torch.autograd.Function):
         )
         chunk = _fused_chunk if fused and any(wanted) else _chunk
         loss = torch.zeros((), dtype=wide, device=states.device)
-        for part in _parts(len(states), len(weight)):
+        for part in _parts(states, weight):
             loss = loss + chunk(rows[part], matrix, bias, targets[part], smoothing, grads.of(part))
         ctx.save_for_backward(*grads)
         ctx.dtypes = states.dtype, weight.dtype, None if bias is None else bias.dtype
@@ -114,7 +115,7 @@ class _Divergence(torch.autograd.Function):
         slope = torch.zeros_like(weight, dtype=wide)
         shift = None if bias is None else torch.zeros_like(bias, dtype=wide)
         total = torch.zeros((), dtype=wide, device=weight.device)
-        for part in _parts(len(one), len(weight)):
+        for part in _parts(one, weight):
             rows = [x[part].to(dtype) for x in (one, two)]
             logits = [nn.functional.linear(x, matrix).to(wide) for x in rows]
             if bias is not None:
@@ -150,10 +151,11 @@ def _scaled(ctx: Any, slope: Tensor) -> list[Tensor | None]:
     ]
 
 
-def _parts(rows: int, classes: int) -> Iterator[slice]:
+def _parts(rows: Tensor, classes: Tensor) -> Iterator[slice]:
     """So few rows at a time that their logits fit."""
-    step = max(1, CHUNK // classes)
-    return (slice(begin, begin + step) for begin in range(0, rows, step))
+    limit = CACHED if rows.device.type == "cpu" else CHUNK
+    step = max(1, limit // len(classes))
+    return (slice(begin, begin + step) for begin in range(0, len(rows), step))
 
 
 class _Gradients(NamedTuple):
@@ -196,7 +198,10 @@ def _chunk(
     if into.states is not None:
         into.states.copy_((narrow @ matrix - smoothing / N * matrix.sum(0)) * real)
     if into.weight is not None:
-        into.weight.add_(narrow.T @ counted)
+        if into.weight.dtype == narrow.dtype:
+            into.weight.addmm_(narrow.T, counted)
+        else:
+            into.weight.add_(narrow.T @ counted)
         into.weight.sub_(smoothing / N * counted.sum(0, dtype=wide))
     if into.bias is not None:
         into.bias.add_((slope.T @ real.to(wide))[:, 0] - smoothing / N * real.sum(dtype=wide))

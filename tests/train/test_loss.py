@@ -29,7 +29,8 @@ def at_once(states: Tensor, output: nn.Linear, targets: Tensor, smoothing: float
 def test_equals_torch(
     monkeypatch: pytest.MonkeyPatch, smoothing: float, bias: bool, chunk: int
 ) -> None:
-    monkeypatch.setattr(loss, "CHUNK", chunk)
+    for limit in ("CHUNK", "CACHED"):
+        monkeypatch.setattr(loss, limit, chunk)
     states, output, targets = problem(torch.float64, bias)
     inputs = [states, *output.parameters()]
     have = cross_entropy(states, output, targets, smoothing)
@@ -104,7 +105,8 @@ def apart_at_once(one: Tensor, two: Tensor, output: nn.Linear, targets: Tensor) 
 def test_the_divergence_of_two_passes(
     monkeypatch: pytest.MonkeyPatch, bias: bool, chunk: int
 ) -> None:
-    monkeypatch.setattr(loss, "CHUNK", chunk)
+    for limit in ("CHUNK", "CACHED"):
+        monkeypatch.setattr(loss, limit, chunk)
     one, output, targets = problem(torch.float64, bias)
     two = torch.randn_like(one, requires_grad=True)
     inputs = [one, two, *output.parameters()]

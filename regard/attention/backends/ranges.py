@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from regard.attention.backends import Call
-from regard.attention.backends.sdpa import fit, shares_heads
+from regard.attention.backends.sdpa import fit, fused
 from regard.attention.mask import Mask
 
 ROWS = 128
@@ -130,16 +130,7 @@ def _compute(
     q, k, v = (t.transpose(1, 2).flatten(0, 1) for t in fit(query, key, value))
     results = []
     for group, rows, keys, values in _rectangles_of(ranges, q, k, v):
-        out = F.scaled_dot_product_attention(
-            rows,
-            keys,
-            values,
-            attn_mask=group.allowed,
-            dropout_p=dropout,
-            is_causal=group.causal,
-            scale=beta,
-            enable_gqa=shares_heads(rows, keys),
-        )
+        out = fused(rows, keys, values, group.allowed, group.causal, beta, dropout)
         results.append(out.transpose(1, 2).flatten(0, 1))
     together = ranges.results(torch.cat(results))
     return together.view(B, L, H, -1).transpose(1, 2)[..., :V]
