@@ -1,5 +1,7 @@
 """The device that a setting names, checked before anything is computed."""
 
+from functools import lru_cache
+
 import torch
 
 KINDS = ("cpu", "cuda", "mps")
@@ -24,6 +26,16 @@ def device(name: str | torch.device) -> torch.device:
         last = f"cuda:{count - 1}" if named.type == "cuda" else named.type
         raise ValueError(f'device ("{name}") is not there; the last is "{last}"')
     return named
+
+
+@lru_cache
+def multiplies_bfloat16(kind: str) -> bool:
+    """Whether a kind of device has instructions for products of bfloat16, which are then faster
+    than those of float32."""
+    if kind == "cuda":
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    wide = torch.backends.cpu.get_cpu_capability().startswith("AVX512")
+    return kind == "cpu" and wide and torch.cpu._is_avx512_bf16_supported()
 
 
 def _count(kind: str) -> int:

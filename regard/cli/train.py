@@ -138,7 +138,9 @@ def _train_recipe(words: list[str]) -> None:
     make, data = recipe(name), _taken(flags, "--data") or "."
     made = make(Path(data))
     task = spec(made.task)
-    config = parse(task.config, made.config, flags, f"regard train --recipe {name} RUN")
+    flags = spelled_out(task.config, flags)
+    preset = _unlimited(made.config, flags)
+    config = parse(task.config, preset, flags, f"regard train --recipe {name} RUN")
     begun = time.monotonic()
     print("\n".join(run_training(task, config, Path(run))))
     about = {
@@ -185,10 +187,19 @@ def _parsed(task: TaskSpec, size: Preset, flags: list[str], shape: dict[str, Any
     config = parse(task.config, task.preset(size), flags, program)
     preset = task.preset_on(size, device(config.training.device))
     preset = replace(preset, model=replace(preset.model, **shape))
-    config = parse(task.config, preset, flags, program)
+    config = parse(task.config, _unlimited(preset, flags), flags, program)
     if any(re.match(r"--training\.warmup(=|$)", flag) for flag in flags):
         return config
     return replace(config, training=_with_warmup(config.training, preset.training))
+
+
+def _unlimited(preset: Any, flags: Sequence[str]) -> Any:
+    """A preset without its own limits, where flags say how long to train."""
+    limits = ("steps", "epochs", "minutes")
+    given = {flag.partition("=")[0] for flag in flags}
+    if not given & {f"--training.{name}" for name in limits}:
+        return preset
+    return replace(preset, training=replace(preset.training, **dict.fromkeys(limits)))
 
 
 def _with_warmup(training: TrainingConfig, preset: TrainingConfig) -> TrainingConfig:

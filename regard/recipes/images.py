@@ -51,7 +51,7 @@ def cifar10(data: Path) -> Recipe:
             flip=True, crop=(0.6, 1.0), policy="rand", mixup=True, cutmix=True
         ),
         model=VisionShape(layers=8, width=256, heads=4, feed_forward=1024),
-        training=_training(every=880),
+        training=replace(_training(every=880), optimizer="muon", lr=3e-3),
     )
     return Recipe("classify", config, {"test": {"images": str(test)}})
 

@@ -14,7 +14,8 @@ _EVERY = ("evaluate_every", "save_every", "log_every")
 
 @dataclass(frozen=True)
 class TrainingConfig:
-    """Training: it ends at the first limit reached of steps, epochs, minutes and patience."""
+    """Training: it ends at the first limit reached of steps, epochs, minutes and patience. Limits
+    on the command line take the place of the preset's."""
 
     steps: int | None = None
     """Stop after this many training steps (updates)."""

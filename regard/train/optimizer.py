@@ -15,6 +15,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from regard import atomic
+from regard.device import multiplies_bfloat16
 from regard.train.config import TrainingConfig
 
 
@@ -153,7 +154,7 @@ def orthogonalized(x: Tensor) -> Tensor:
     wide = x.shape[-2] <= x.shape[-1]
     y = x if wide else x.mT
     # What is added up is of size 1 at most, and no more exact than the polynomial has to be.
-    y = y.bfloat16() if y.is_cuda else y
+    y = y.bfloat16() if multiplies_bfloat16(y.device.type) else y
     y = y / (y.norm(dim=(-2, -1), keepdim=True) + 1e-7)
     for _ in range(5):
         gram = y @ y.mT

@@ -5,6 +5,7 @@ import importlib.util
 import torch
 from torch import nn
 
+from regard.device import multiplies_bfloat16
 from regard.model.block import Block
 from regard.train.config import TrainingConfig
 from regard.train.distributed import World
@@ -25,7 +26,7 @@ def dtype(config: TrainingConfig, world: World) -> torch.dtype:
             return torch.float16
         case "fp32":
             return torch.float32
-    able = world.device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+    able = world.device.type == "cuda" and multiplies_bfloat16("cuda")
     return torch.bfloat16 if able else torch.float32
 
 

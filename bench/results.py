@@ -1,0 +1,76 @@
+"""Runs of one recipe with several seeds: their scores as a table, their curves as an SVG.
+
+    python -m bench.results docs/curves-dates.svg RUN RUN RUN
+
+Each run is a folder that `regard train --recipe` has scored. A line of the table is a score of a
+test set: its mean over the runs, and what each run has. The curves are those of the validation set,
+on which each run's model was chosen.
+"""
+
+import argparse
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from regard import atomic
+from regard.config import read
+from regard.recipes.recipe import SCORES
+from regard.train.report import METRICS, Metrics
+
+WORSE = ("loss", "lr", "norm", "speed", "seconds", "epoch", "perplexity", "step")
+"""What a line of metrics has beside scores that grow."""
+
+
+def table(runs: Sequence[dict[str, Any]]) -> list[str]:
+    """Markdown."""
+    lines = ["| test set | score | mean | seeds | signature |", "|---|---|---|---|---|"]
+    for name, test in runs[0]["tests"].items():
+        for score, signature in ((key, test["signatures"].get(key, "")) for key in test["scores"]):
+            found = [run["tests"][name]["scores"][score] for run in runs]
+            digits = 2 if max(found) > 1 else 4
+            each = ", ".join(f"{value:.{digits}f}" for value in found)
+            mean = f"**{statistics.mean(found):.{digits}f}**"
+            lines.append(f"| {name} | {score} | {mean} | {each} | {signature} |")
+    seconds = ", ".join(f"{run['seconds']:.0f}" for run in runs)
+    first = runs[0]
+    lines += ["", f"{first['recipe']}: {seconds} s of training, {first['machine']['processor']}"]
+    return lines
+
+
+def curves(runs: Sequence[Path], path: Path) -> None:
+    """Every run's scores of the validation set by its steps, one axis for each score."""
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
+    from matplotlib.figure import Figure
+
+    found = [Metrics(run / METRICS).read() for run in runs]
+    names = [
+        name
+        for name in dict.fromkeys(key for lines in found for line in lines for key in line)
+        if name not in WORSE
+    ]
+    figure = Figure(figsize=(4.2 * len(names), 2.8), layout="constrained")
+    FigureCanvasSVG(figure)
+    for axes, name in zip(figure.subplots(1, len(names), squeeze=False)[0], names):
+        for run, lines in zip(runs, found):
+            points = [(line["step"], line[name]) for line in lines if line.get(name) is not None]
+            axes.plot(*zip(*points), marker=".", linewidth=1.2, label=run.name)
+        axes.set_title(name, loc="left", fontsize=10)
+        axes.set_xlabel("step", fontsize=9)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.grid(alpha=0.25)
+    with atomic.file(path) as draft:
+        figure.savefig(draft, format="svg", metadata={"Date": None})
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="bench.results", description=__doc__)
+    parser.add_argument("svg", type=Path)
+    parser.add_argument("runs", type=Path, nargs="+")
+    chosen = parser.parse_args()
+    print("\n".join(table([read(run / SCORES) for run in chosen.runs])))
+    curves(chosen.runs, chosen.svg)
+
+
+if __name__ == "__main__":
+    main()
