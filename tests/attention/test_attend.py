@@ -210,6 +210,24 @@ def test_large_scores_do_not_overflow(dtype: torch.dtype, backend: str) -> None:
     assert all(torch.isfinite(t.grad).all() for t in leaves)
 
 
+@pytest.mark.parametrize("autocast", [False, True])
+@pytest.mark.parametrize("mask", [None, causal(), padding([5, 3])])
+def test_half_precision_trains_in_float32_on_a_cpu(autocast: bool, mask: Mask | None) -> None:
+    """Short sequences are computed in float32, and rounded once."""
+    q, k, v = (torch.randn(2, 3, 5, 8).bfloat16().requires_grad_() for _ in range(3))
+    wide = [t.detach().float().requires_grad_() for t in (q, k, v)]
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        out = attend(q, k, v, mask)
+    expected = attend(*wide, mask)
+    assert torch.equal(out, expected.bfloat16())
+    out.float().square().sum().backward()
+    expected.bfloat16().float().square().sum().backward()
+    for mine, theirs in zip((q, k, v), wide):
+        assert mine.grad is not None
+        assert theirs.grad is not None
+        assert torch.equal(mine.grad, theirs.grad.bfloat16())
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("dtype", list(TOLERANCE), ids=lambda d: str(d)[6:])
 def test_who_may_attend_to_nothing_gets_zeros_and_touches_nobody(

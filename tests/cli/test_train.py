@@ -131,6 +131,24 @@ def test_a_short_run_has_a_short_warm_up(flags: list[str], size: Preset, warmup:
     assert _parsed(spec("translate"), size, flags, {}).training.warmup == warmup
 
 
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize(
+    ("task", "flags", "limits"),
+    [
+        ("classify", [], (600, None, None)),
+        ("classify", ["--epochs", "25"], (None, 25, None)),
+        ("classify", ["--training.epochs=25", "--minutes", "3"], (None, 25, 3)),
+        ("translate", ["--steps", "40"], (40, None, None)),
+        ("translate", ["--lr", "0.1"], (None, None, 20)),
+    ],
+)
+def test_limits_take_the_place_of_the_presets(
+    task: str, flags: list[str], limits: tuple[float | None, ...]
+) -> None:
+    found = _parsed(spec(task), "tiny", [*flags, "--training.device", "cpu"], {}).training
+    assert (found.steps, found.epochs, found.minutes) == limits
+
+
 def test_a_run_is_repeated_from_its_own_config(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,6 +1,7 @@
 """Dates in many languages: what is written, what is held out, and that it can be learned."""
 
 import datetime
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -83,6 +84,19 @@ def test_the_same_seed_writes_the_same_dates() -> None:
     first = dates.write(held, ("en", "fr"), 31, seed=5)
     assert first == dates.write(held, ("en", "fr"), 31, seed=5)
     assert first != dates.write(held, ("en", "fr"), 31, seed=6)
+
+
+def test_no_month_is_rare_in_training() -> None:
+    seen, _ = dates.days(1990, 1999)
+    languages = ("en", "eu", "fi")
+    count = 2 * len(languages) * len(dates.FORMS) * 12
+    written = dates.evenly(seen, languages, count + 5, seed=0)
+    assert len(written) == count + 5
+    months = Counter((date.language, date.iso[5:7]) for date in written[:count])
+    assert len(months) == 36
+    assert set(months.values()) == {2 * len(dates.FORMS)}
+    assert written == dates.evenly(seen, languages, count + 5, seed=0)
+    assert written != dates.evenly(seen, languages, count + 5, seed=1)
 
 
 def test_every_character_of_every_date_is_known() -> None:
