@@ -18,8 +18,8 @@ from regard.config import read
 from regard.recipes.recipe import SCORES
 from regard.train.report import METRICS, Metrics
 
-WORSE = ("loss", "lr", "norm", "speed", "seconds", "epoch", "perplexity", "step")
-"""What a line of metrics has beside scores that grow."""
+TRAINED = ("step", "epoch", "loss", "lr", "norm", "speed", "seconds")
+"""What lines of metrics have beside the scores of evaluations, the first of which decides."""
 
 
 def table(runs: Sequence[dict[str, Any]]) -> list[str]:
@@ -31,6 +31,7 @@ def table(runs: Sequence[dict[str, Any]]) -> list[str]:
             digits = 2 if max(found) > 1 else 4
             each = ", ".join(f"{value:.{digits}f}" for value in found)
             mean = f"**{statistics.mean(found):.{digits}f}**"
+            signature = signature.replace("|", "\\|")
             lines.append(f"| {name} | {score} | {mean} | {each} | {signature} |")
     seconds = ", ".join(f"{run['seconds']:.0f}" for run in runs)
     first = runs[0]
@@ -39,26 +40,24 @@ def table(runs: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def curves(runs: Sequence[Path], path: Path) -> None:
-    """Every run's scores of the validation set by its steps, one axis for each score."""
+    """Every run's score of the validation set by its steps."""
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
 
-    found = [Metrics(run / METRICS).read() for run in runs]
-    names = [
-        name
-        for name in dict.fromkeys(key for lines in found for line in lines for key in line)
-        if name not in WORSE
-    ]
-    figure = Figure(figsize=(4.2 * len(names), 2.8), layout="constrained")
+    found = {run.name: Metrics(run / METRICS).read() for run in runs}
+    names = (key for lines in found.values() for line in lines for key in line)
+    score = next(name for name in names if name not in TRAINED)
+    figure = Figure(figsize=(5.4, 2.8), layout="constrained")
     FigureCanvasSVG(figure)
-    for axes, name in zip(figure.subplots(1, len(names), squeeze=False)[0], names):
-        for run, lines in zip(runs, found):
-            points = [(line["step"], line[name]) for line in lines if line.get(name) is not None]
-            axes.plot(*zip(*points), marker=".", linewidth=1.2, label=run.name)
-        axes.set_title(name, loc="left", fontsize=10)
-        axes.set_xlabel("step", fontsize=9)
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.grid(alpha=0.25)
+    axes = figure.subplots()
+    for name, lines in found.items():
+        points = [(line["step"], line[score]) for line in lines if line.get(score) is not None]
+        axes.plot(*zip(*points), marker=".", linewidth=1.2, label=name)
+    axes.set_title(f"{score} of the validation set", loc="left", fontsize=10)
+    axes.set_xlabel("step", fontsize=9)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(alpha=0.25)
+    axes.legend(frameon=False, fontsize=9)
     with atomic.file(path) as draft:
         figure.savefig(draft, format="svg", metadata={"Date": None})
 

@@ -17,7 +17,19 @@ def many(data: Path) -> Recipe:
     """Dates in sixty languages to ISO 8601, on two cores.
 
     Data: none; dates are written by CLDR's rules, and the days of the test are in no training.
+    Settings: the demo's model, 2 + 2 layers of width 128; Muon, 600 steps of 4,000 tokens.
     """
     preset = dates.preset("tiny")
+    training = replace(
+        preset.training,
+        steps=600,
+        batch=4000,
+        optimizer="muon",
+        lr=6e-3,
+        warmup=60,
+        evaluate_every=150,
+        save_every=150,
+    )
     languages = (*preset.languages, *MORE)
-    return Recipe("dates", replace(preset, languages=languages), {"held out": {"count": 5000}})
+    config = replace(preset, languages=languages, training=training)
+    return Recipe("dates", config, {"held out": {"count": 5000}})

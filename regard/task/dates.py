@@ -81,6 +81,7 @@ class Config:
             lr=2e-3,
             schedule="cosine",
             warmup=150,
+            smoothing=0.0,
             evaluate_every=100,
             save_every=100,
         )

@@ -73,9 +73,10 @@ def _tiny() -> TransformerShape:
 
 def _short() -> TrainingConfig:
     return TrainingConfig(
-        steps=2300,
-        batch=64,
-        lr=3e-3,
+        steps=1400,
+        batch=128,
+        optimizer="muon",
+        lr=5e-3,
         schedule="cosine",
         warmup=100,
         smoothing=0.05,
