@@ -26,7 +26,7 @@ PAGES = {
     "Begin": ("index", "start", "coming-from"),
     "Tasks": ("translate", "classify", "read", "language", "label", "transfer"),
     "Inside": ("python", "look", "masks", "positions", "extending", "speed"),
-    "Out": ("serve", "export", "recipes"),
+    "Out": ("serve", "export", "recipes", "results"),
     "Teach": ("course",),
 }
 
@@ -68,9 +68,13 @@ def main(out: Path) -> None:
 # Guides
 
 
+ABOVE = {"results": "RESULTS.md"}
+"""Pages that stand beside README, from where pictures are within docs."""
+
+
 def page(name: str) -> Page:
-    source = (HERE / f"{name}.md").read_text("utf-8")
-    return rendered(name, source)
+    path = ROOT / ABOVE[name] if name in ABOVE else HERE / f"{name}.md"
+    return rendered(name, path.read_text("utf-8").replace("](docs/", "]("))
 
 
 def rendered(name: str, source: str) -> Page:
@@ -87,6 +91,8 @@ def rendered(name: str, source: str) -> Page:
         for child in token.children or ():
             if child.type == "link_open":
                 address = str(child.attrGet("href"))
+                for other, file in ABOVE.items():
+                    address = address.replace(f"../{file}", f"{other}.md")
                 child.attrSet("href", re.sub(r"^([\w.-]+)\.md(#|$)", r"\1.html\2", address))
     title = next(t.content for n, t in enumerate(tokens) if n and tokens[n - 1].tag == "h1")
     words = " ".join(t.content for t in tokens if t.type in ("inline", "fence"))

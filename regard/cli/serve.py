@@ -28,9 +28,10 @@ class Serve:
     device: str = "auto"
     """Device: auto is a GPU where there is one; or cpu, cuda, cuda:1. Of several workers on cuda,
     each has a GPU of its own."""
-    precision: Literal["fp32", "bf16", "fp16", "int8"] = "fp32"
-    """Precision of weights and activations. int8 is the fastest on a cpu, and its answers do not
-    depend on what else is in a batch, to the last bit."""
+    precision: Literal["auto", "fp32", "bf16", "fp16", "int8"] = "auto"
+    """Precision of weights and activations: auto is bf16 on a GPU, and on a CPU int8 where it
+    chooses the same next tokens as fp32, and else fp32. With int8 answers do not depend on what
+    else is in a batch, to the last bit."""
     memory: float | None = None
     """GB of weights that a worker holds at most; beyond, the model that has not been asked for the
     longest is let go, and loaded again when it is asked for."""

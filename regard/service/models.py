@@ -8,6 +8,7 @@ from typing import Any, Literal, TypeAlias
 import torch
 
 from regard.checkpoint import WEIGHTS
+from regard.decode.engine.int8.linear import int8
 from regard.device import device as named_device
 from regard.service.readers import ServedGenerator, ServedReader
 from regard.service.served import Served
@@ -15,28 +16,41 @@ from regard.service.sorters import ServedClassifier, ServedLabeler
 from regard.service.translators import ServedTranslator
 from regard.task.folder import model_folder
 from regard.task.load import load
+from regard.task.precision import DTYPES, SAMPLE, Writes, on_gpu, settle
+from regard.task.translator import Translator
 
-Precision: TypeAlias = Literal["fp32", "bf16", "fp16", "int8"]
+Precision: TypeAlias = Literal["auto", "fp32", "bf16", "fp16", "int8"]
 
 
 def load_served(
     name: str, folder: str | os.PathLike[str], *, device: str, precision: Precision, version: int
 ) -> Served:
     """A folder's model, ready to be asked."""
-    dtypes = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
     quantized = precision == "int8"
     if device == "auto":
         device = "cpu" if quantized else named_device("auto").type
     if quantized and device != "cpu":
         raise ValueError(f"precision (int8) is for device cpu, not {device}; try bf16")
-    predictor: Any = load(folder, device=device, dtype=dtypes.get(precision, torch.float32))
-    if quantized:
-        from regard.decode.engine.int8.linear import int8
-
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # said by the engine's reason
+    if precision == "auto" and device != "cpu":
+        precision = on_gpu(named_device(device)).precision
+    predictor: Any = load(folder, device=device, dtype=DTYPES.get(precision, torch.float32))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # said by the engine's reason
+        if quantized:
             int8(predictor.model)
+        elif precision == "auto" and isinstance(predictor, Writes):
+            settle(predictor, _inputs(predictor), model_folder(folder))
     return served(name, Path(folder), predictor, version)
+
+
+def _inputs(predictor: Any) -> list[str]:
+    """What a translator was validated on, where that is still there: nobody has asked yet."""
+    if not isinstance(predictor, Translator):
+        return []
+    try:
+        return [source for source, _ in predictor.validated()[:SAMPLE]]
+    except (OSError, ValueError):
+        return []
 
 
 def weights_size(folder: str | os.PathLike[str]) -> int:
