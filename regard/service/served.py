@@ -9,6 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import torch
+from torch import nn
+
 from regard.service.requests import (
     About,
     Delta,
@@ -51,6 +54,13 @@ class Job:
                 self.future.set_result(result)
 
 
+def _parameters(model: nn.Module) -> int:
+    """How many parameters a model was trained with; 8-bit layers have none."""
+    with torch.device("meta"):
+        whole = type(model)(model.config)
+    return sum(parameter.numel() for parameter in whole.parameters())
+
+
 class Served:
     """A loaded model, what waits for it, and what it is doing."""
 
@@ -60,6 +70,7 @@ class Served:
 
     def __init__(self, name: str, folder: Path, predictor: Any, version: int):
         self.name, self.folder, self.version = name, folder, version
+        self.parameters = _parameters(predictor.model)
         self.model: Any = predictor.model
         self.whole = predictor
         """The model with its tokenizer or labels, for whoever looks inside."""
@@ -70,7 +81,7 @@ class Served:
             name=self.name,
             task=self.task,
             engine=self._engine(),
-            parameters=sum(parameter.numel() for parameter in self.model.parameters()),
+            parameters=self.parameters,
             loaded=True,
             version=self.version,
             labels=tuple(getattr(self, "labels", ())),

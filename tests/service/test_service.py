@@ -104,6 +104,8 @@ def test_answers_are_the_direct_ones(folders: dict[str, Path], precision: Any) -
         int8(direct.model)
     with Service(Limits(seconds=600.0), precision=precision) as service:
         service.add(folders["words"])
+        count = sum(parameter.numel() for parameter in load(folders["words"]).model.parameters())
+        assert service.models()[0].parameters == count
         asked = []
         for n, text in enumerate(TEXTS[:24]):
             asked.append(service.submit(Translate(texts=(text,), beams=(None, 1, 2)[n % 3])))
