@@ -41,6 +41,7 @@ def table(runs: Sequence[dict[str, Any]]) -> list[str]:
 
 def curves(runs: Sequence[Path], path: Path) -> None:
     """Every run's score of the validation set by its steps."""
+    from matplotlib import rc_context
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
 
@@ -58,7 +59,8 @@ def curves(runs: Sequence[Path], path: Path) -> None:
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(alpha=0.25)
     axes.legend(frameon=False, fontsize=9)
-    with atomic.file(path) as draft:
+    # Letters as text, and names that do not change from one drawing to the next.
+    with rc_context({"svg.fonttype": "none", "svg.hashsalt": "0"}), atomic.file(path) as draft:
         figure.savefig(draft, format="svg", metadata={"Date": None})
 
 

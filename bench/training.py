@@ -1,13 +1,13 @@
 """Training a translator beside the loops that one would write around other models.
 
-    python -m bench.training --source train.en.gz --target train.de.gz
+    python -m bench.training --source train.en.gz --target train.de.gz [--precision bf16]
 
 Real sentences, cut by one tokenizer, in the same batches by token budget. Ours gets them packed;
 nn.Transformer and HF Marian get them padded, which costs them little, because a batch holds
 sentences of like length. All have one shape, post-norm, dropout 0.1, label smoothing 0.1, the
-gradient clipped at norm 1, and fused AdamW. A step is everything from a batch to changed weights.
-Speeds count real target tokens. Peak memory is that of a process of its own for each system, above
-what it held before its first step.
+gradient clipped at norm 1, and fused AdamW; bf16 is autocast's, for all. A step is everything from
+a batch to changed weights. Speeds count real target tokens. Peak memory is that of a process of its
+own for each system, above what it held before its first step.
 """
 
 import argparse
@@ -88,14 +88,15 @@ def system(
     return model, loss
 
 
-def trainer(name: str, task: translate.Translation) -> Callable[[Batch, Padded], float]:
+def trainer(name: str, task: translate.Translation, half: bool) -> Callable[[Batch, Padded], float]:
     """One whole step."""
     model, loss_of = system(name, task)
     adam = torch.optim.AdamW(model.parameters(), 3e-4, (0.9, 0.98), fused=True)
     model.train()
 
     def step(batch: Batch, padded: Padded) -> float:
-        loss = loss_of(batch, padded)
+        with torch.autocast("cpu", torch.bfloat16, enabled=half):
+            loss = loss_of(batch, padded)
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         adam.step()
@@ -120,9 +121,11 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=3)
     parser.add_argument("--batches", type=int, default=12)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--precision", choices=("fp32", "bf16"), default="fp32")
     parser.add_argument("--memory", choices=NAMES, help="print one system's peak, and no more")
     options = parser.parse_args()
     warnings.filterwarnings("ignore")
+    half = options.precision == "bf16"
     width, layers = options.width, options.layers
     config = translate.preset("tiny")
     config = replace(
@@ -144,7 +147,7 @@ def main() -> None:
     batches = [task.batch(indices, step) for step, indices in enumerate(plan)]
     pairs = [(batch, Padded.of(batch)) for batch in batches]
     if options.memory:
-        step, before = trainer(options.memory, task), peak()
+        step, before = trainer(options.memory, task, half), peak()
         for pair in pairs:
             step(*pair)
         print(f"{peak() - before:.2f}")
@@ -152,7 +155,7 @@ def main() -> None:
 
     filled = sum(p.target.numel() for _, p in pairs) / sum(int(b.tokens) for b in batches) - 1
     print(f"{len(pairs)} batches of {options.batch} tokens; padding adds {filled:.0%} to targets")
-    steps = {name: trainer(name, task) for name in NAMES}
+    steps = {name: trainer(name, task, half) for name in NAMES}
     for name, step in steps.items():
         first = step(*pairs[0])
         print(f"  {name}: loss of the first batch {first:.3f}")
