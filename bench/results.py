@@ -54,7 +54,8 @@ def curves(runs: Sequence[Path], path: Path) -> None:
     for name, lines in found.items():
         points = [(line["step"], line[score]) for line in lines if line.get(score) is not None]
         axes.plot(*zip(*points), marker=".", linewidth=1.2, label=name)
-    axes.set_title(f"{score} of the validation set", loc="left", fontsize=10)
+    recipe = read(runs[0] / SCORES)["recipe"]
+    axes.set_title(f"{recipe}: {score} of the validation set", loc="left", fontsize=10)
     axes.set_xlabel("step", fontsize=9)
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(alpha=0.25)

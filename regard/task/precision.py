@@ -25,6 +25,7 @@ from regard.data.cache import default_cache
 from regard.decode.engine.int8 import library as native
 from regard.decode.engine.int8.engine import Int8Engine
 from regard.decode.engine.int8.linear import Int8Linear, int8
+from regard.device import multiplies_bfloat16
 from regard.task.search import Choices
 from regard.task.settings import Precision
 
@@ -81,7 +82,7 @@ class Compared:
 
 
 def on_gpu(device: torch.device) -> Choice:
-    if torch.cuda.is_bf16_supported(including_emulation=False):
+    if multiplies_bfloat16("cuda"):
         return Choice("bf16", f"on {device.type}")
     return Choice("fp32", "this GPU has no bfloat16")
 
