@@ -15,10 +15,10 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from regard.attention.fusing import compute_dtype, fuses
+from regard.attention.fusing import HALF, compute_dtype, fuses
 
 CHUNK = 2**26  # logits held at a time: 256 MB in float32
-CACHED = 2**22  # on a CPU: what its caches hold, for they are read five times
+CACHED = 2**22  # in half precision on a CPU, whose caches hold them between one cast and the next
 
 
 def cross_entropy(
@@ -70,7 +70,7 @@ class _Chunked(torch.autograd.Function):
         )
         chunk = _fused_chunk if fused and any(wanted) else _chunk
         loss = torch.zeros((), dtype=wide, device=states.device)
-        for part in _parts(states, weight):
+        for part in _parts(states, matrix):
             loss = loss + chunk(rows[part], matrix, bias, targets[part], smoothing, grads.of(part))
         ctx.save_for_backward(*grads)
         ctx.dtypes = states.dtype, weight.dtype, None if bias is None else bias.dtype
@@ -115,7 +115,7 @@ class _Divergence(torch.autograd.Function):
         slope = torch.zeros_like(weight, dtype=wide)
         shift = None if bias is None else torch.zeros_like(bias, dtype=wide)
         total = torch.zeros((), dtype=wide, device=weight.device)
-        for part in _parts(one, weight):
+        for part in _parts(one, matrix):
             rows = [x[part].to(dtype) for x in (one, two)]
             logits = [nn.functional.linear(x, matrix).to(wide) for x in rows]
             if bias is not None:
@@ -151,10 +151,10 @@ def _scaled(ctx: Any, slope: Tensor) -> list[Tensor | None]:
     ]
 
 
-def _parts(rows: Tensor, classes: Tensor) -> Iterator[slice]:
+def _parts(rows: Tensor, matrix: Tensor) -> Iterator[slice]:
     """So few rows at a time that their logits fit."""
-    limit = CACHED if rows.device.type == "cpu" else CHUNK
-    step = max(1, limit // len(classes))
+    limit = CACHED if matrix.device.type == "cpu" and matrix.dtype in HALF else CHUNK
+    step = max(1, limit // len(matrix))
     return (slice(begin, begin + step) for begin in range(0, len(rows), step))
 
 
