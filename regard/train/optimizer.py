@@ -154,7 +154,8 @@ def orthogonalized(x: Tensor) -> Tensor:
     wide = x.shape[-2] <= x.shape[-1]
     y = x if wide else x.mT
     # What is added up is of size 1 at most, and no more exact than the polynomial has to be.
-    y = y.bfloat16() if multiplies_bfloat16(y.device.type) else y
+    if x.dtype != torch.float64 and multiplies_bfloat16(x.device.type):
+        y = y.bfloat16()
     y = y / (y.norm(dim=(-2, -1), keepdim=True) + 1e-7)
     for _ in range(5):
         gram = y @ y.mT
