@@ -17,8 +17,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from bench.figures import figure, finish, save
 from bench.timing import Run, turns
-from regard import atomic
 from regard.model.encoder import EncoderConfig, TextEncoder
 
 LAYERS = 4
@@ -90,28 +90,17 @@ def peak_speed(device: torch.device) -> float:
 
 
 def draw(found: dict[str, list[Cost]], path: Path) -> None:
-    from matplotlib import rc_context
-    from matplotlib.backends.backend_svg import FigureCanvasSVG
-    from matplotlib.figure import Figure
-
     counted = any(cost.memory[0] for costs in found.values() for cost in costs)
-    rows = ("ms", "GiB") if counted else ("ms",)
-    figure = Figure(figsize=(4.2 * len(found), 2.6 * len(rows)), layout="constrained")
-    FigureCanvasSVG(figure)
-    grid = figure.subplots(len(rows), len(found), squeeze=False)
+    units = ("ms", "GiB") if counted else ("ms",)
+    made, grid = figure(len(units), len(found), (4.2, 2.6))
     for column, (name, costs) in enumerate(found.items()):
-        for row, unit in enumerate(rows):
-            axes = grid[row][column]
+        for row, unit in enumerate(units):
             for n, label in enumerate(("ours", "nn.Transformer")):
                 values = [c.seconds[n] * 1e3 if row == 0 else c.memory[n] / 2**30 for c in costs]
-                axes.loglog([c.place for c in costs], values, marker=".", label=label)
-            axes.set_title(f"{unit} of a step", loc="left", fontsize=10)
-            axes.set_xlabel(name, fontsize=9)
-            axes.spines[["top", "right"]].set_visible(False)
-            axes.grid(alpha=0.25)
+                grid[row][column].loglog([c.place for c in costs], values, marker=".", label=label)
+            finish(grid[row][column], f"{unit} of a step", name)
     grid[0][0].legend(frameon=False, fontsize=9)
-    with rc_context({"svg.fonttype": "none", "svg.hashsalt": "0"}), atomic.file(path) as draft:
-        figure.savefig(draft, format="svg", metadata={"Date": None})
+    save(made, path)
 
 
 def main() -> None:

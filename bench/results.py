@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from regard import atomic
+from bench.figures import figure, finish, save
 from regard.config import read
 from regard.recipes.recipe import SCORES
 from regard.train.report import METRICS, Metrics
@@ -26,12 +26,12 @@ def table(runs: Sequence[dict[str, Any]]) -> list[str]:
     """Markdown."""
     lines = ["| test set | score | mean | seeds | signature |", "|---|---|---|---|---|"]
     for name, test in runs[0]["tests"].items():
-        for score, signature in ((key, test["signatures"].get(key, "")) for key in test["scores"]):
+        for score in test["scores"]:
             found = [run["tests"][name]["scores"][score] for run in runs]
             digits = 2 if max(found) > 1 else 4
             each = ", ".join(f"{value:.{digits}f}" for value in found)
             mean = f"**{statistics.mean(found):.{digits}f}**"
-            signature = signature.replace("|", "\\|")
+            signature = test["signatures"].get(score, "").replace("|", "\\|")
             lines.append(f"| {name} | {score} | {mean} | {each} | {signature} |")
     seconds = ", ".join(f"{run['seconds']:.0f}" for run in runs)
     first = runs[0]
@@ -41,28 +41,17 @@ def table(runs: Sequence[dict[str, Any]]) -> list[str]:
 
 def curves(runs: Sequence[Path], path: Path) -> None:
     """Every run's score of the validation set by its steps."""
-    from matplotlib import rc_context
-    from matplotlib.backends.backend_svg import FigureCanvasSVG
-    from matplotlib.figure import Figure
-
     found = {run.name: Metrics(run / METRICS).read() for run in runs}
     names = (key for lines in found.values() for line in lines for key in line)
     score = next(name for name in names if name not in TRAINED)
-    figure = Figure(figsize=(5.4, 2.8), layout="constrained")
-    FigureCanvasSVG(figure)
-    axes = figure.subplots()
+    made, ((axes,),) = figure(1, 1, (5.4, 2.8))
     for name, lines in found.items():
         points = [(line["step"], line[score]) for line in lines if line.get(score) is not None]
         axes.plot(*zip(*points), marker=".", linewidth=1.2, label=name)
     recipe = read(runs[0] / SCORES)["recipe"]
-    axes.set_title(f"{recipe}: {score} of the validation set", loc="left", fontsize=10)
-    axes.set_xlabel("step", fontsize=9)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(alpha=0.25)
+    finish(axes, f"{recipe}: {score} of the validation set", "step")
     axes.legend(frameon=False, fontsize=9)
-    # Letters as text, and names that do not change from one drawing to the next.
-    with rc_context({"svg.fonttype": "none", "svg.hashsalt": "0"}), atomic.file(path) as draft:
-        figure.savefig(draft, format="svg", metadata={"Date": None})
+    save(made, path)
 
 
 def main() -> None:

@@ -9,7 +9,7 @@ is one affine map for each image, and pixels are interpolated once.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal, TypeAlias, get_args
@@ -87,8 +87,8 @@ def augment(
         maps = moved if maps is None else maps @ moved
     if maps is not None:
         x = _warped(x, maps)
-    for name, rows, value in drawn.colours():
-        at = torch.from_numpy(rows).to(x.device, non_blocking=True)
+    for name, rows, value in drawn.of(COLOURS):
+        at = _on(rows, x)
         changed = COLOURS[name](x[at], _on(value.astype(np.float32), x)[:, None, None, None])
         x = x.index_copy(0, at, changed)
     if how.erase:
@@ -108,7 +108,7 @@ def _framed(
     """
     if how.crop is None and not how.flip:
         return None
-    maps = np.tile(np.eye(3), (B, 1, 1))
+    maps = _stay(B)
     if how.crop is not None:
         area = chance.uniform(*how.crop, B)
         ratio = np.exp(chance.uniform(-_RATIO, _RATIO, B))
@@ -136,9 +136,14 @@ def _warped(
     return F.grid_sample(x, grid, "bilinear", "zeros", align_corners=False)
 
 
+def _stay(count: int) -> Float64[np.ndarray, "n 3 3"]:
+    """Maps that leave every pixel where it is."""
+    return np.tile(np.eye(3), (count, 1, 1))
+
+
 def _shear(axis: int) -> Callable[[np.ndarray, int, int], np.ndarray]:
     def maps(value: np.ndarray, Y: int, X: int) -> np.ndarray:
-        out = np.tile(np.eye(3), (len(value), 1, 1))
+        out = _stay(len(value))
         out[:, axis, 1 - axis] = value
         return out
 
@@ -147,7 +152,7 @@ def _shear(axis: int) -> Callable[[np.ndarray, int, int], np.ndarray]:
 
 def _translate(axis: int) -> Callable[[np.ndarray, int, int], np.ndarray]:
     def maps(value: np.ndarray, Y: int, X: int) -> np.ndarray:
-        out = np.tile(np.eye(3), (len(value), 1, 1))
+        out = _stay(len(value))
         out[:, axis, 2] = value * (X, Y)[axis]
         return out
 
@@ -156,7 +161,7 @@ def _translate(axis: int) -> Callable[[np.ndarray, int, int], np.ndarray]:
 
 def _rotate(value: np.ndarray, Y: int, X: int) -> np.ndarray:
     cos, sin = np.cos(np.radians(value)), np.sin(np.radians(value))
-    out = np.tile(np.eye(3), (len(value), 1, 1))
+    out = _stay(len(value))
     out[:, 0, 0], out[:, 0, 1], out[:, 1, 0], out[:, 1, 1] = cos, -sin, sin, cos
     return out
 
@@ -170,7 +175,7 @@ MOVES: Mapping[str, Callable[[np.ndarray, int, int], np.ndarray]] = MappingProxy
         "rotate": _rotate,
     }
 )
-"""Operations that move pixels, from a value for each image and the size to maps. Values are slopes,
+"""Geometric operations, from a value for each image and the size to maps. Values are slopes,
 shares of the side, degrees."""
 
 
@@ -244,7 +249,7 @@ COLOURS: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = MappingProxyType(
         "invert": lambda x, _: 1 - x,
     }
 )
-"""Operations that change colours, from images and a value for each. Values are factors, with 1 for
+"""Photometric operations, from images and a value for each. Values are factors, with 1 for
 no change; bits; a threshold."""
 
 
@@ -259,33 +264,29 @@ class Drawn:
     """-1 for none."""
     values: Float64[np.ndarray, "B n"]
 
-    def colours(self) -> list[tuple[str, Int64[np.ndarray, "k"], Float64[np.ndarray, "k"]]]:
-        """Changes of colour in their order: which, of which images, by how much."""
-        found = []
+    def of(
+        self, names: Iterable[str]
+    ) -> Iterator[tuple[str, Int64[np.ndarray, "k"], Float64[np.ndarray, "k"]]]:
+        """Operations of these names in their order: which, of which images, by how much."""
         for operation, value in zip(self.operations.T, self.values.T):
-            for name in COLOURS:
+            for name in names:
                 rows = np.flatnonzero(operation == _NUMBER[name])
                 if len(rows):
-                    found.append((name, rows, value[rows]))
-        return found
+                    yield name, rows, value[rows]
 
 
 def _moved(drawn: Drawn, Y: int, X: int) -> Float64[np.ndarray, "B 3 3"] | None:
     """All moves of each image, as one map."""
     maps = None
-    for operation, value in zip(drawn.operations.T, drawn.values.T):
-        for name, make in MOVES.items():
-            rows = np.flatnonzero(operation == _NUMBER[name])
-            if len(rows):
-                if maps is None:
-                    maps = np.tile(np.eye(3), (len(operation), 1, 1))
-                maps[rows] = maps[rows] @ make(value[rows], Y, X)
+    for name, rows, value in drawn.of(MOVES):
+        if maps is None:
+            maps = _stay(len(drawn.values))
+        maps[rows] = maps[rows] @ MOVES[name](value, Y, X)
     return maps
 
 
 _NAMES = (*MOVES, *COLOURS)
 _NUMBER = {name: i for i, name in enumerate(_NAMES)}
-_SIGNED = ("shear x", "shear y", "translate x", "translate y", "rotate")
 _FACTORS = ("brightness", "colour", "contrast", "sharpness")
 
 _MOST: Mapping[str, float] = MappingProxyType(
@@ -313,7 +314,8 @@ _WIDE: Mapping[str, float] = MappingProxyType(
 )
 """Of TrivialAugment, whose 32 pixels are of images of 224."""
 
-_RAND = (*MOVES, *(name for name in COLOURS if name != "invert"))
+_RAND = np.array([-1, *(_NUMBER[name] for name in _NAMES if name != "invert")])
+"""What RandAugment and TrivialAugment choose from; one in fourteen is none."""
 
 
 def _values(
@@ -331,7 +333,7 @@ def _values(
         return np.isin(operations, [_NUMBER[name] for name in names])
 
     values = np.select(
-        [among(_SIGNED), among(_FACTORS), among(["posterize"]), among(["solarize"])],
+        [among([*MOVES]), among(_FACTORS), among(["posterize"]), among(["solarize"])],
         [signs * amount, 1 + signs * amount, 8 - np.round(amount), 1 - amount],
         0.0,
     )
@@ -343,16 +345,14 @@ def _none(how: Augmentation, chance: np.random.Generator, B: int) -> Drawn:
 
 
 def _rand(how: Augmentation, chance: np.random.Generator, B: int) -> Drawn:
-    """So many operations, each of equal chance; one in fourteen is none."""
-    numbers = np.array([-1, *(_NUMBER[name] for name in _RAND)])
-    operations = numbers[chance.integers(len(numbers), size=(B, how.operations))]
+    """So many operations, each of equal chance, all of one strength."""
+    operations = _RAND[chance.integers(len(_RAND), size=(B, how.operations))]
     return _values(operations, np.full(operations.shape, how.magnitude / 30), _MOST, chance)
 
 
 def _trivial(how: Augmentation, chance: np.random.Generator, B: int) -> Drawn:
     """One operation, of any strength."""
-    numbers = np.array([-1, *(_NUMBER[name] for name in _RAND)])
-    operations = numbers[chance.integers(len(numbers), size=(B, 1))]
+    operations = _RAND[chance.integers(len(_RAND), size=(B, 1))]
     return _values(operations, chance.integers(31, size=(B, 1)) / 30, _WIDE, chance)
 
 

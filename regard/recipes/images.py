@@ -38,8 +38,8 @@ def cifar10(data: Path) -> Recipe:
     Data: a folder with the binary version, data_batch_1.bin to data_batch_5.bin and test_batch.bin
     (Krizhevsky 2009), or with the same images as WebP sheets of 100 × 100, data_batch_1.webp and so
     on, beside train_labels.u8 and test_labels.u8. Their published SHA-1 sums are checked.
-    Settings: patches of 4, 8 layers of width 256, RandAugment, MixUp and CutMix, 100 epochs; 5,000
-    of the training images are validated on.
+    Settings: patches of 4, 8 layers of width 256, RandAugment, MixUp and CutMix, Muon, 100 epochs;
+    5,000 of the training images are validated on.
     Published: 91.0% after 200 epochs, for a ViT of that size from scratch.
     """
     train, test = _archives(data)

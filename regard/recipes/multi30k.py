@@ -51,6 +51,20 @@ def _recipe(data: Path, source: str, target: str, config: translate.Config) -> R
     return Recipe("translate", config, tests, {"lowercased": _lowercased})
 
 
+def _muon(steps: int, warmup: int) -> TrainingConfig:
+    return TrainingConfig(
+        steps=steps,
+        batch=16_384,
+        optimizer="muon",
+        lr=1e-2,
+        schedule="cosine",
+        warmup=warmup,
+        evaluate_every=500,
+        save_every=1000,
+        ema=0.999,
+    )
+
+
 def en_de(data: Path) -> Recipe:
     """Multi30k, English to German: the size of Wu et al.'s Transformer-Tiny (2021).
 
@@ -74,17 +88,7 @@ def en_de(data: Path) -> Recipe:
             dropout=0.2,
             share="all",
         ),
-        training=TrainingConfig(
-            steps=6000,
-            batch=16_384,
-            optimizer="muon",
-            lr=1e-2,
-            schedule="cosine",
-            warmup=400,
-            evaluate_every=500,
-            save_every=2000,
-            ema=0.999,
-        ),
+        training=_muon(steps=6000, warmup=400),
     )
     return _recipe(data, "en", "de", config)
 
@@ -98,17 +102,7 @@ def _own(data: Path, source: str, target: str) -> Recipe:
         model=replace(
             translate.preset("tiny").model, encoder_layers=6, decoder_layers=6, dropout=0.4
         ),
-        training=TrainingConfig(
-            steps=3000,
-            batch=16_384,
-            optimizer="muon",
-            lr=1e-2,
-            schedule="cosine",
-            warmup=300,
-            evaluate_every=500,
-            save_every=1000,
-            ema=0.999,
-        ),
+        training=_muon(steps=3000, warmup=300),
     )
     return _recipe(data, source, target, config)
 

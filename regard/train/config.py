@@ -58,7 +58,8 @@ class TrainingConfig:
     """Best checkpoints to keep: best/ is the best of them, and bests/ has all where they are more
     than one. regard average makes one model of them."""
     precision: Precision = "auto"
-    """Mixed precision of matrix products: auto is bf16 on a GPU that has it, fp32 on a CPU."""
+    """Mixed precision of matrix products: auto is bf16 on a GPU that has it, fp32 on a CPU,
+    where bf16 is faster if it has instructions for it (AVX-512 BF16)."""
     capture: Literal["auto", "no"] = "auto"
     """Capture whole steps in CUDA graphs: auto does so on a GPU where it can."""
     compile: Literal["auto", "yes", "no"] = "auto"

@@ -106,7 +106,7 @@ def test_each_image_has_operations_of_its_own(policy: Any) -> None:
     else:
         assert len(kinds) == 14
         assert counts.min() > counts.max() * 0.7
-    rows = [rows for _, rows, _ in drawn.colours()]
+    rows = [rows for _, rows, _ in drawn.of(COLOURS)]
     assert min(map(len, rows)) < 4000 / 4
     same = torch.full((200, 3, 9, 9), 77, dtype=torch.uint8)
     same[:, 1, 4] = 200

@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from regard.attention.backends import Call
+from regard.attention.fusing import HALF
 
 WIDENED = 256
 """Queries up to which half precision is computed in float32 on a CPU, if gradients are wanted."""
@@ -105,25 +106,21 @@ def fused(
     dropout: float,
 ) -> Tensor:
     """torch's own choice of kernel, for widths that `fit` has made equal."""
-
-    def call(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        return F.scaled_dot_product_attention(
-            query,
-            key,
-            value,
-            attn_mask=allowed,
-            dropout_p=dropout,
-            is_causal=causal,
-            scale=beta,
-            enable_gqa=shares_heads(query, key),
-        )
-
-    if not _widens(query):
-        return call(query, key, value)
-    if allowed is not None and allowed.is_floating_point():
-        allowed = allowed.float()
-    with torch.autocast("cpu", enabled=False):
-        return call(query.float(), key.float(), value.float()).to(query.dtype)
+    if _widens(query):
+        bias = None if allowed is None or allowed.dtype == torch.bool else allowed.float()
+        wide = (query.float(), key.float(), value.float(), allowed if bias is None else bias)
+        with torch.autocast("cpu", enabled=False):
+            return fused(*wide, causal, beta, dropout).to(query.dtype)
+    return F.scaled_dot_product_attention(
+        query,
+        key,
+        value,
+        attn_mask=allowed,
+        dropout_p=dropout,
+        is_causal=causal,
+        scale=beta,
+        enable_gqa=shares_heads(query, key),
+    )
 
 
 def _widens(query: Tensor) -> bool:
@@ -131,7 +128,7 @@ def _widens(query: Tensor) -> bool:
     sequence anew: 5 times as fast with 16 queries, as fast with 512."""
     return (
         query.device.type == "cpu"
-        and query.dtype in (torch.bfloat16, torch.float16)
+        and query.dtype in HALF
         and query.shape[-2] <= WIDENED
         and torch.is_grad_enabled()
         and query.requires_grad
