@@ -1,6 +1,7 @@
 """A language model of characters beside a plain Transformer, for the same time.
 
     python -m bench.characters train.en.xz [--megabytes 10] [--seconds 120] [--device cuda]
+                               [--optimizer muon --lr 0.01]
 
 Both learn from the first megabytes of a text but its last twentieth, in windows of 256 characters,
 with as many layers, of the same width. The plain one is what one would write in an hour: learned
@@ -19,6 +20,7 @@ import tempfile
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -109,8 +111,15 @@ def _bits(model: Plain, test: Tensor, start: int, device: torch.device) -> float
     return total / math.log(2) / whole.numel()
 
 
-def ours(train: str, held: str, seconds: float, device: torch.device, batch: int) -> float:
-    """Bits per character of `regard train language`."""
+def ours(
+    train: str,
+    held: str,
+    seconds: float,
+    device: torch.device,
+    batch: int,
+    **changes: Any,
+) -> float:
+    """Bits per character of `regard train language`, with changes to its training."""
     with tempfile.TemporaryDirectory() as folder:
         names = [Path(folder) / name for name in ("train.txt", "held.txt")]
         for path, text in zip(names, (train, held)):
@@ -126,6 +135,7 @@ def ours(train: str, held: str, seconds: float, device: torch.device, batch: int
             save_every=10**9,
             device=str(device),
             tensorboard=False,
+            **changes,
         )
         config = replace(
             preset,
@@ -151,6 +161,8 @@ def main() -> None:
     parser.add_argument("--megabytes", type=float, default=10)
     parser.add_argument("--seconds", type=float, default=120)
     parser.add_argument("--batch", type=int, help="characters of a step")
+    parser.add_argument("--optimizer", default="adamw", help="ours")
+    parser.add_argument("--lr", type=float, help="ours")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     options = parser.parse_args()
     device = torch.device(options.device)
@@ -159,10 +171,9 @@ def main() -> None:
     with unpacked(options.text, "rb") as file:
         text = file.read(int(options.megabytes * 10**6)).decode("utf-8", "ignore")
     cut = len(text) * 19 // 20
-    found = {
-        system.__name__: system(text[:cut], text[cut:], options.seconds, device, batch)
-        for system in (plain, ours)
-    }
+    given = (text[:cut], text[cut:], options.seconds, device, batch)
+    changes = {"optimizer": options.optimizer} | ({} if options.lr is None else {"lr": options.lr})
+    found = {"plain": plain(*given), "ours": ours(*given, **changes)}
     for name, bits in found.items():
         print(f"{name:6} {bits:.4f} bits per character after {options.seconds:g} s")
 

@@ -2,9 +2,13 @@
 beside CTranslate2 with dynamic batching, all behind the same HTTP layer.
 
     python -m bench.serving RUN --source test.en --clients 500 --seconds 60
+    python -m bench.serving RUN --source test.en --device cuda --sentences 1 32
 
 Clients are processes of their own, on loopback; each asks for one sentence, compares the answer
-with the direct one, and asks for the next. They share the machine's cores with the server: their
+with the direct one, and asks for the next. On a GPU, where bfloat16 rounds other batches in other
+ways, an answer is wrong if it has less than half of the direct one's words; the bare engine, which
+translates all sentences in one call, takes CTranslate2's place, and --sentences are those of a
+request. They share the machine's cores with the server: their
 share is told. Servers take turns in rounds, so that a busy machine is as busy for all of them. On
 one that others share, whoever has more threads has more of it: there the CPU time of a server for
 each request says more than requests a second.
@@ -17,7 +21,6 @@ import json
 import multiprocessing
 import os
 import random
-import shutil
 import signal
 import statistics
 import subprocess
@@ -49,16 +52,30 @@ class Round:
     cpu: float = 0.0
 
 
-async def client(
-    port: int, texts: Sequence[tuple[str, str | None]], end: float, seen: Round
-) -> None:
+@dataclass(frozen=True)
+class Traffic:
+    """What clients ask for, and how many sentences at a time."""
+
+    texts: Sequence[tuple[str, str | None]]
+    """Each with the direct translation, or None where any will do."""
+    sentences: int = 1
+    exact: bool = True
+
+    def wrong(self, found: str, want: str | None) -> bool:
+        if want is None or found == want:
+            return False
+        ours, theirs = set(found.split()), set(want.split())
+        return self.exact or 2 * len(ours & theirs) < max(len(ours), len(theirs))
+
+
+async def client(port: int, traffic: Traffic, end: float, seen: Round) -> None:
     reader = writer = None
     chance = random.Random()
     while time.monotonic() < end:
         if writer is None:
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        text, want = chance.choice(texts)
-        body = json.dumps({"text": text, "model": "m"}).encode()
+        asked = chance.choices(traffic.texts, k=traffic.sentences)
+        body = json.dumps({"text": [text for text, _ in asked], "model": "m"}).encode()
         begun = time.monotonic()
         writer.write(
             b"POST /v1/translate HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
@@ -83,22 +100,21 @@ async def client(
         if status != 200:
             seen.errors.append(f"{status} {content[:80]!r}")
             continue
-        found = json.loads(content)["translations"][0]["text"]
-        seen.wrong += want is not None and found != want
+        found = json.loads(content)["translations"]
+        for one, (_, want) in zip(found, asked, strict=True):
+            seen.wrong += traffic.wrong(one["text"], want)
         seen.seconds.append(time.monotonic() - begun)
     if writer is not None:
         writer.close()
 
 
-def clients(
-    port: int, texts: Sequence[tuple[str, str | None]], count: int, seconds: float
-) -> Round:
+def clients(port: int, traffic: Traffic, count: int, seconds: float) -> Round:
     """Of one process."""
     seen = Round()
 
     async def run() -> None:
         end = time.monotonic() + seconds
-        await asyncio.gather(*(client(port, texts, end, seen) for _ in range(count)))
+        await asyncio.gather(*(client(port, traffic, end, seen) for _ in range(count)))
 
     begun = time.process_time()
     asyncio.run(run())
@@ -163,7 +179,7 @@ class Together(Alone):
 _direct: Any = None
 
 
-def _load(run: str, precision: str, threads: int) -> None:
+def _load(run: str, precision: str, threads: int, device: str) -> None:
     global _direct
     import torch
 
@@ -175,6 +191,7 @@ def _load(run: str, precision: str, threads: int) -> None:
         from regard.decode.engine.int8.linear import int8
 
         int8(_direct.model)
+    _direct.model.to(device, torch.bfloat16 if precision == "bf16" else None)
 
 
 def _translate(texts: list[str]) -> list[str]:
@@ -212,7 +229,7 @@ def ctranslate2_translator(
     return translate
 
 
-def serve(kind: str, run: str, exported: str, precision: str, threads: int) -> None:
+def serve(kind: str, run: str, exported: str, precision: str, threads: int, device: str) -> None:
     """A server of one of the other kinds, in a process of its own."""
     import uvicorn
 
@@ -223,7 +240,7 @@ def serve(kind: str, run: str, exported: str, precision: str, threads: int) -> N
     backend: Any
     if kind == "one":
         context = multiprocessing.get_context("spawn")
-        pool = ProcessPoolExecutor(1, context, _load, (run, precision, threads))
+        pool = ProcessPoolExecutor(1, context, _load, (run, precision, threads, device))
         pool.submit(_translate, ["a"]).result()
         backend = Alone(_translate, pool)
     else:
@@ -335,7 +352,7 @@ class Total:
 
 def measure(
     server: Server,
-    texts: Sequence[tuple[str, str | None]],
+    traffic: Traffic,
     count: int,
     seconds: float,
     total: Total,
@@ -346,7 +363,7 @@ def measure(
     with ProcessPoolExecutor(PROCESSES, context) as pool:
         list(pool.map(time.sleep, [0.1] * PROCESSES))  # all are there
         cpu, begun = server.cpu(), time.monotonic()
-        asked = [pool.submit(clients, server.port, texts, share, seconds) for share in shares]
+        asked = [pool.submit(clients, server.port, traffic, share, seconds) for share in shares]
         while not all(future.done() for future in asked):
             time.sleep(0.5)
             total.peak = max(total.peak, server.memory())
@@ -367,57 +384,55 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=500)
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--rounds", type=int, default=3, help="in which servers take turns")
-    parser.add_argument("--precision", choices=["int8", "fp32"], default="int8")
+    parser.add_argument("--precision", choices=["int8", "fp32", "bf16"])
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--threads", type=int, default=1, help="of every model")
+    parser.add_argument("--sentences", type=int, nargs="+", default=[1], help="of a request")
     parser.add_argument("--role", help=argparse.SUPPRESS)
     parser.add_argument("--exported", default="", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    given = (options.run, options.exported, options.precision, options.threads)
+    options.precision = options.precision or {"cpu": "int8", "cuda": "bf16"}[options.device]
     if options.role:
-        serve(options.role, *given)
+        given = (options.run, options.exported, options.precision)
+        serve(options.role, *given, options.threads, options.device)
         return
-    folder = Path(tempfile.mkdtemp())
-    try:
-        _measured(options, folder)
-    finally:
-        shutil.rmtree(folder)
+    with tempfile.TemporaryDirectory() as folder:
+        for sentences in options.sentences:
+            _measured(options, Path(folder) / "exported", sentences)
 
 
-def _measured(options: argparse.Namespace, folder: Path) -> None:
-    exported = folder / "exported"
-    subprocess.run(
-        [sys.executable, "-m", "regard", "export", options.run, exported, "--to", "ctranslate2",
-         "--precision", options.precision],
-        check=True,
-        stdout=subprocess.DEVNULL,
-    )  # fmt: skip
+def _measured(options: argparse.Namespace, exported: Path, sentences: int) -> None:
     texts = read(options.source)
-    _load(options.run, options.precision, 2)
+    _load(options.run, options.precision, 2, options.device)
     want = _translate(texts)
-    theirs = ctranslate2_translator(options.run, str(exported), options.precision, 2)(texts)
-    agree = sum(map(str.__eq__, theirs, want)) / len(want)
-    print(f"{len(texts):,} sentences, of which CTranslate2 translates {agree:.1%} alike")
     same = ["--precision", options.precision, "--threads", str(options.threads)]
+    same += ["--device", options.device]
     own = ["-m", "bench.serving", options.run, "--source", options.source, *same]
     own += ["--exported", str(exported), "--role"]
     ours = ["-m", "regard", "serve", f"m={options.run}", "--port", "0", *same]
     ours += ["--log", "error", "--seconds", "300"]
-    kinds = {
-        "regard serve": (ours, list(zip(texts, want))),
-        "one at a time": ([*own, "one"], list(zip(texts, want))),
-        "CTranslate2, batched": ([*own, "ctranslate2"], [(text, None) for text in texts]),
-    }
+    known = Traffic(list(zip(texts, want)), sentences, exact=options.device == "cpu")
+    kinds = {"regard serve": (ours, known), "one at a time": ([*own, "one"], known)}
+    if options.device == "cpu":
+        _export(options, exported)
+        theirs = ctranslate2_translator(options.run, str(exported), options.precision, 2)(texts)
+        agree = sum(map(str.__eq__, theirs, want)) / len(want)
+        print(f"{len(texts):,} sentences, of which CTranslate2 translates {agree:.1%} alike")
+        any_will_do = Traffic([(text, None) for text in texts], sentences)
+        kinds["CTranslate2, batched"] = ([*own, "ctranslate2"], any_will_do)
     totals = {name: Total() for name in kinds}
     for n in range(options.rounds):
-        for name, (words, pairs) in kinds.items():
+        for name, (words, traffic) in kinds.items():
             server = Server(words)
             totals[name].idle = 0
-            measure(server, pairs, options.clients, options.seconds / options.rounds, totals[name])
+            seconds = options.seconds / options.rounds
+            measure(server, traffic, options.clients, seconds, totals[name])
             server.stop()
             print(f"round {n + 1}: {totals[name].line(name)}", flush=True)
     load = os.getloadavg()[1]
-    print(f"\n{options.clients} clients, {options.seconds:g} s each, {options.precision}, "
-          f"load of the machine {load:.1f} on {os.cpu_count()} cores")  # fmt: skip
+    print(f"\n{options.clients} clients, {sentences} sentences a request, {options.seconds:g} s "
+          f"each, {options.precision}, load of the machine {load:.1f} on {os.cpu_count()} "
+          "cores")  # fmt: skip
     for name, total in totals.items():
         print(total.line(name))
         for error in statistics.multimode(total.errors)[:3]:
@@ -429,6 +444,31 @@ def _measured(options: argparse.Namespace, folder: Path) -> None:
             f"regard serve beside {name}: {rate / totals[name].rate:.2f} × as many requests a "
             f"second, {cost[name] / cost['regard serve']:.2f} × as many in a second of CPU time"
         )
+    if options.device == "cuda":
+        bare = _bare(texts)
+        share = rate * sentences / bare
+        print(f"the bare engine: {bare:,.0f} sentences/s, of which regard serve has {share:.2f}")
+
+
+def _export(options: argparse.Namespace, exported: Path) -> None:
+    if exported.exists():
+        return
+    subprocess.run(
+        [sys.executable, "-m", "regard", "export", options.run, exported, "--to", "ctranslate2",
+         "--precision", options.precision],
+        check=True,
+        stdout=subprocess.DEVNULL,
+    )  # fmt: skip
+
+
+def _bare(texts: list[str], rounds: int = 5) -> float:
+    """Sentences a second that the engine translates with nothing around it, in one call."""
+    took = []
+    for _ in range(rounds):
+        begun = time.perf_counter()
+        _translate(texts)
+        took.append(time.perf_counter() - begun)
+    return len(texts) / statistics.median(took)
 
 
 if __name__ == "__main__":

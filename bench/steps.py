@@ -1,6 +1,7 @@
 """Whole training steps on a GPU, beside the peers as their users run them.
 
     python -m bench.steps [translation] [vision] [language]
+    python -m bench.steps command --source train.en --target train.de
 
 Everybody trains in the same mixed precision: bfloat16 products by autocast, float32 weights, fused
 AdamW, the gradient clipped at norm 1. A step is everything from a batch on the host to changed
@@ -12,16 +13,21 @@ batch again and again, eager, compiled, and compiled with CUDA graphs (mode="red
     vision        ViT-B/16, 256 images of 224 pixels; peers: timm, HF ViT
     language      12 layers, width 768, 32 windows of 1,024 tokens; the peer is written here as
                   nanoGPT does it: causal SDPA on a plain batch, logits in one piece
-
+    command       `regard train translate` on a corpus, tiny and base, with nothing else set: its
+                  speed as it says itself at its end, beside the bare step on the same batches
 """
 
 import argparse
 import gc
+import re
 import statistics
+import subprocess
+import sys
+import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +52,9 @@ from regard.data.batch import (
 from regard.model.language import LanguageConfig, LanguageModel
 from regard.model.transformer import Transformer, TransformerConfig
 from regard.model.vit import VisionTransformer
-from regard.train import optimizer
+from regard.task import translate
+from regard.task.settings import Preset
+from regard.train import capture, optimizer
 from regard.train.capture import CapturedStep
 from regard.train.config import TrainingConfig
 from regard.train.distributed import World
@@ -57,6 +65,7 @@ from regard.train.step import Numbers, Objective, Parts
 VOCABULARY, SMOOTHING, LR = 16_000, 0.1, 1e-4
 BATCHES = 4
 CUDA = torch.device("cuda")
+ALONE = World(rank=0, size=1, local=0, device=CUDA)
 
 
 @dataclass
@@ -104,7 +113,6 @@ class Ours:
 
 def ours(task: Ours, size: Sizes, rounds: int) -> Result:
     """The captured step of `regard train`, without what it does now and then."""
-    world = World(rank=0, size=1, local=0, device=CUDA)
     config = TrainingConfig(lr=LR, steps=1)
     model = task.model.to(CUDA).train()
     parts = Parts(
@@ -115,7 +123,7 @@ def ours(task: Ours, size: Sizes, rounds: int) -> Result:
         torch.amp.GradScaler("cuda", enabled=False),
         None,
         config,
-        world,
+        ALONE,
         torch.bfloat16,
     )
     filled = [batch.fill(size) for batch in task.batches]
@@ -247,7 +255,7 @@ def language() -> tuple[Ours, Sizes, dict[str, Callable[[], System]], float]:
         states = model.states(batch.inputs, lengths=batch.lengths)
         return cross_entropy(states, model.output, batch.labels, 0.0), batch.tokens
 
-    size = Sizes(B + 1, (Side(B * T, T),))
+    size = Sizes(B, (Side(B * T, T),))
     ids = torch.from_numpy(texts[:B]).to(CUDA)
     labels = ids.roll(-1, 1)
     peers = {"as nanoGPT": lambda: System(Plain(N), (ids,), _plain_loss(labels))}
@@ -292,6 +300,43 @@ class PlainBlock(nn.Module):
 
 def _plain_loss(labels: Tensor) -> Callable[[Tensor], Tensor]:
     return lambda logits: F.cross_entropy(logits.flatten(0, 1), labels.flatten())
+
+
+# The command
+
+
+def command(options: argparse.Namespace, size: Preset) -> None:
+    """Speeds after the start, and when the first step is done."""
+    config = replace(
+        translate.TASK.preset_on(size, CUDA), source=(options.source,), target=(options.target,)
+    )
+    task = translate.build(config)
+    plan = [task.batch(part, n) for n, part in enumerate(task.plan(0)[: 4 * BATCHES])]
+    bare = Ours(task.model, list(plan), task.loss)
+    held = capture.capacity(task, config.training, ALONE)
+    tokens = statistics.mean(int(batch.tokens) for batch in plan)
+    alone = tokens / ours(bare, held, options.rounds).seconds
+    del task, bare
+    _free()
+    words = ["--source", options.source, "--target", options.target, "--size", size]
+    took = {}
+    for steps in (1, options.steps):
+        limits = [f"--training.{n}={steps}" for n in ("steps", "evaluate-every", "save-every")]
+        with tempfile.TemporaryDirectory() as folder:
+            begun = time.perf_counter()
+            train = [sys.executable, "-m", "regard", "train", "translate", f"{folder}/run"]
+            given = [*train, *words, *limits, "--judged", "8"]
+            said = subprocess.check_output(given, stderr=subprocess.STDOUT, text=True)
+            took[steps] = time.perf_counter() - begun
+    told = re.search(r"and ([\d,]+) tokens a second while training", said)
+    assert told is not None, said
+    speed = float(told[1].replace(",", ""))
+    print(
+        f"regard train translate --size {size}: {speed:,.0f} target tokens/s, of the bare step's "
+        f"{alone:,.0f} {speed / alone:.2f}; {took[1]:.1f} s for a run of one step with its "
+        "evaluation and checkpoint",
+        flush=True,
+    )
 
 
 # Report
@@ -344,6 +389,9 @@ def main() -> None:
     parser.add_argument("--modes", nargs="+", default=["eager", "compiled", "graphs"])
     parser.add_argument("--sentences", nargs="+", type=int, default=[256, 1024])
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--source", help="for command")
+    parser.add_argument("--target", help="for command")
+    parser.add_argument("--steps", type=int, default=1000, help="of the command")
     options = parser.parse_args()
     warnings.filterwarnings("ignore")
     torch.manual_seed(0)
@@ -355,6 +403,9 @@ def main() -> None:
         report("ViT-B/16, 256 images", vision(), options.modes, options.rounds)
     if "language" in options.subjects:
         report("Language model", language(), options.modes, options.rounds)
+    if "command" in options.subjects:
+        for size in ("tiny", "base"):
+            command(options, size)
 
 
 if __name__ == "__main__":

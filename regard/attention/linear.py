@@ -17,9 +17,9 @@ from torch.autograd.function import once_differentiable
 
 from regard.attention.fusing import compute_dtype
 
-ROWS, COLUMNS = 128, 32
-PARTS = 32
-"""Parts into which many rows are divided, to be summed side by side."""
+ROWS, COLUMNS = 64, 64
+PROGRAMS = 1056
+"""Programs among which many rows are divided, to be summed side by side: eight a processor."""
 FEW = 2048
 """Rows that are summed in one part."""
 
@@ -75,12 +75,18 @@ def column_sums(rows: Tensor) -> Tensor:
     """The sum of all rows, in float32."""
     rows = rows if rows.stride(1) == 1 else rows.contiguous()
     T, N = rows.shape
-    parts = 1 if T <= FEW else PARTS
+    across = triton.cdiv(N, COLUMNS)
+    parts = 1 if T <= FEW else shares(T, ROWS, across)
     sums = torch.empty(parts, N, dtype=torch.float32, device=rows.device)
-    _sum[(triton.cdiv(N, COLUMNS), parts)](
+    _sum[(across, parts)](
         rows, sums, T, N, rows.stride(0), triton.cdiv(T, parts), ROWS=ROWS, COLUMNS=COLUMNS
     )
     return sums[0] if parts == 1 else column_sums(sums)
+
+
+def shares(T: int, rows: int, across: int) -> int:
+    """Parts of T rows, a few at a time, where so many programs are side by side already."""
+    return max(1, min(triton.cdiv(T, rows), PROGRAMS // across))
 
 
 @triton.jit

@@ -45,8 +45,8 @@ class Translate(EnsembleOptions):
     """Files to translate, one after the other, instead of standard input; plain or compressed."""
     beams: int | None = None
     """Beam size; 1 is greedy search. By default that of the model's config.json."""
-    batch: int = 64
-    """Batch size in sentences."""
+    batch: int | None = None
+    """Batch size in sentences; by default 64 on a CPU and 512 on a GPU."""
     n_best: int | None = None
     """Print the n best translations of each line as an n-best list: line number (from 0) |||
     translation ||| score. The score is log p / length^penalty, with the model's length penalty."""
@@ -77,6 +77,7 @@ class Translate(EnsembleOptions):
 
 
 def translate(words: Sequence[str]) -> int:
+    from regard.decode.batching import usual
     from regard.task.translator import NOTHING, Translator
 
     folder, options = _with_files("translate", Translate, Translate(), words)
@@ -115,7 +116,8 @@ def translate(words: Sequence[str]) -> int:
                 return as_object(line=number, error=reason)
             return _shown(number, "", [NOTHING], model, options)
 
-        found = answers(lines, answer, here, prepare)
+        at_once = 32 * (options.batch or usual(next(model.model.parameters()).device))
+        found = answers(lines, answer, here, prepare, at_once)
         return write(lines, found, without, lambda: _chosen(model))
 
 

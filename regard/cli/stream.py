@@ -47,7 +47,7 @@ Line: TypeAlias = tuple[int, str]
 SOON = 0.01
 """Seconds for which a busy writer is waited for, so that its lines are worked on together."""
 
-WINDOW = 64, 2048
+FIRST, MOST = 64, 2048
 """Lines that a process is handed at first, and at most."""
 
 PIECE = 2**16
@@ -247,17 +247,19 @@ def answers(
     answer: Callable[[list[Line]], Iterable[str]],
     here: Processes,
     prepare: Callable[[list[str]], None] = lambda sample: None,
+    most: int = MOST,
 ) -> Iterator[str | Unreadable]:
     """An answer for each line, in order. Processes other than the first yield none.
 
-    `prepare` is shown some lines of every window before it is answered, the same in every process,
-    for whatever all of them must agree on.
+    A process is handed `most` lines at a time, and fewer of those that come slowly. `prepare` is
+    shown some lines of every window before it is answered, the same in every process, for whatever
+    all of them must agree on.
     """
     if not here.first:
         _help(answer, here, prepare)
         return
     try:
-        for window in windows(_numbered(lines), *(count * here.size for count in WINDOW)):
+        for window in windows(_numbered(lines), FIRST * here.size, max(FIRST, most) * here.size):
             texts = [(number, text) for number, text in window if isinstance(text, str)]
             found = _shared(texts, answer, here, prepare)
             for _, text in window:
@@ -275,7 +277,7 @@ def _shared(
     prepare: Callable[[list[str]], None],
 ) -> Iterator[str | Unreadable]:
     """The answers to a window, of which every process gives its share."""
-    sample = [text for _, text in lines[: WINDOW[0]]]
+    sample = [text for _, text in lines[:FIRST]]
     for rank in range(1, here.size):
         here.send(rank, {"lines": lines[rank :: here.size], "sample": sample})
     prepare(sample)

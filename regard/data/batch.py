@@ -136,6 +136,11 @@ class Sizes(NamedTuple):
     sides: tuple[Side, ...]
     """Source and target, or the one side there is; none for images."""
 
+    @property
+    def even(self) -> bool:
+        """Whether every sequence has room for the longest: rows of one tensor."""
+        return all(self.sequences * side.longest == side.tokens for side in self.sides)
+
 
 def capacity(batches: Iterable[Sizes], *, images: bool = False) -> Sizes:
     """What holds each of these batches, and most that are like them.
@@ -151,6 +156,16 @@ def capacity(batches: Iterable[Sizes], *, images: bool = False) -> Sizes:
     rounded = tuple(Side(_rounded(tokens), max(1, longest)) for tokens, longest in held)
     filling = max(side.tokens // side.longest + 1 for side in rounded)
     return Sizes(int(max(counts) * SLACK) + filling, rounded)
+
+
+def rows(batches: Sequence[Sizes]) -> Sizes | None:
+    """The same as one row for each sequence; None where much more than a packed batch would be
+    filled up."""
+    count = max(batch.sequences for batch in batches)
+    sides = [Side(*map(max, zip(*side))) for side in zip(*(batch.sides for batch in batches))]
+    held = Sizes(count, tuple(Side(count * longest, longest) for _, longest in sides))
+    spare = all(one.tokens <= SLACK * side.tokens for one, side in zip(held.sides, sides))
+    return held if spare else None
 
 
 def _rounded(size: int) -> int:
@@ -248,16 +263,21 @@ class Batch(Tensors):
 class LanguageBatch(Tensors):
     """Text for a language model: `model(inputs, lengths=lengths)`."""
 
-    inputs: Int[Tensor, "1 L"]
-    lengths: Packed
-    labels: Int[Tensor, "1 L"]
+    inputs: Int[Tensor, "B L"]
+    lengths: Packed | None
+    """None where each row is a window: what fills up its end is behind all that counts."""
+    labels: Int[Tensor, "B L"]
     tokens: Int[Tensor, ""]
     """Number of labels in the loss."""
 
     def __len__(self) -> int:
-        return len(self.lengths)
+        return len(self.inputs if self.lengths is None else self.lengths)
 
     def fill(self, size: Sizes) -> "LanguageBatch | None":
+        if self.lengths is None:
+            return self
+        if size.even:
+            return self._in_rows(self.lengths, size.sequences, size.sides[0].longest)
         if _full(size, self.lengths):
             return self
         if not _fit(size, self.lengths):
@@ -267,6 +287,17 @@ class LanguageBatch(Tensors):
             _extended(self.labels, size.sides[0].tokens, IGNORED),
             self.tokens,
         )
+
+    def _in_rows(self, lengths: Packed, count: int, longest: int) -> "LanguageBatch | None":
+        if len(lengths) > count or lengths.longest > longest:
+            return None
+        each = lengths.lengths
+        row = torch.repeat_interleave(each)
+        column = torch.arange(lengths.total) - (each.cumsum(0) - each)[row]
+        shape = (count, longest)
+        inputs, labels = self.inputs.new_zeros(shape), self.labels.new_full(shape, IGNORED)
+        inputs[row, column], labels[row, column] = self.inputs[0], self.labels[0]
+        return LanguageBatch(inputs, None, labels, self.tokens)
 
 
 @dataclass(frozen=True)

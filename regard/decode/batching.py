@@ -9,10 +9,21 @@ decoded.
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
+import torch
+
 from regard.attention.checks import check_integer
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
+
+
+FIRST = 64
+"""Items of the first window, for somebody who waits."""
+
+
+def usual(device: torch.device) -> int:
+    """Sentences of a batch where nothing is asked for: as many as keep the device busy."""
+    return 512 if device.type == "cuda" else 64
 
 
 def in_order(
@@ -21,20 +32,22 @@ def in_order(
     *,
     length: Callable[[Any], int] = len,
     sentences: int = 64,
-    tokens: int = 4096,
+    tokens: int | None = None,
     window: int = 4096,
     low_latency: bool = True,
 ) -> Iterator[Result]:
     """Decodes all items in batches; yields each result as soon as all before it are there.
 
-    A batch holds at most `sentences` of them and, padded to its longest, at most `tokens` tokens;
-    a longer one has a batch of its own. `length` is the sort key. At most `window` items are held.
-    With `low_latency` the first window is one batch, and windows double in size, so that the first
-    results come soon. None is no item: it ends a window early.
+    A batch holds at most `sentences` of them and, padded to its longest, at most `tokens` tokens,
+    64 for each by default; a longer one has a batch of its own. `length` is the sort key. At most
+    `window` items are held. With `low_latency` the first window is a small batch, and windows
+    double in size, so that the first results come soon. None is no item: it ends a window early.
     """
+    tokens = 64 * sentences if tokens is None else tokens
     for name, size in (("sentences", sentences), ("tokens", tokens), ("window", window)):
         check_integer(name, size)
-    for some in windows(items, min(sentences, window) if low_latency else window, window):
+    first = min(FIRST, sentences, window) if low_latency else window
+    for some in windows(items, first, window):
         yield from _window(some, decode, [length(one) for one in some], sentences, tokens)
 
 

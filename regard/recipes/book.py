@@ -11,6 +11,7 @@ RECIPES: Mapping[str, Make] = MappingProxyType(
     {
         "multi30k-en-de": multi30k.en_de,
         "multi30k-en-de-own": multi30k.en_de_own,
+        "multi30k-en-de-minute": multi30k.en_de_minute,
         "multi30k-en-de-cpu": multi30k.en_de_cpu,
         "multi30k-en-fr": multi30k.en_fr,
         "europarl-en-de": europarl.en_de,

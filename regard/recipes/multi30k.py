@@ -93,6 +93,28 @@ def en_de(data: Path) -> Recipe:
     return _recipe(data, "en", "de", config)
 
 
+def en_de_minute(data: Path) -> Recipe:
+    """Multi30k, English to German, in a minute of one GPU, from the command to the scores.
+
+    Data: the folder of Multi30k's task 1 (train, val and the three tests, .en and .de).
+    Settings: 3 + 3 layers of width 256, pre-norm, rotary positions, 8,000 BPE, R-Drop with weight
+    5, dropout 0.3, label smoothing 0.1, Muon, 2,000 updates, a moving average of the weights, beams
+    of 5.
+    Published: 41.02 BLEU on test 2016, tokenised and lowercased, by a smaller model (Wu et al.
+    2021).
+    """
+    preset = translate.preset("tiny")
+    config = translate.Config(
+        **_corpus(data, "en", "de"),
+        judged=1014,
+        beams=5,
+        r_drop=5.0,
+        model=replace(preset.model, dropout=0.3),
+        training=replace(_muon(steps=2000, warmup=200), evaluate_every=1000),
+    )
+    return _recipe(data, "en", "de", config)
+
+
 def _own(data: Path, source: str, target: str) -> Recipe:
     config = translate.Config(
         **_corpus(data, source, target),

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from regard import checkpoint
 from regard.attention.packed import Packed
 from regard.config import to_json
-from regard.data.batch import LanguageBatch, Side, Sizes, capacity, language_batch, plan
+from regard.data.batch import LanguageBatch, Side, Sizes, capacity, language_batch, plan, rows
 from regard.data.tokenizer import AnyTokenizer, files, read_pair
 from regard.decode.batching import in_order
 from regard.decode.engine.ensemble import Weights, ensemble, shares
@@ -149,11 +149,17 @@ class LanguageTask:
 
     def plan(self, epoch: int) -> list[np.ndarray]:
         training = self.config.training
-        return list(plan(self.train.places[:, 2], training.batch, training.seed, epoch))
+        lengths = self.train.places[:, 2]
+        if self.config.examples == "joined" and len(lengths):
+            # All windows but the last of a stretch are full: with as many in each batch, a batch is
+            # a tensor with a row for each, for which attention has its fastest kernels.
+            lengths = np.full_like(lengths, lengths.max())
+        return list(plan(lengths, training.batch, training.seed, epoch))
 
     def capacity(self, batches: Iterable[np.ndarray]) -> Sizes:
         lengths = self.train.places[:, 2]
-        return capacity(Sizes(len(some), (Side.of(lengths[some]),)) for some in batches)
+        sizes = [Sizes(len(some), (Side.of(lengths[some]),)) for some in batches]
+        return rows(sizes) or capacity(sizes)
 
     def batch(self, indices: np.ndarray, step: int) -> LanguageBatch:
         return _batch(self.train, indices, self.search)

@@ -22,7 +22,7 @@ from regard.checkpoint import CONFIG, Saved
 from regard.data.batch import text_batch, text_source
 from regard.data.table import tagged
 from regard.data.tokenizer import AnyTokenizer, read_pair
-from regard.decode.batching import in_order
+from regard.decode.batching import in_order, usual
 from regard.decode.engine.ensemble import Weights, ensemble, shares
 from regard.decode.engine.session import Session
 from regard.decode.search.beam import power
@@ -183,7 +183,7 @@ class Translator:
         return self._tokenizers[side]
 
     def translate(
-        self, texts: Sequence[str], *, beams: int | None = None, batch: int = 64
+        self, texts: Sequence[str], *, beams: int | None = None, batch: int | None = None
     ) -> list[str]:
         """A text for each text; an empty one for an empty one."""
         check_texts(texts)
@@ -191,7 +191,7 @@ class Translator:
         return [written[0].text for written in best]
 
     def stream(
-        self, texts: Iterable[str | None], *, beams: int | None = None, batch: int = 64
+        self, texts: Iterable[str | None], *, beams: int | None = None, batch: int | None = None
     ) -> Iterator[str]:
         """The same for any number of texts, each as soon as it and all before it are ready."""
         for best in self.translations(texts, beams=beams, batch=batch):
@@ -210,7 +210,7 @@ class Translator:
         *,
         n_best: int = 1,
         beams: int | None = None,
-        batch: int = 64,
+        batch: int | None = None,
         prefix: str | Sequence[str] = "",
         tags: Sequence[str] = (),
         attention: bool = False,
@@ -228,8 +228,9 @@ class Translator:
         scored with the rest. `tags` say what is asked for, of a model that was trained with them,
         such as the language to write. A text that is longer than the model is used to is cut into
         parts, at spaces where there are any. What is found for the parts is joined, the best with
-        the best, and so on.
+        the best, and so on. A `batch` has 64 sentences on a CPU and 512 on a GPU unless told.
         """
+        batch = usual(self.model.target.table.weight.device) if batch is None else batch
         for name, number in (("n_best", n_best), ("batch", batch)):
             check_integer(name, number)
         settings = self.search if beams is None else replace(self.search, beams=beams)
@@ -238,17 +239,16 @@ class Translator:
         prefixes = repeat(prefix) if isinstance(prefix, str) else iter(prefix)
 
         def parts() -> Iterator[Part | None]:
-            for text in texts:
-                if text is None:
+            for some in _together(texts):
+                for cut in self.cuts(some, align, tags):
+                    if forced := next(prefixes, "").strip():
+                        prefix = tuple(self.tokenizer.encode(forced))
+                        self._check_prefix(forced, prefix, settings)
+                        cut[0] = replace(cut[0], prefix=prefix)
+                    counts.append(len(cut))
+                    yield from cut
+                if len(some) < TOGETHER:
                     yield None
-                    continue
-                cut = self.cut(text, align, tags)
-                if forced := next(prefixes, "").strip():
-                    ids = tuple(self.tokenizer.encode(forced))
-                    self._check_prefix(forced, ids, settings)
-                    cut[0] = replace(cut[0], prefix=ids)
-                counts.append(len(cut))
-                yield from cut
 
         def decode(some: list[Part]) -> list[list[Written]]:
             return self._decode(some, settings, n_best, attention, align)
@@ -290,7 +290,11 @@ class Translator:
     # Search
 
     def _encode(self, text: str) -> list[int]:
-        return self.source_tokenizer.encode(text.strip())  # as the texts it was trained on
+        return self._encode_batch([text])[0]
+
+    def _encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """Without white space around them, as the texts it was trained on."""
+        return self.source_tokenizer.encode_batch([text.strip() for text in texts])
 
     def check_tags(self, tags: Sequence[str]) -> None:
         """Refuses a tag that no source of its training had."""
@@ -303,7 +307,14 @@ class Translator:
 
     def cut(self, text: str, align: bool = False, tags: Sequence[str] = ()) -> list[Part]:
         """A text as the model reads it; every part of it has its tags."""
-        ids = self._encode(text)
+        return self.cuts([text], align, tags)[0]
+
+    def cuts(self, texts: Sequence[str], align: bool, tags: Sequence[str]) -> list[list[Part]]:
+        return [
+            self._cut(text, ids, align, tags) for text, ids in zip(texts, self._encode_batch(texts))
+        ]
+
+    def _cut(self, text: str, ids: list[int], align: bool, tags: Sequence[str]) -> list[Part]:
         if not ids or not tags:
             return self._parts(ids, align)
         marks = self._marks(ids, text, tags)
@@ -574,11 +585,11 @@ class TranslatorEnsemble(Translator):
         own = first.source_tokenizer.to_bytes()
         self._alike = [other.source_tokenizer.to_bytes() == own for other in others]
 
-    def cut(self, text: str, align: bool = False, tags: Sequence[str] = ()) -> list[Part]:
+    def _cut(self, text: str, ids: list[int], align: bool, tags: Sequence[str]) -> list[Part]:
         """In parts that are short enough for every member."""
         if tags:
             raise ValueError("tags are for a single translator, not for an ensemble")
-        ids, most = self._encode(text), self.search.length
+        most = self.search.length
         while True:
             parts = self._parts(ids, align, most)
             if len(parts) == 1:
@@ -619,11 +630,26 @@ class TranslatorEnsemble(Translator):
         return ensemble(sessions, self.weights)
 
 
+TOGETHER = 64
+"""Texts that are tokenized together."""
 PROBED = 64
 """Tokens of a text, at most, where precisions are compared: a few hundred are wanted, no more."""
 
 SAMPLE = 64
 """Texts that are looked at for a head, at most."""
+
+
+def _together(texts: Iterable[str | None]) -> Iterator[list[str]]:
+    """Texts in lists of `TOGETHER`; a shorter one where there are no more for now."""
+    held: list[str] = []
+    for text in texts:
+        if text is not None:
+            held.append(text)
+        if text is None or len(held) == TOGETHER:
+            yield held
+            held = []
+    if held:
+        yield held
 
 
 def _ranked(token_scores: Sequence[float], settings: SearchSettings) -> float:

@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import chain
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -35,6 +36,8 @@ EPOCHS = 2
 """Epochs whose batches are measured for the capacity."""
 AHEAD = 8
 """Steps that may wait for the device: enough to keep it busy, and few enough to stop soon."""
+COPIED = 2
+"""Of these, steps whose batches are copied to the device already."""
 
 
 def refusal(task: Task, config: TrainingConfig, world: World) -> str | None:
@@ -68,6 +71,7 @@ class CapturedStep(Step):
         self.size, self._say = size, say
         self.refused = False
         self._stream = torch.cuda.Stream(parts.world.device)
+        self._copies = torch.cuda.Stream(parts.world.device)
         self._graphs: dict[str, torch.cuda.CUDAGraph] = {}
         self._pool = torch.cuda.graph_pool_handle()
         self._batch: Tensors | None = None
@@ -98,6 +102,17 @@ class CapturedStep(Step):
             into.copy_(given, non_blocking=True)
         if not self._replay("more" if n else "first", lambda: self._backward(self._batch, n == 0)):
             self._backward(filled, n == 0)
+
+    def _moved(self, part: MicroBatch) -> Any:
+        """Copied by a stream of its own, while the device computes the steps before."""
+        if len(self._under_way) >= COPIED:
+            self._copies.wait_event(self._under_way[-COPIED])
+        with torch.cuda.stream(self._copies):
+            batch = super()._moved(part)
+        self._stream.wait_stream(self._copies)
+        for tensor in batch.tensors():
+            tensor.record_stream(self._stream)
+        return batch
 
     def update(self) -> Tensor:
         self._steps += 1

@@ -224,7 +224,7 @@ def _fused_chunk(
     if into.states is not None:
         torch.mm(slope, matrix, out=into.states)
     if into.weight is not None:
-        into.weight.add_(slope.T @ rows)
+        torch.addmm(into.weight, slope.T, rows, out_dtype=into.weight.dtype, out=into.weight)
     if into.bias is not None:
         into.bias.add_(slope.sum(0, dtype=into.bias.dtype))
     return loss

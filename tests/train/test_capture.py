@@ -37,15 +37,14 @@ def _dates(**shape: Any) -> Any:
     return dates.build(replace(small, examples=80))
 
 
-def _language(tmp_path: Path) -> Any:
+def _language(tmp_path: Path, **more: Any) -> Any:
     text = tmp_path / "text.txt"
     lines = [" ".join(["word", "other", "more"][: 1 + n % 3] * (1 + n % 4)) for n in range(60)]
     text.write_text("\n".join(lines) + "\n")
     config = language.preset("tiny")
     shape = replace(config.model, width=32, heads=2, feed_forward=48, layers=1, dropout=0.0)
-    return language.build(
-        replace(config, text=(str(text),), model=shape, training=SHORT, vocabulary=300)
-    )
+    config = replace(config, text=(str(text),), model=shape, training=SHORT, vocabulary=300, **more)
+    return language.build(config)
 
 
 def _label(tmp_path: Path, **more: Any) -> Any:
@@ -91,7 +90,8 @@ TASKS: dict[str, Callable[[Path], Any]] = {
     "dates": lambda path: _dates(),
     "dates, convolution": lambda path: _dates(mixer="convolution"),
     "dates, window": lambda path: _dates(window=3),
-    "language": _language,
+    "language": lambda path: _language(path, examples="lines"),
+    "language, joined": lambda path: _language(path, context=16),
     "label": _label,
     "label, lstm": lambda path: _label(path, mixer="lstm"),
     "encoder": _encoder,
@@ -161,6 +161,14 @@ def test_all_batches_of_a_run_have_one_size(name: str, tmp_path: Path) -> None:
         assert filled.fill(size) is filled
     assert len(shapes) == 1
     assert whole >= 3
+
+
+def test_windows_of_joined_text_are_rows(tmp_path: Path) -> None:
+    task = TASKS["language, joined"](tmp_path)
+    size = task.capacity(task.plan(0))
+    assert size.even
+    assert task.batch(task.plan(0)[0], 1).fill(size).inputs.shape == (size.sequences, 16)
+    assert not TASKS["language"](tmp_path).capacity(task.plan(0)).even
 
 
 def test_a_batch_beyond_the_capacity_is_left_as_it_is() -> None:
