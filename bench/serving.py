@@ -36,6 +36,8 @@ from typing import Any
 
 PROCESSES = 4
 """Of clients."""
+QUEUE = 4000
+"""Sentences that all clients together wait for, at most: a server refuses more."""
 
 
 # Clients
@@ -421,16 +423,17 @@ def _measured(options: argparse.Namespace, exported: Path, sentences: int) -> No
         any_will_do = Traffic([(text, None) for text in texts], sentences)
         kinds["CTranslate2, batched"] = ([*own, "ctranslate2"], any_will_do)
     totals = {name: Total() for name in kinds}
+    count = min(options.clients, QUEUE // sentences)
     for n in range(options.rounds):
         for name, (words, traffic) in kinds.items():
             server = Server(words)
             totals[name].idle = 0
             seconds = options.seconds / options.rounds
-            measure(server, traffic, options.clients, seconds, totals[name])
+            measure(server, traffic, count, seconds, totals[name])
             server.stop()
             print(f"round {n + 1}: {totals[name].line(name)}", flush=True)
     load = os.getloadavg()[1]
-    print(f"\n{options.clients} clients, {sentences} sentences a request, {options.seconds:g} s "
+    print(f"\n{count} clients, {sentences} sentences a request, {options.seconds:g} s "
           f"each, {options.precision}, load of the machine {load:.1f} on {os.cpu_count()} "
           "cores")  # fmt: skip
     for name, total in totals.items():

@@ -101,10 +101,11 @@ def unpack_error(error: list[Any]) -> Exception:
 
 def plain(answer: object) -> Any:
     """An answer as JSON has it."""
-    if dataclasses.is_dataclass(answer) and not isinstance(answer, type):
-        return {
-            field.name: plain(getattr(answer, field.name)) for field in dataclasses.fields(answer)
-        }
+    if isinstance(answer, str | float | int):
+        return answer
     if isinstance(answer, list | tuple):
         return [plain(one) for one in answer]
+    # `vars` is many times as fast as asking for fields, and answers are many.
+    if dataclasses.is_dataclass(answer) and not isinstance(answer, type):
+        return {name: plain(value) for name, value in vars(answer).items()}
     return answer

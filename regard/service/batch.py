@@ -24,7 +24,7 @@ from regard.decode.search.hypothesis import Hypothesis
 from regard.decode.search.rolling import GREEDY, RollingBeams, RollingPaths, Sampling
 from regard.decode.search.sample import Sampled, uniforms
 
-ROWS = 256
+ROWS, ROWS_ON_GPU = 256, 4096
 """Rows of a batch, at most: sentences times beams. More are slower for each, and not faster for
 all."""
 STEPS = 4

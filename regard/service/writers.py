@@ -10,7 +10,7 @@ import torch
 
 from regard.decode.engine.pick import pick
 from regard.decode.engine.session import Session
-from regard.service.batch import ROWS, Batch, Rules, Sentence
+from regard.service.batch import ROWS, ROWS_ON_GPU, Batch, Rules, Sentence
 from regard.service.requests import (
     Delta,
     Limits,
@@ -19,8 +19,6 @@ from regard.service.requests import (
 from regard.service.served import Job, Served
 from regard.task.search import SearchSettings, check_beams
 
-SOME = ROWS // 2
-"""Rows that are free when the next join a batch for which more wait than there is room for."""
 SWEEP = 0.25
 """Seconds between looks for who has left, or is late, among those who wait."""
 
@@ -39,6 +37,8 @@ class Writer(Served):
         self._inbox: deque[Sequence[Sentence]] = deque()
         """What was asked meanwhile, in any thread."""
         self._swept = time.monotonic()
+        on_gpu = next(self.model.parameters()).device.type == "cuda"
+        self._rows = ROWS_ON_GPU if on_gpu else ROWS
 
     def _open(self, sentences: Sequence[Sentence], *, beams: int, length: int) -> Session:
         raise NotImplementedError
@@ -89,8 +89,8 @@ class Writer(Served):
         while self._inbox:
             self._queues.append(deque(self._inbox.popleft()))
         # To read a few costs almost as much as to read many. Where not all who wait can join, the
-        # next do when there is room for some.
-        if rows > ROWS - SOME and self.waiting > ROWS - rows:
+        # next do when half of the rows are free.
+        if rows > self._rows // 2 and self.waiting > self._rows - rows:
             return
         while self._queues:
             queue = self._queues.popleft()
@@ -99,7 +99,7 @@ class Writer(Served):
             sentence = queue[0]
             if not sentence.wanted():
                 continue
-            if rows and rows + sentence.rules.beams > ROWS:
+            if rows and rows + sentence.rules.beams > self._rows:
                 self._queues.appendleft(queue)
                 return
             rows += sentence.rules.beams

@@ -93,7 +93,9 @@ def divergence(
     This is what R-Drop (Liang et al. 2021) has a model reduce: p and q differ by dropout alone.
     """
     rows = one.flatten(0, -2), two.flatten(0, -2)
-    return _Divergence.apply(*rows, output.weight, output.bias, targets.flatten())  # type: ignore[no-untyped-call]
+    return _Divergence.apply(  # type: ignore[no-untyped-call]
+        *rows, output.weight, output.bias, targets.flatten(), fuses(one)
+    )
 
 
 class _Divergence(torch.autograd.Function):
@@ -106,7 +108,13 @@ class _Divergence(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, one: Tensor, two: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor
+        ctx: Any,
+        one: Tensor,
+        two: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        targets: Tensor,
+        fused: bool,
     ) -> Tensor:
         dtype = compute_dtype(weight)
         matrix = weight.to(dtype)
@@ -115,24 +123,18 @@ class _Divergence(torch.autograd.Function):
         slope = torch.zeros_like(weight, dtype=wide)
         shift = None if bias is None else torch.zeros_like(bias, dtype=wide)
         total = torch.zeros((), dtype=wide, device=weight.device)
+        compared = _fused_compared if fused else _compared
         for part in _parts(one, matrix):
             rows = [x[part].to(dtype) for x in (one, two)]
-            logits = [nn.functional.linear(x, matrix).to(wide) for x in rows]
-            if bias is not None:
-                logits = [x + bias for x in logits]
-            logs = [x.log_softmax(-1) for x in logits]
-            p, q = (x.exp() for x in logs)
-            real = (targets[part] >= 0)[:, None]
-            s = (logs[0] - logs[1]) * real
-            total = total + 0.5 * ((p - q) * s).sum()
-            for n, (mine, other, sign) in enumerate(((p, q, s), (q, p, -s))):
-                mean = (mine * sign).sum(-1, keepdim=True)
-                slopes = 0.5 * (mine * (sign - mean) + (mine - other) * real)
-                narrow = slopes.to(dtype)
+            first, second = (nn.functional.linear(x, matrix) for x in rows)
+            loss, slopes = compared(first, second, bias, targets[part])
+            total = total + loss
+            for n, one_slope in enumerate(slopes):
+                narrow = one_slope.to(dtype)
                 states[n][part] = narrow @ matrix
-                slope.add_(narrow.T @ rows[n])
+                _add_product(slope, narrow.T, rows[n])
                 if shift is not None:
-                    shift.add_(slopes.sum(0))
+                    shift.add_(one_slope.sum(0, dtype=wide))
         ctx.save_for_backward(*states, slope, shift)
         ctx.dtypes = one.dtype, two.dtype, weight.dtype, None if bias is None else bias.dtype
         return total
@@ -140,7 +142,44 @@ class _Divergence(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor | None, ...]:
-        return (*_scaled(ctx, *slopes), None)
+        return (*_scaled(ctx, *slopes), None, None)
+
+
+def _compared(
+    one: Tensor, two: Tensor, bias: Tensor | None, targets: Tensor
+) -> tuple[Tensor, list[Tensor]]:
+    """The divergence of some rows, and its gradients of both logits."""
+    wide = [x.to(torch.promote_types(x.dtype, torch.float32)) for x in (one, two)]
+    if bias is not None:
+        wide = [x + bias for x in wide]
+    logs = [x.log_softmax(-1) for x in wide]
+    p, q = (x.exp() for x in logs)
+    real = (targets >= 0)[:, None]
+    s = (logs[0] - logs[1]) * real
+    slopes = []
+    for mine, other, sign in ((p, q, s), (q, p, -s)):
+        mean = (mine * sign).sum(-1, keepdim=True)
+        slopes.append(0.5 * (mine * (sign - mean) + (mine - other) * real))
+    return 0.5 * ((p - q) * s).sum(), slopes
+
+
+def _fused_compared(
+    one: Tensor, two: Tensor, bias: Tensor | None, targets: Tensor
+) -> tuple[Tensor, list[Tensor]]:
+    """The same in one kernel, which turns the logits into their gradients."""
+    from regard.train import softmax
+
+    return softmax.divergences(one, two, bias, targets).sum(), [one, two]
+
+
+def _add_product(sums: Tensor, a: Tensor, b: Tensor) -> None:
+    """sums += a b, whose own sums are not rounded to half precision where a device has a kernel."""
+    if sums.device.type == "cuda" and sums.dtype != a.dtype:
+        torch.addmm(sums, a, b, out_dtype=sums.dtype, out=sums)
+    elif sums.dtype == a.dtype:
+        sums.addmm_(a, b)
+    else:
+        sums.add_(a @ b)
 
 
 def _scaled(ctx: Any, slope: Tensor) -> list[Tensor | None]:
@@ -198,10 +237,7 @@ def _chunk(
     if into.states is not None:
         into.states.copy_((narrow @ matrix - smoothing / N * matrix.sum(0)) * real)
     if into.weight is not None:
-        if into.weight.dtype == narrow.dtype:
-            into.weight.addmm_(narrow.T, counted)
-        else:
-            into.weight.add_(narrow.T @ counted)
+        _add_product(into.weight, narrow.T, counted)
         into.weight.sub_(smoothing / N * counted.sum(0, dtype=wide))
     if into.bias is not None:
         into.bias.add_((slope.T @ real.to(wide))[:, 0] - smoothing / N * real.sum(dtype=wide))
@@ -224,7 +260,7 @@ def _fused_chunk(
     if into.states is not None:
         torch.mm(slope, matrix, out=into.states)
     if into.weight is not None:
-        torch.addmm(into.weight, slope.T, rows, out_dtype=into.weight.dtype, out=into.weight)
+        _add_product(into.weight, slope.T, rows)
     if into.bias is not None:
         into.bias.add_(slope.sum(0, dtype=into.bias.dtype))
     return loss

@@ -18,7 +18,7 @@ from regard.attention.backends import Call
 from regard.attention.mask import Mask, Packed, causal, packed
 from regard.attention.position import Layout, Rotary
 from regard.model.transformer import Transformer, TransformerConfig
-from regard.train.loss import cross_entropy
+from regard.train.loss import cross_entropy, divergence
 
 pytestmark = [pytest.mark.gpu, pytest.mark.triton]
 
@@ -211,6 +211,26 @@ def test_cross_entropy(bias: bool, monkeypatch: pytest.MonkeyPatch) -> None:
         return F.cross_entropy(output(states)[0], labels[0], label_smoothing=0.1, reduction="sum")
 
     same(ours, plain, states, *output.parameters())
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_divergence(bias: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, two = normal(1, 50, 32), normal(1, 50, 32)
+    output = nn.Linear(32, 500, bias, device=DEVICE)
+    labels = torch.randint(0, 500, (1, 50), device=DEVICE)
+    labels[0, 5:9] = -100
+    if DEVICE == "cpu":
+        monkeypatch.setattr("regard.train.loss.fuses", lambda x: True)
+
+    def ours(one: Tensor, two: Tensor, *_: Tensor) -> Tensor:
+        with torch.autocast(DEVICE, HALF, enabled=DEVICE == "cuda"):
+            return divergence(one, two, output, labels)
+
+    def plain(one: Tensor, two: Tensor, *_: Tensor) -> Tensor:
+        p, q = (output(x)[labels >= 0].log_softmax(-1) for x in (one, two))
+        return 0.5 * ((p.exp() - q.exp()) * (p - q)).sum()
+
+    same(ours, plain, one, two, *output.parameters(), scale=3)
 
 
 # Models
