@@ -12,7 +12,7 @@ tensors that never change their size: the rest of them is filled up, and counts 
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar, cast, get_args
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, TypeVar, cast, get_args
 
 import numpy as np
 import torch
@@ -478,8 +478,14 @@ def _with_targets(
     return Batch(source, lengths, target, target_lengths, labels, torch.tensor(labels.numel()))
 
 
+class Sliced(Protocol):
+    """Tokens of which a slice is asked for; the whole may be as long as a file."""
+
+    def __getitem__(self, part: slice, /) -> Ids: ...
+
+
 def language_batch(
-    documents: Callable[[int], Ids],
+    documents: Callable[[int], Sliced],
     windows: Integer[np.ndarray, "B 3"],
     start: int,
     end: int,
@@ -489,8 +495,8 @@ def language_batch(
     for document, first, count in windows.tolist():
         last = first + count
         # The whole of it is start, tokens, end; a window's labels are one ahead of its inputs.
-        tokens = np.asarray(documents(document), np.int64)
-        whole = np.concatenate([[start], tokens[max(0, first - 1) : last], [end]])
+        tokens = np.asarray(documents(document)[max(0, first - 1) : last], np.int64)
+        whole = np.concatenate([[start], tokens, [end]])
         begin = 0 if first == 0 else 1
         inputs.append(whole[begin : begin + count])
         labels.append(whole[begin + 1 : begin + count + 1])
@@ -533,7 +539,7 @@ class Hiding(NamedTuple):
 
 
 def masked_batch(
-    documents: Callable[[int], Ids],
+    documents: Callable[[int], Sliced],
     windows: Integer[np.ndarray, "B 3"],
     end: int,
     hiding: Hiding,
@@ -545,7 +551,7 @@ def masked_batch(
     """
     inputs, places, labels, begin = list[Ids](), list[np.ndarray](), list[np.ndarray](), 0
     for (document, first, count), chance in zip(windows.tolist(), chances):
-        tokens = np.asarray(documents(document), np.int64)[first : first + count]
+        tokens = np.asarray(documents(document)[first : first + count], np.int64)
         seen, chosen = hiding.hide(tokens, chance)
         inputs.append(np.concatenate([seen, [end]]) if len(tokens) < count else seen)
         places.append(chosen + begin)

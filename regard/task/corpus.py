@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias, TypeVar
 
 import numpy as np
+from jaxtyping import Int64
 
 from regard import checkpoint
 from regard.data.batch import Ids, windows
@@ -72,19 +73,46 @@ class Joined:
     """Documents end to end, with EOS between them, some thousands of tokens at a time."""
 
     def __init__(self, documents: Store, indices: np.ndarray, end: int):
-        self.documents, self.end = documents, np.array([end], np.int64)
+        self.documents, self.indices, self.end = documents, indices, end
         sizes = documents.lengths[indices, 0].astype(np.int64) + 1
+        self.begins = np.cumsum(sizes) - sizes
+        """Where each document begins if all of them are end to end."""
         # Those that begin in the same stretch belong together.
-        stretch = (np.cumsum(sizes) - sizes) // _JOINED
-        cuts = np.flatnonzero(np.diff(stretch)) + 1
-        self.parts = np.split(indices, cuts)
-        self.lengths = np.add.reduceat(sizes, np.concatenate([[0], cuts])) - 1
+        cuts = np.flatnonzero(np.diff(self.begins // _JOINED)) + 1
+        self.first = np.concatenate([[0], cuts])
+        """The first document of each stretch."""
+        self.lengths = np.add.reduceat(sizes, self.first) - 1
 
-    def tokens(self, i: int) -> Ids:
-        parts: list[np.ndarray] = []
-        for document in self.parts[i].tolist():
-            parts += [self.end, np.asarray(self.documents.tokens(document), np.int64)]
-        return np.concatenate(parts[1:])
+    def tokens(self, i: int) -> "Stretch":
+        return Stretch(self, int(self.begins[self.first[i]]), int(self.lengths[i]))
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """Documents end to end, of which a slice is read where it is asked for: a document may be as
+    long as a file, and a window of it is short."""
+
+    text: Joined
+    begin: int
+    length: int
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, part: slice) -> Int64[np.ndarray, "n"]:
+        first, last, _ = part.indices(self.length)
+        parts: list[np.ndarray] = [np.empty(0, np.int64)]
+        at, stop = self.begin + first, self.begin + last
+        while at < stop:
+            n = int(np.searchsorted(self.text.begins, at, "right")) - 1
+            document = self.text.documents.tokens(int(self.text.indices[n]))
+            begin = int(self.text.begins[n])
+            if at < begin + len(document):
+                parts.append(document[at - begin : stop - begin].astype(np.int64))
+            else:
+                parts.append(np.array([self.text.end], np.int64))
+            at += len(parts[-1])
+        return np.concatenate(parts)
 
 
 class Apart:
@@ -116,8 +144,7 @@ class Windows:
         documents = self.places[:, 0]
         for stop in [*(np.flatnonzero(np.diff(documents)) + 1), len(documents)]:
             first, last = int(self.places[begin, 1]), int(self.places[stop - 1, 1:].sum())
-            tokens = np.asarray(self.text.tokens(int(documents[begin])))
-            part = tokens[first:last]
+            part = np.asarray(self.text.tokens(int(documents[begin]))[first:last])
             ends = last - first - len(part) + int((part == tokenizer.end).sum())
             total += len(tokenizer.decode(part.tolist()).encode()) + ends
             begin = int(stop)

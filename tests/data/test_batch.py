@@ -11,16 +11,19 @@ from hypothesis import strategies as st
 from regard.attention.packed import Packed
 from regard.data.batch import (
     Batch,
+    Hiding,
     image_batch,
     image_text_batch,
     label_batch,
     language_batch,
+    masked_batch,
     plan,
     share,
     text_batch,
     windows,
 )
 from regard.model.transformer import Transformer, TransformerConfig
+from regard.seeding import rng
 
 # Plans
 
@@ -137,6 +140,21 @@ def test_windows_predict_everything_once(lengths: list[int], most: int) -> None:
     assert batch.lengths.lengths.tolist() == cut[:, 2].tolist()
     assert batch.tokens == len(labels)
     assert len(batch) == len(cut)
+
+
+def test_of_a_long_document_no_more_than_a_window_is_read() -> None:
+    class Document:
+        def __getitem__(self, part: slice) -> np.ndarray:
+            assert part.stop - part.start <= 8
+            return np.arange(10, 510)[part]
+
+    cut = windows(np.array([500]), 7)
+    batch = language_batch(lambda i: Document(), cut, 1, 2)
+    assert batch.inputs.tolist() == [[1, *range(10, 510)]]
+    hidden = masked_batch(
+        lambda i: Document(), cut, 2, Hiding(0.15, 3, np.arange(4, 9)), map(rng, range(len(cut)))
+    )
+    assert (hidden.labels == hidden.hidden + 10).all()
 
 
 @pytest.mark.usefixtures("unchecked")

@@ -3,14 +3,18 @@
 import math
 from dataclasses import replace
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from regard.config import from_json, to_json
+from regard.data.text import Store
 from regard.model.language import LanguageShape
-from regard.task import language
+from regard.task import corpus, language
 from regard.task.corpus import Examples, Words
 from regard.task.language import Config, Generator, LanguageTask, build
 from regard.task.load import load
@@ -56,6 +60,33 @@ def test_lines_are_documents_of_their_own(tmp_path: Path, config: Config) -> Non
     path = lines(tmp_path / "lines", TEXTS)
     task = build(replace(config, text=(path,), examples="lines"))
     assert sorted(said(task, True) + said(task, False)) == sorted(TEXTS)
+
+
+@settings(max_examples=40)
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=12), st.integers(1, 30), st.data())
+def test_joined_documents_are_read_in_slices(
+    sizes: list[int], joined: int, data: st.DataObject
+) -> None:
+    class Documents(Store):
+        def __init__(self) -> None:
+            self.lengths = np.array(sizes, np.int32)[:, None]
+
+        def tokens(self, i: int, side: int = 0) -> np.ndarray:
+            return np.arange(1, 1 + sizes[i], dtype=np.uint16) + 100 * i
+
+    order = np.array(data.draw(st.permutations(range(len(sizes)))))
+    with mock.patch.object(corpus, "_JOINED", joined):
+        text = corpus.Joined(Documents(), order, end=7)
+    whole: list[int] = []
+    for i in range(len(text.lengths)):
+        stretch = text.tokens(i)
+        assert len(stretch) == text.lengths[i]
+        tokens = stretch[0 : len(stretch)].tolist()
+        whole += [*tokens, 7]
+        first, last = sorted(data.draw(st.integers(0, len(stretch))) for _ in range(2))
+        assert stretch[first:last].tolist() == tokens[first:last]
+        assert stretch[first : last + 1000].tolist() == tokens[first:]
+    assert whole == [token for i in order for token in [*Documents().tokens(i).tolist(), 7]]
 
 
 def test_of_one_long_document_the_end_is_held_out(tmp_path: Path, config: Config) -> None:
