@@ -73,7 +73,7 @@ class ServedTranslator(Writer):
             if not left:
                 job.answer(tuple(text.translation() for text in texts))
 
-        sentences = [sentence for text in texts for sentence in text.sentences(ready)]
+        sentences = [*self._sentences(request, texts, ready)]
         if len(sentences) > limits.queue:
             raise TooLarge(f"the texts have {len(sentences)} sentences, more than may wait")
         for text in texts:
@@ -82,6 +82,22 @@ class ServedTranslator(Writer):
         if not texts:
             job.answer(())
         self.enqueue(sentences)
+
+    def _sentences(
+        self, request: Translate, texts: "Sequence[_Text]", ready: Callable[[], None]
+    ) -> Iterator[Sentence]:
+        """Those of all texts, which are tokenized together."""
+        rules = self._rules(request.beams, request.n_best)
+        settings = replace(self.search, beams=rules.beams)
+        asked = [
+            (text, n, plain(piece, request.markup))
+            for text in texts
+            for n, piece in enumerate(text.pieces)
+            if piece.translated
+        ]
+        cuts = self.translator.cuts([words for _, _, words in asked], False, ())
+        for (text, n, _), parts in zip(asked, cuts):
+            yield from text.sentences(n, parts, rules, settings, ready)
 
     def _attention(self, request: Attend) -> Attention:
         if request.text is None:
@@ -119,21 +135,7 @@ class _Text:
         self._sent = ""
         self._so_far: dict[int, str] = {}
 
-    def sentences(self, ready: Callable[[], None]) -> Iterator[Sentence]:
-        translator, request = self.served.translator, self.request
-        rules = self.served._rules(request.beams, request.n_best)
-        settings = replace(translator.search, beams=rules.beams)
-        for n, piece in enumerate(self.pieces):
-            if not piece.translated:
-                continue
-            parts = translator.cut(plain(piece, request.markup))
-            if not any(part.ids for part in parts):
-                self.found[n] = [NOTHING]
-                continue
-            self.left += 1
-            yield from self._of_piece(n, parts, rules, settings, ready)
-
-    def _of_piece(
+    def sentences(
         self,
         n: int,
         parts: list[Part],
@@ -141,6 +143,11 @@ class _Text:
         settings: SearchSettings,
         ready: Callable[[], None],
     ) -> Iterator[Sentence]:
+        """Those of one piece, which is cut into these parts."""
+        if not any(part.ids for part in parts):
+            self.found[n] = [NOTHING]
+            return
+        self.left += 1
         translator = self.served.translator
         written: list[list[Written] | None] = [None] * len(parts)
 
