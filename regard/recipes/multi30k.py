@@ -70,7 +70,8 @@ def en_de(data: Path) -> Recipe:
 
     Data: the folder of Multi30k's task 1 (train, val and the three tests, .en and .de).
     Settings: the paper's 4 + 4 layers of width 128, shared embeddings, 10,000 BPE, label smoothing
-    0.1, beams of 5; pre-norm, dropout 0.2, Muon, 6,000 updates, a moving average of the weights.
+    0.1, beams of 5; pre-norm, rotary positions, dropout 0.2, R-Drop with weight 5, Muon, 3,500
+    updates, a moving average of the weights.
     Published: 41.02 BLEU on test 2016, tokenised and lowercased.
     """
     config = translate.Config(
@@ -78,6 +79,7 @@ def en_de(data: Path) -> Recipe:
         judged=1014,
         vocabulary=10_000,
         beams=5,
+        r_drop=5.0,
         model=TransformerShape(
             width=128,
             heads=4,
@@ -85,10 +87,11 @@ def en_de(data: Path) -> Recipe:
             encoder_layers=4,
             decoder_layers=4,
             norm="pre",
+            position="rotary",
             dropout=0.2,
             share="all",
         ),
-        training=_muon(steps=6000, warmup=400),
+        training=_muon(steps=3500, warmup=400),
     )
     return _recipe(data, "en", "de", config)
 
