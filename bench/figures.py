@@ -1,5 +1,6 @@
 """Figures of measurements, as SVG: letters as text, and the same file for the same numbers."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,3 +29,15 @@ def save(made: Any, path: Path) -> None:
 
     with rc_context({"svg.fonttype": "none", "svg.hashsalt": "0"}), atomic.file(path) as draft:
         made.savefig(draft, format="svg", metadata={"Date": None})
+
+
+def plain_ticks(axes: Any, places: Sequence[int]) -> None:
+    """Numbers instead of powers of ten on both axes of a logarithmic plot."""
+    from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
+
+    axes.set_xticks(places, [f"{place:,}" for place in places])
+    axes.xaxis.set_minor_formatter(NullFormatter())
+    axes.set_ylim(bottom=axes.get_ylim()[0] / 2)
+    axes.yaxis.set_major_locator(LogLocator(base=10, subs=(1, 2, 5)))
+    axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    axes.yaxis.set_minor_formatter(NullFormatter())

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from bench.figures import figure, finish, save
+from bench.figures import figure, finish, plain_ticks, save
 from bench.timing import Run, turns
 from regard.attention import sync
 from regard.model.encoder import EncoderConfig, TextEncoder
@@ -122,6 +122,7 @@ def draw(found: dict[str, list[Cost]], path: Path) -> None:
                 values = [c.seconds[n] * 1e3 if row == 0 else c.memory[n] / 2**30 for c in costs]
                 grid[row][column].loglog([c.place for c in costs], values, marker=".", label=label)
             finish(grid[row][column], f"{unit} of a step", name)
+            plain_ticks(grid[row][column], [c.place for c in costs])
     grid[0][0].legend(frameon=False, fontsize=9)
     save(made, path)
 

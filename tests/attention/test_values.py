@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from typing import Any
 
-import keras
 import pytest
 import torch
 from torch import Tensor, nn
@@ -181,6 +180,7 @@ def test_a_matrix_product_for_each_input(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_keras_with_a_value_of_its_own() -> None:
+    keras = pytest.importorskip("keras")
     theirs = keras.layers.MultiHeadAttention(num_heads=3, key_dim=5, value_dim=7)
     x, source, value = (torch.randn(B, n, w) for n, w in ((L, D), (S, E), (S, U)))
     theirs(x, value, key=source)
