@@ -90,6 +90,11 @@ class Batch:
         return lanes + sum(cohort.rows for cohort in self._cohorts)
 
     @property
+    def cohorts(self) -> int:
+        """Sessions that run by themselves, and take turns."""
+        return len(self._cohorts)
+
+    @property
     def sentences(self) -> list[Sentence]:
         lanes = [sentence for lane in self._lanes.values() for sentence in lane.sentences]
         return [*lanes, *(one for cohort in self._cohorts for one in cohort.sentences)]

@@ -21,6 +21,9 @@ from regard.task.search import SearchSettings, check_beams
 
 SWEEP = 0.25
 """Seconds between looks for who has left, or is late, among those who wait."""
+COHORTS, GATHER = 2, 0.05
+"""Where sentences that come together are computed by themselves: how many such cohorts there are
+before others wait, so that theirs is larger, and for how many seconds these wait at most."""
 
 
 class Writer(Served):
@@ -36,7 +39,7 @@ class Writer(Served):
         self._queues: deque[deque[Sentence]] = deque()
         self._inbox: deque[Sequence[Sentence]] = deque()
         """What was asked meanwhile, in any thread."""
-        self._swept = time.monotonic()
+        self._swept = self._admitted = time.monotonic()
         on_gpu = next(self.model.parameters()).device.type == "cuda"
         self._rows = ROWS_ON_GPU if on_gpu else ROWS
 
@@ -92,6 +95,10 @@ class Writer(Served):
         # next do when half of the rows are free.
         if rows > self._rows // 2 and self.waiting > self._rows - rows:
             return
+        now = time.monotonic()
+        if self.batch.cohorts >= COHORTS and now < self._admitted + GATHER:
+            return
+        self._admitted = now
         while self._queues:
             queue = self._queues.popleft()
             if not queue:

@@ -36,6 +36,7 @@ from regard.service import (
     models,
 )
 from regard.service.models import load_served, served
+from regard.service.served import Job
 from regard.service.translators import ServedTranslator
 from regard.task import precision
 from tests.processes import HANG, wait_until
@@ -262,6 +263,30 @@ def test_a_full_queue_refuses_and_says_for_how_long(folders: dict[str, Path]) ->
         gate.open.set()
         assert all(future.result() for future in first[:3])
         assert service.ask(Translate(texts=(TEXTS[0],)))
+
+
+def test_who_waits_for_captured_searches_enters_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("regard.decode.engine.session.Session.shrinks", False)
+    monkeypatch.setattr("regard.service.writers.COHORTS", 1)
+    monkeypatch.setattr("regard.service.writers.GATHER", HANG)
+    folder = translator(tmp_path / "en-de")
+    want = load(folder).translate(TEXTS)  # type: ignore[union-attr]
+    served = load_served("en-de", folder, device="cpu", precision="fp32", version=1)
+    assert isinstance(served, ServedTranslator)
+    asked: list[Future[Any]] = [Future() for _ in TEXTS]
+    entered = []
+    for text, future in zip(TEXTS, asked):
+        job = Job(Translate(texts=(text,)), future, time.monotonic() + HANG, None)
+        served.take(job, Limits())
+        if future is asked[0]:
+            entered.append(served.turn())
+    while served.busy:
+        entered.append(served.turn())
+        assert served.batch.cohorts <= 1
+    assert [count for count in entered if count] == [1, len(TEXTS) - 1]
+    assert [future.result()[0].text for future in asked] == want
 
 
 def test_a_request_that_is_cancelled_leaves(service: Service) -> None:
