@@ -124,6 +124,7 @@ def _divergence(one_ptr, two_ptr, bias_ptr, targets_ptr, found_ptr, N,
 @no_type_check
 def _compared(one_ptr, two_ptr, bias_ptr, columns, N, level_1, level_2, BIAS: tl.constexpr):
     """p, q and log p - log q."""
+    real = columns < N
     x = _logits(one_ptr, bias_ptr, columns, N, BIAS) - level_1
     y = _logits(two_ptr, bias_ptr, columns, N, BIAS) - level_2
-    return tl.exp(x), tl.exp(y), tl.where(columns < N, x - y, 0.0)
+    return tl.exp(x), tl.exp(y), tl.where(real, x, 0.0) - tl.where(real, y, 0.0)
