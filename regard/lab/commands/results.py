@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any
 
 from regard.lab.experiment import Experiment, Measured
@@ -26,9 +27,9 @@ def perform_chosen(chosen: Sequence[Experiment]) -> tuple[list[Result], list[Fai
         TimeElapsedColumn(),
     )
     console = Console(stderr=True)
-    with Progress(
-        *columns, console=console, transient=True, disable=not console.is_terminal
-    ) as bar:
+    bar = Progress(*columns, console=console, transient=True)
+    # Not `disable`: before rich 14.3 a bar so disabled still ends with an empty line.
+    with bar if console.is_terminal else nullcontext():
         if len(chosen) < 2 * PROCESSES:
             task = bar.add_task("", total=len(chosen))
             for experiment in chosen:
