@@ -242,9 +242,9 @@ class Translator:
             for some in _together(texts):
                 for cut in self.cuts(some, align, tags):
                     if forced := next(prefixes, "").strip():
-                        prefix = tuple(self.tokenizer.encode(forced))
-                        self._check_prefix(forced, prefix, settings)
-                        cut[0] = replace(cut[0], prefix=prefix)
+                        ids = tuple(self.tokenizer.encode(forced))
+                        self._check_prefix(forced, ids, settings)
+                        cut[0] = replace(cut[0], prefix=ids)
                     counts.append(len(cut))
                     yield from cut
                 if len(some) < TOGETHER:
