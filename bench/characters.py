@@ -65,7 +65,14 @@ class Plain(nn.Module):
         return F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum")
 
 
-def plain(train: str, held: str, seconds: float, device: torch.device, batch: int) -> float:
+def plain(
+    train: str,
+    held: str,
+    seconds: float,
+    device: torch.device,
+    batch: int,
+    lr: float = 1e-3,
+) -> float:
     """Bits per character of the plain model."""
     known = sorted(set(train + held))
     number = {sign: n for n, sign in enumerate(known)}
@@ -75,12 +82,12 @@ def plain(train: str, held: str, seconds: float, device: torch.device, batch: in
     model = Plain(len(known) + 1, shape.layers, shape.width, shape.heads).to(device)
     step = torch.compile(model) if device.type == "cuda" else model
     optimizer = torch.optim.AdamW(
-        model.parameters(), lr=1e-3, betas=(0.9, 0.98), weight_decay=0.1, fused=True
+        model.parameters(), lr=lr, betas=(0.9, 0.98), weight_decay=0.1, fused=True
     )
     autocast = torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda")
     rows, begun, steps = batch // CONTEXT, time.monotonic(), 0
     while (share := (time.monotonic() - begun) / seconds) < 1:
-        rate = 1e-3 * min(1, (steps + 1) / 100) * max(0.02, 0.5 * (1 + math.cos(math.pi * share)))
+        rate = lr * min(1, (steps + 1) / 100) * max(0.02, 0.5 * (1 + math.cos(math.pi * share)))
         for group in optimizer.param_groups:
             group["lr"] = rate
         at = torch.randint(len(data) - CONTEXT, (rows,))
@@ -163,6 +170,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, help="characters of a step")
     parser.add_argument("--optimizer", default="adamw", help="ours")
     parser.add_argument("--lr", type=float, help="ours")
+    parser.add_argument("--plain-lr", type=float, default=4e-3)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     options = parser.parse_args()
     device = torch.device(options.device)
@@ -173,7 +181,7 @@ def main() -> None:
     cut = len(text) * 19 // 20
     given = (text[:cut], text[cut:], options.seconds, device, batch)
     changes = {"optimizer": options.optimizer} | ({} if options.lr is None else {"lr": options.lr})
-    found = {"plain": plain(*given), "ours": ours(*given, **changes)}
+    found = {"plain": plain(*given, options.plain_lr), "ours": ours(*given, **changes)}
     for name, bits in found.items():
         print(f"{name:6} {bits:.4f} bits per character after {options.seconds:g} s")
 
