@@ -71,7 +71,7 @@ def plain(
     seconds: float,
     device: torch.device,
     batch: int,
-    lr: float = 1e-3,
+    lr: float,
 ) -> float:
     """Bits per character of the plain model."""
     known = sorted(set(train + held))
@@ -168,9 +168,9 @@ def main() -> None:
     parser.add_argument("--megabytes", type=float, default=10)
     parser.add_argument("--seconds", type=float, default=120)
     parser.add_argument("--batch", type=int, help="characters of a step")
-    parser.add_argument("--optimizer", default="adamw", help="ours")
-    parser.add_argument("--lr", type=float, help="ours")
-    parser.add_argument("--plain-lr", type=float, default=4e-3)
+    parser.add_argument("--optimizer", default="adamw", help="of ours")
+    parser.add_argument("--lr", type=float, help="learning rate of ours")
+    parser.add_argument("--plain-lr", type=float, default=1e-3, help="of the plain one")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     options = parser.parse_args()
     device = torch.device(options.device)

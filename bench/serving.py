@@ -4,14 +4,14 @@ beside CTranslate2 with dynamic batching, all behind the same HTTP layer.
     python -m bench.serving RUN --source test.en --clients 500 --seconds 60
     python -m bench.serving RUN --source test.en --device cuda --sentences 1 32
 
-Clients are processes of their own, on loopback; each asks for one sentence, compares the answer
-with the direct one, and asks for the next. On a GPU, where bfloat16 rounds other batches in other
-ways, an answer is wrong if it has less than half of the direct one's words; the bare engine, which
-translates all sentences in one call, takes CTranslate2's place, and --sentences are those of a
-request. They share the machine's cores with the server: their
-share is told. Servers take turns in rounds, so that a busy machine is as busy for all of them. On
-one that others share, whoever has more threads has more of it: there the CPU time of a server for
-each request says more than requests a second.
+Clients are processes of their own, on loopback; each asks for one sentence, or --sentences at a
+time, compares the answers with the direct ones, and asks for the next. They share the machine's
+cores with the server: their share is told. On a GPU, where bfloat16 rounds other batches in other
+ways, an answer is wrong if it has less than half of the direct one's words, and the bare engine,
+which translates all sentences in one call, takes CTranslate2's place. Servers take turns in rounds,
+so that a busy machine is as busy for all of them. On one that others share, whoever has more
+threads has more of it: there the CPU time of a server for each request says more than requests a
+second.
 """
 
 import argparse
@@ -36,8 +36,6 @@ from typing import Any
 
 PROCESSES = 4
 """Of clients."""
-QUEUE = 4000
-"""Sentences that all clients together wait for, at most: a server refuses more."""
 
 
 # Clients
@@ -62,6 +60,7 @@ class Traffic:
     """Each with the direct translation, or None where any will do."""
     sentences: int = 1
     exact: bool = True
+    """Whether only the direct translation is right, or one that is much like it too."""
 
     def wrong(self, found: str, want: str | None) -> bool:
         if want is None or found == want:
@@ -404,6 +403,8 @@ def main() -> None:
 
 
 def _measured(options: argparse.Namespace, exported: Path, sentences: int) -> None:
+    from regard.service.requests import LIMITS
+
     texts = read(options.source)
     _load(options.run, options.precision, 2, options.device)
     want = _translate(texts)
@@ -423,7 +424,7 @@ def _measured(options: argparse.Namespace, exported: Path, sentences: int) -> No
         any_will_do = Traffic([(text, None) for text in texts], sentences)
         kinds["CTranslate2, batched"] = ([*own, "ctranslate2"], any_will_do)
     totals = {name: Total() for name in kinds}
-    count = min(options.clients, QUEUE // sentences)
+    count = min(options.clients, LIMITS.queue // sentences)  # beyond, a server refuses
     for n in range(options.rounds):
         for name, (words, traffic) in kinds.items():
             server = Server(words)

@@ -116,6 +116,7 @@ def translate(words: Sequence[str]) -> int:
                 return as_object(line=number, error=reason)
             return _shown(number, "", [NOTHING], model, options)
 
+        # Enough batches for lines of similar length to meet in one.
         at_once = 32 * (options.batch or usual(next(model.model.parameters()).device))
         found = answers(lines, answer, here, prepare, at_once)
         return write(lines, found, without, lambda: _chosen(model))

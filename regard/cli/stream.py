@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
 from regard.data.files import LINE, LineFile, Reading
-from regard.decode.batching import windows
+from regard.decode.batching import FIRST, windows
 from regard.processes import Processes, one_line
 from regard.train.display import duration
 
@@ -47,8 +47,8 @@ Line: TypeAlias = tuple[int, str]
 SOON = 0.01
 """Seconds for which a busy writer is waited for, so that its lines are worked on together."""
 
-FIRST, MOST = 64, 2048
-"""Lines that a process is handed at first, and at most."""
+MOST = 2048
+"""Lines that a process is handed, at most; at first they are fewer."""
 
 PIECE = 2**16
 """Bytes that are read at once."""

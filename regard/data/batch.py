@@ -139,7 +139,8 @@ class Sizes(NamedTuple):
     @property
     def even(self) -> bool:
         """Whether every sequence has room for the longest: rows of one tensor."""
-        return all(self.sequences * side.longest == side.tokens for side in self.sides)
+        full = [self.sequences * side.longest == side.tokens for side in self.sides]
+        return bool(full) and all(full)
 
 
 def capacity(batches: Iterable[Sizes], *, images: bool = False) -> Sizes:

@@ -22,7 +22,7 @@ from regard.checkpoint import CONFIG, Saved
 from regard.data.batch import text_batch, text_source
 from regard.data.table import tagged
 from regard.data.tokenizer import AnyTokenizer, read_pair
-from regard.decode.batching import in_order, usual
+from regard.decode.batching import FIRST, in_order, usual
 from regard.decode.engine.ensemble import Weights, ensemble, shares
 from regard.decode.engine.session import Session
 from regard.decode.search.beam import power
@@ -247,7 +247,7 @@ class Translator:
                         cut[0] = replace(cut[0], prefix=ids)
                     counts.append(len(cut))
                     yield from cut
-                if len(some) < TOGETHER:
+                if len(some) < FIRST:
                     yield None
 
         def decode(some: list[Part]) -> list[list[Written]]:
@@ -310,6 +310,7 @@ class Translator:
         return self.cuts([text], align, tags)[0]
 
     def cuts(self, texts: Sequence[str], align: bool, tags: Sequence[str]) -> list[list[Part]]:
+        """The same of several texts, which are tokenized together."""
         return [
             self._cut(text, ids, align, tags) for text, ids in zip(texts, self._encode_batch(texts))
         ]
@@ -630,8 +631,6 @@ class TranslatorEnsemble(Translator):
         return ensemble(sessions, self.weights)
 
 
-TOGETHER = 64
-"""Texts that are tokenized together."""
 PROBED = 64
 """Tokens of a text, at most, where precisions are compared: a few hundred are wanted, no more."""
 
@@ -640,12 +639,12 @@ SAMPLE = 64
 
 
 def _together(texts: Iterable[str | None]) -> Iterator[list[str]]:
-    """Texts in lists of `TOGETHER`; a shorter one where there are no more for now."""
+    """Texts in lists that are tokenized together; a shorter one where no more are there for now."""
     held: list[str] = []
     for text in texts:
         if text is not None:
             held.append(text)
-        if text is None or len(held) == TOGETHER:
+        if text is None or len(held) == FIRST:
             yield held
             held = []
     if held:

@@ -8,7 +8,7 @@ Logits are read two or three times and written once, in their own dtype; everyth
 float32.
 """
 
-from typing import no_type_check
+from typing import Any, no_type_check
 
 import torch
 import triton
@@ -22,11 +22,22 @@ def losses(logits: Tensor, bias: Tensor | None, targets: Tensor, smoothing: floa
     """The loss of each row; logits (T, N) become their gradients. Negative targets are ignored."""
     T, N = logits.shape
     found = torch.empty(T, dtype=torch.float32, device=logits.device)
-    _softmax[(T,)](
-        logits, bias, targets, found, N, smoothing,
-        COLUMNS=min(COLUMNS, triton.next_power_of_2(N)), BIAS=bias is not None, num_warps=8,
-    )  # fmt: skip
+    _softmax[(T,)](logits, bias, targets, found, N, smoothing, **_tiles(N, bias))
     return found
+
+
+def divergences(one: Tensor, two: Tensor, bias: Tensor | None, targets: Tensor) -> Tensor:
+    """½ KL(p ‖ q) + ½ KL(q ‖ p) of each row; both logits (T, N) become their gradients. Rows with
+    negative targets count nothing."""
+    T, N = one.shape
+    found = torch.empty(T, dtype=torch.float32, device=one.device)
+    _divergence[(T,)](one, two, bias, targets, found, N, **_tiles(N, bias))
+    return found
+
+
+def _tiles(N: int, bias: Tensor | None) -> dict[str, Any]:
+    columns = min(COLUMNS, triton.next_power_of_2(N))
+    return {"COLUMNS": columns, "BIAS": bias is not None, "num_warps": 8}
 
 
 @triton.jit
@@ -71,18 +82,6 @@ def _logits(logits_ptr, bias_ptr, columns, N, BIAS: tl.constexpr):
     if BIAS:
         x += tl.load(bias_ptr + columns, mask=columns < N, other=0.0).to(tl.float32)
     return x
-
-
-def divergences(one: Tensor, two: Tensor, bias: Tensor | None, targets: Tensor) -> Tensor:
-    """½ KL(p ‖ q) + ½ KL(q ‖ p) of each row; both logits (T, N) become their gradients. Rows with
-    negative targets count nothing."""
-    T, N = one.shape
-    found = torch.empty(T, dtype=torch.float32, device=one.device)
-    _divergence[(T,)](
-        one, two, bias, targets, found, N,
-        COLUMNS=min(COLUMNS, triton.next_power_of_2(N)), BIAS=bias is not None, num_warps=8,
-    )  # fmt: skip
-    return found
 
 
 @triton.jit
