@@ -31,7 +31,7 @@ from regard.task.spec import TaskSpec
 from regard.task.specs import NAMES, spec
 from regard.train.config import MAY_CHANGE, TrainingConfig
 from regard.train.display import duration
-from regard.train.fit import fit
+from regard.train.fit import Result, fit
 from regard.train.run import check_folder
 from regard.train.warm import warm_up
 
@@ -54,7 +54,8 @@ Trains a model and keeps it in the folder RUN.
   --config    a new run with the settings of a file, JSON or YAML: a run's config.json, or one of
               your own, which begins with task: TASK and names settings as the flags do
   --recipe    a run with a known score: regard recipes lists them. The test sets are scored once,
-              at the end, and their scores kept in RUN/scores.json
+              at the end, and their scores kept in RUN/scores.json. Interrupted, the same
+              command goes on
 
 tasks:
 {tasks}
@@ -120,7 +121,7 @@ def train(words: Sequence[str]) -> None:
         config = _parsed(task, size, flags, shape)
     if not run:
         raise ValueError("the run's folder has no name; name one: regard train TASK RUN")
-    print("\n".join(run_training(task, config, Path(run))))
+    print("\n".join(run_training(task, config, Path(run))[1]))
 
 
 def _train_recipe(words: list[str]) -> None:
@@ -142,12 +143,11 @@ def _train_recipe(words: list[str]) -> None:
     preset = _unlimited(made.config, flags)
     config = parse(task.config, preset, flags, f"regard train --recipe {name} RUN")
     begun = time.monotonic()
-    print("\n".join(run_training(task, config, Path(run))))
-    about = {
-        "recipe": name,
-        "seed": config.training.seed,
-        "seconds": round(time.monotonic() - begun, 1),
-    }
+    result, lines = run_training(task, config, Path(run))
+    print("\n".join(lines))
+    # A run that was resumed trained before this process began.
+    seconds = max(time.monotonic() - begun, result.seconds)
+    about = {"recipe": name, "seed": config.training.seed, "seconds": round(seconds, 1)}
     score(made, Path(run), config.training.device, about)
 
 
@@ -242,7 +242,7 @@ def _start(task: TaskSpec, run: Path) -> dict[str, Any]:
     return {"start": str(run), **({"tokenizer": None} if "tokenizer" in known else {})}
 
 
-def run_training(spec: TaskSpec, config: Any, run: Path) -> list[str]:
+def run_training(spec: TaskSpec, config: Any, run: Path) -> tuple[Result, list[str]]:
     """Trains, and says how it went and what can be done with it."""
     check_folder(run)
     check_settings(config)
@@ -255,7 +255,7 @@ def run_training(spec: TaskSpec, config: Any, run: Path) -> list[str]:
     lines = [f"{run}: {result.step:,} steps in {duration(result.seconds)} ({result.reason})"]
     if result.best is not None:
         lines.append(f"{run / 'best'}: {task.score} {result.best:.4g} at step {result.best_step:,}")
-    return [*lines, f"try: {spec.use(run)}"]
+    return result, [*lines, f"try: {spec.use(run)}"]
 
 
 def run_settings(run: Path) -> tuple[TaskSpec, Any]:

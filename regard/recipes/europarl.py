@@ -38,14 +38,16 @@ def _translation(data: Path, source: str, target: str) -> Recipe:
         valid_target=files(data, f"valid.{target}"),
         judged=1000,
         vocabulary=16_000,
+        model=replace(preset.model, dropout=0.2),
         training=TrainingConfig(
-            steps=10_000,
+            steps=2500,
             batch=50_000,
-            lr=1e-3,
+            optimizer="muon",
+            lr=1e-2,
             schedule="cosine",
-            warmup=1000,
+            warmup=250,
             evaluate_every=500,
-            save_every=1000,
+            save_every=1250,
             ema=0.999,
         ),
     )
@@ -57,6 +59,8 @@ def en_de(data: Path) -> Recipe:
     """Europarl, English to German: the base Transformer on 160,000 pairs.
 
     Data: a folder with train, valid and test, .en and .de; newstest2014 is scored where it is.
+    Settings: 6 + 6 layers of width 512, pre-norm, rotary positions, 16,000 BPE, dropout 0.2, label
+    smoothing 0.1, Muon, 2,500 updates of 50,000 tokens, a moving average of the weights.
     """
     return _translation(data, "en", "de")
 
@@ -65,6 +69,8 @@ def de_en(data: Path) -> Recipe:
     """Europarl, German to English: the base Transformer on 160,000 pairs.
 
     Data: a folder with train, valid and test, .en and .de; newstest2014 is scored where it is.
+    Settings: 6 + 6 layers of width 512, pre-norm, rotary positions, 16,000 BPE, dropout 0.2, label
+    smoothing 0.1, Muon, 2,500 updates of 50,000 tokens, a moving average of the weights.
     """
     return _translation(data, "de", "en")
 

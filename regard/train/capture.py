@@ -36,8 +36,8 @@ EPOCHS = 2
 """Epochs whose batches are measured for the capacity."""
 AHEAD = 8
 """Steps that may wait for the device: enough to keep it busy, and few enough to stop soon."""
-COPIED = 2
-"""Of these, steps whose batches are copied to the device already."""
+PREPARED = 2
+"""Of these, steps whose batches are on the device already, and augmented."""
 
 
 def refusal(task: Task, config: TrainingConfig, world: World) -> str | None:
@@ -71,7 +71,7 @@ class CapturedStep(Step):
         self.size, self._say = size, say
         self.refused = False
         self._stream = torch.cuda.Stream(parts.world.device)
-        self._copies = torch.cuda.Stream(parts.world.device)
+        self._ahead = torch.cuda.Stream(parts.world.device)
         self._graphs: dict[str, torch.cuda.CUDAGraph] = {}
         self._pool = torch.cuda.graph_pool_handle()
         self._batch: Tensors | None = None
@@ -103,13 +103,14 @@ class CapturedStep(Step):
         if not self._replay("more" if n else "first", lambda: self._backward(self._batch, n == 0)):
             self._backward(filled, n == 0)
 
-    def _moved(self, part: MicroBatch) -> Any:
-        """Copied by a stream of its own, while the device computes the steps before."""
-        if len(self._under_way) >= COPIED:
-            self._copies.wait_event(self._under_way[-COPIED])
-        with torch.cuda.stream(self._copies):
-            batch = super()._moved(part)
-        self._stream.wait_stream(self._copies)
+    def _prepared(self, part: MicroBatch) -> Any:
+        """Copied and augmented by a stream of its own, while the device computes the steps
+        before: many small kernels, which leave most of it idle."""
+        if len(self._under_way) >= PREPARED:
+            self._ahead.wait_event(self._under_way[-PREPARED])
+        with torch.cuda.stream(self._ahead):
+            batch = super()._prepared(part)
+        self._stream.wait_stream(self._ahead)
         for tensor in batch.tensors():
             tensor.record_stream(self._stream)
         return batch

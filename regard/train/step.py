@@ -100,11 +100,8 @@ class Step:
         """Changes the weights; returns loss, count, signals, limit, elapsed and gradient norm."""
         return self._update()
 
-    def _moved(self, part: MicroBatch) -> Any:
-        return part.batch.to(self.parts.world.device)
-
     def _prepared(self, part: MicroBatch) -> Any:
-        batch = self._moved(part)
+        batch = part.batch.to(self.parts.world.device)
         if not isinstance(self.parts.task, Prepares):
             return batch
         with torch.no_grad():
