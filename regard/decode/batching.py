@@ -19,6 +19,8 @@ Result = TypeVar("Result")
 
 FIRST = 64
 """Items of the first window, for somebody who waits."""
+TOKENS = 64
+"""Of a sentence of a full batch; of longer ones it has fewer."""
 
 
 def usual(device: torch.device) -> int:
@@ -43,7 +45,7 @@ def in_order(
     `window` items are held. With `low_latency` the first window is a small batch, and windows
     double in size, so that the first results come soon. None is no item: it ends a window early.
     """
-    tokens = 64 * sentences if tokens is None else tokens
+    tokens = TOKENS * sentences if tokens is None else tokens
     for name, size in (("sentences", sentences), ("tokens", tokens), ("window", window)):
         check_integer(name, size)
     first = min(FIRST, sentences, window) if low_latency else window

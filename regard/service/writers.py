@@ -41,7 +41,8 @@ class Writer(Served):
         """What was asked meanwhile, in any thread."""
         self._swept = self._admitted = time.monotonic()
         on_gpu = next(self.model.parameters()).device.type == "cuda"
-        self._rows = ROWS_ON_GPU if on_gpu else ROWS
+        most = pick(self.model).rows(self._longest())
+        self._rows = min(ROWS_ON_GPU if on_gpu else ROWS, most or ROWS_ON_GPU)
 
     def _open(self, sentences: Sequence[Sentence], *, beams: int, length: int) -> Session:
         raise NotImplementedError

@@ -22,8 +22,9 @@ from regard.checkpoint import CONFIG, Saved
 from regard.data.batch import text_batch, text_source
 from regard.data.table import tagged
 from regard.data.tokenizer import AnyTokenizer, read_pair
-from regard.decode.batching import FIRST, in_order, usual
+from regard.decode.batching import FIRST, TOKENS, in_order, usual
 from regard.decode.engine.ensemble import Weights, ensemble, shares
+from regard.decode.engine.pick import pick
 from regard.decode.engine.session import Session
 from regard.decode.search.beam import power
 from regard.decode.search.hypothesis import Hypothesis
@@ -228,12 +229,14 @@ class Translator:
         scored with the rest. `tags` say what is asked for, of a model that was trained with them,
         such as the language to write. A text that is longer than the model is used to is cut into
         parts, at spaces where there are any. What is found for the parts is joined, the best with
-        the best, and so on. A `batch` has 64 sentences on a CPU and 512 on a GPU unless told.
+        the best, and so on. A `batch` has 64 sentences on a CPU and 512 on a GPU unless told, or as
+        many as its memory has room for.
         """
         batch = usual(self.model.target.table.weight.device) if batch is None else batch
         for name, number in (("n_best", n_best), ("batch", batch)):
             check_integer(name, number)
         settings = self.search if beams is None else replace(self.search, beams=beams)
+        batch = min(batch, self._room(max(settings.beams, n_best)) or batch)
         self.check_tags(tags)
         counts: deque[int] = deque()
         prefixes = repeat(prefix) if isinstance(prefix, str) else iter(prefix)
@@ -456,6 +459,12 @@ class Translator:
 
     def open(self, parts: Sequence[Part], **hints: int) -> Session:
         return self._reading([part.ids for part in parts], **hints)
+
+    def _room(self, beams: int) -> int | None:
+        """Sentences of a batch for which the device has room; None for any number."""
+        length = min(longest(TOKENS), self.search.length) + 1
+        rows = pick(self.model).rows(length)
+        return None if rows is None else max(1, rows // beams)
 
     def _reading(self, sources: Sequence[list[int]], **hints: int) -> Session:
         """A session of this model alone."""

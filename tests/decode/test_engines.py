@@ -253,6 +253,45 @@ def test_spaces_are_used_again_and_weights_that_changed_are_seen(cuda: Any) -> N
 
 @pytest.mark.gpu
 @pytest.mark.triton
+@pytest.mark.parametrize("kind", ["the paper's", "grouped heads", "language"])
+def test_as_many_rows_as_it_names_fit(
+    kind: str, cuda: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = made(MODELS[kind]).to(DEVICE)
+    engine, given = cuda(model), on(DEVICE, read(model))
+    with engine.open(model, **given, beams=3, length=40) as session:
+        space = session.space
+        parts = [space.logits, *(one.slots for one in space.own)]
+        parts += [one.memory for one in space.memory]
+        assert engine._bytes(space.size) == sum(part.nbytes for part in parts)
+    monkeypatch.setattr(engine, "_memory", lambda: 8 * 40 * engine._bytes(space.size))
+    for beams, length in ((1, 40), (3, 40), (4, 200)):
+        rows = engine.rows(length)
+        assert rows > beams
+        source = torch.ones(rows // beams, length, dtype=torch.long)
+        asked = (None, None, rows // beams) if kind == "language" else (source, None, 1)
+        assert engine._fits(engine._size(*asked, beams, length)[0])
+        assert not engine._fits(engine._size(*asked, 3 * beams, length)[0])
+
+
+@pytest.mark.gpu
+@pytest.mark.triton
+def test_kept_spaces_take_no_more_than_their_share(
+    cuda: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = made(TEXT).to(DEVICE)
+    engine, given = cuda(model), on(DEVICE, read(model))
+    for length in (64, 128, 160):
+        engine.open(model, **given, length=length).close()
+    kept = [size for size, free in engine._free.items() if free]
+    assert len(kept) == 3
+    monkeypatch.setattr(engine, "_memory", lambda: 8 * engine._bytes(kept[-1]))
+    engine.open(model, **given, length=160).close()
+    assert [size for size, free in engine._free.items() if free] == kept[1:]
+
+
+@pytest.mark.gpu
+@pytest.mark.triton
 def test_learned_positions_reach_to_their_end(cuda: Any) -> None:
     model = made(replace(TEXT, position="learned", share="none", length=13)).to(DEVICE)
     given = on(DEVICE, read(model))

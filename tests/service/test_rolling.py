@@ -17,7 +17,6 @@ from regard.decode.search.greedy import greedy
 from regard.decode.search.hypothesis import Hypothesis
 from regard.decode.search.rolling import Sampling
 from regard.decode.search.sample import sample
-from regard.service import batch as batching
 from regard.service.batch import Batch, Rules, Sentence
 
 N, START, END = 23, 1, 2
@@ -265,7 +264,3 @@ def test_slots_are_used_again() -> None:
         assert all(found)
         if lane is not None:
             assert len(lane.search.t) <= 8  # type: ignore[attr-defined]
-
-
-def test_the_batch_is_bounded() -> None:
-    assert batching.ROWS >= 64

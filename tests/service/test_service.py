@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from regard import checkpoint, load
+from regard.decode.engine.eager import EagerEngine
 from regard.decode.engine.int8 import library as native
 from regard.decode.engine.int8.linear import Int8Linear
 from regard.model.encoder import TextEncoder
@@ -287,6 +288,24 @@ def test_who_waits_for_captured_searches_enters_together(
         assert served.batch.cohorts <= 1
     assert [count for count in entered if count] == [1, len(TEXTS) - 1]
     assert [future.result()[0].text for future in asked] == want
+
+
+def test_no_more_rows_run_than_the_engine_takes_at_once(
+    folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(EagerEngine, "rows", lambda self, length: 7)
+    want = load(folders["words"]).translate(TEXTS[:9])  # type: ignore[union-attr]
+    served = load_served("words", folders["words"], device="cpu", precision="fp32", version=1)
+    assert isinstance(served, ServedTranslator)
+    asked: Future[Any] = Future()
+    job = Job(Translate(texts=tuple(TEXTS[:9])), asked, time.monotonic() + HANG, None)
+    served.take(job, Limits())
+    rows = []
+    while served.busy:
+        served.turn()
+        rows.append(served.batch.rows)
+    assert [answer.text for answer in asked.result()] == want
+    assert max(rows) == 6  # two sentences of three beams each
 
 
 def test_a_request_that_is_cancelled_leaves(service: Service) -> None:

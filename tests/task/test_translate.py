@@ -2,7 +2,7 @@
 
 import gzip
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,8 @@ from regard import checkpoint
 from regard.config import from_json, to_json
 from regard.data.batch import Batch
 from regard.data.tokenizer import Tokenizer
+from regard.decode.engine.eager import EagerEngine
+from regard.decode.engine.session import Session
 from regard.model.transformer import Transformer
 from regard.task import translate
 from regard.task.load import load
@@ -22,7 +24,7 @@ from regard.task.search import SearchSettings, search
 from regard.task.settings import check_texts
 from regard.task.text import build_transformer
 from regard.task.translate import Config, Translation, build
-from regard.task.translator import Translator
+from regard.task.translator import Part, Translator
 from regard.train.fit import fit
 from tests.task.samples import SHAPE, TRAINING, backwards, lines, sentences, trained
 
@@ -362,6 +364,26 @@ def _texts(task: Translation, batch: Batch) -> list[tuple[str, ...]]:
         parts = ids[0].split(lengths.lengths.tolist())
         texts.append([tokenizer.decode(part.tolist()) for part in parts])
     return list(zip(*texts))
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_a_batch_has_no_more_sentences_than_there_is_room_for(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task = build(config)
+    translator = Translator(task.model.eval(), task.tokenizers, replace(task.search, length=12))
+    want = [best[0].text for best in translator.translations(SOURCES[:9], beams=3)]
+    asked, opened = [], translator.open
+
+    def counted(parts: Sequence[Part], **hints: int) -> Session:
+        asked.append(len(parts))
+        return opened(parts, **hints)
+
+    monkeypatch.setattr(translator, "open", counted)
+    monkeypatch.setattr(EagerEngine, "rows", lambda self, length: {13: 8}[length])
+    found = translator.translations(SOURCES[:9], beams=3, batch=500)
+    assert [best[0].text for best in found] == want
+    assert max(asked) == 2  # of three beams each
 
 
 @pytest.mark.usefixtures("unchecked")

@@ -58,6 +58,9 @@ class EagerEngine:
         with threads(model).spared(source.numel()):
             return kind(model, *encoded(model, source, lengths))
 
+    def rows(self, length: int) -> int | None:
+        return None
+
 
 # A session is opened for every batch, but how a model's steps run best is found out once.
 _threads: "WeakKeyDictionary[nn.Module, Threads]" = WeakKeyDictionary()

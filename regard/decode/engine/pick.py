@@ -47,6 +47,9 @@ class Engine(Protocol):
         length: int,
     ) -> Session: ...
 
+    def rows(self, length: int) -> int | None:
+        """Rows of this length that it takes at once; None for any number."""
+
 
 def open_session(
     model: Model,

@@ -47,10 +47,10 @@ from regard.model.transformer import Transformer, source_mask
 Size: TypeAlias = tuple[int, int, int, tuple[int, ...]]
 """Sentences, beams of each, length, and the shape of a source."""
 
-SPACES = 12
-"""Number of unused spaces that are kept."""
-SHARE = 1 / 16
-"""The maximum share of the device's memory for the KV cache of one space."""
+SPACES, KEPT = 12, 1 / 4
+"""Number of unused spaces that are kept, and the share of the device's memory for them."""
+SHARE = 1 / 8
+"""The maximum share of the device's memory for one space."""
 BEAMS = 32
 """The maximum beam size, for which the search kernel has registers."""
 STEPS = 8
@@ -80,6 +80,9 @@ class CudaEngine:
             self.joined += self.project_memory
         weight = self.target.table.weight
         self.vocabulary, self.dtype, self.device = len(weight), weight.dtype, weight.device
+        blocks = [cast(Any, block) for block in self.decoder.blocks]
+        self._own = sum(_cached(block.attention) for block in blocks)
+        self._read = sum(_cached(block.cross) for block in blocks if block.cross is not None)
         self.lock = threading.RLock()
         self._free: OrderedDict[tuple[object, ...], list[Space]] = OrderedDict()
         self._held = _held(model)
@@ -158,9 +161,13 @@ class CudaEngine:
         with self.lock:
             self._free.setdefault(space.size, []).append(space)
             self._free.move_to_end(space.size)
-            while sum(map(len, self._free.values())) > SPACES:
+            while self._crowded():
                 oldest = next(size for size, free in self._free.items() if free)
                 self._free[oldest].pop(0)
+
+    def _crowded(self) -> bool:
+        kept = [size for size, free in self._free.items() for _ in free]
+        return len(kept) > SPACES or sum(map(self._bytes, kept)) > KEPT * self._memory()
 
     def places(self, shape: tuple[int, ...]) -> int:
         """How many places a source of this shape has for cross-attention to read."""
@@ -178,15 +185,26 @@ class CudaEngine:
         # A learned table is read where it lies, since it may be trained on.
         return position.table.detach() if type(position) is Learned else None
 
+    def rows(self, length: int) -> int:
+        """How many rows of this length fit into a space, each with a source as long."""
+        each = (self._own + self._read) * bucket(length, 32) + self.vocabulary
+        # A bucket has up to a quarter more sentences than it is asked for.
+        return max(1, int(SHARE * self._memory() / (1.25 * each * self.dtype.itemsize)))
+
     def _fits(self, size: Size) -> bool:
-        """Whether the KV cache of so many rows of full length fits easily on the device."""
-        if self.device.type != "cuda":
-            return True
+        """Whether so many rows of full length fit easily on the device."""
+        return self._bytes(size) <= SHARE * self._memory()
+
+    def _bytes(self, size: Size) -> int:
+        """Of a space: the KV cache, and the logits of a step."""
         sentences, beams, length, shape = size
-        each = sum(joined.weight.shape[0] for joined in self.joined)  # not less than they take
-        numbers = sentences * each * (beams * length + self.places(shape))
-        most = torch.cuda.get_device_properties(self.device).total_memory * SHARE
-        return numbers * self.dtype.itemsize <= most
+        each = beams * (self._own * length + self.vocabulary) + self._read * self.places(shape)
+        return sentences * each * self.dtype.itemsize
+
+    def _memory(self) -> int:
+        if self.device.type != "cuda":
+            return sys.maxsize
+        return torch.cuda.get_device_properties(self.device).total_memory
 
 
 class Space:
@@ -603,6 +621,11 @@ def bucket(n: int, least: int) -> int:
     n = max(n, least)
     step = max(least, 1 << max(0, n.bit_length() - 3))
     return -(-n // step) * step
+
+
+def _cached(attention: MultiHeadAttention) -> int:
+    """Numbers that are kept of a token: its keys and values."""
+    return attention.key_heads * (attention.key_width + attention.value_width)
 
 
 def _held(model: Model) -> tuple[list[nn.Module], list[int], list[int]]:

@@ -110,6 +110,9 @@ class Int8Engine:
         cache.reserve(len(cache.lengths) * beams * min(length, 64))
         return Int8Session(self, cache, memory)
 
+    def rows(self, length: int) -> int | None:
+        return None
+
     def _encode(self, model: Transformer, source: Tensor, lengths: Lengths) -> Cache:
         """The keys and values that cross-attention reads of each source."""
         assert self.encoder is not None
