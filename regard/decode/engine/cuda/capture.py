@@ -84,7 +84,7 @@ class CudaEngine:
         self._own = sum(_cached(block.attention) for block in blocks)
         self._read = sum(_cached(block.cross) for block in blocks if block.cross is not None)
         self.lock = threading.RLock()
-        self._free: OrderedDict[tuple[object, ...], list[Space]] = OrderedDict()
+        self._free: OrderedDict[Size, list[Space]] = OrderedDict()
         self._held = _held(model)
 
     @staticmethod
