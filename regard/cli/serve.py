@@ -3,7 +3,8 @@
 import asyncio
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -23,6 +24,9 @@ class Serve:
     """Port to listen at; 0 is any that is free."""
     workers: int = 1
     """Worker processes that compute, behind one port: one for each GPU, or group of cores."""
+    http_processes: int = 0
+    """Processes that speak HTTP, behind the same port; 0 is one, and beside a GPU, which answers
+    more than one of them can ask, one for every four cores, up to four."""
     threads: int = 0
     """Threads of each worker on the CPU; 0 shares the cores among the workers."""
     device: str = "auto"
@@ -59,13 +63,17 @@ class Serve:
 
     def __post_init__(self) -> None:
         check_positive(self, "workers", "characters", "pixels", "beams", "queue")
-        for name in ("threads", "port"):
+        for name in ("threads", "port", "http_processes"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} ({getattr(self, name)}) must be 0 or more")
         for name in ("seconds", "memory", "drain"):
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise ValueError(f"{name} ({value}) must be above 0")
+        if self.http_processes > 1 and sys.platform != "linux":
+            raise ValueError(
+                f"http_processes ({self.http_processes}) share a port on Linux alone; leave it out"
+            )
 
 
 def serve(words: Sequence[str]) -> int:
@@ -88,7 +96,7 @@ def serve(words: Sequence[str]) -> int:
         ) from None
     from regard.serve import logs
     from regard.serve.app import Options
-    from regard.serve.server import bound
+    from regard.serve.server import bound_together, loop
     from regard.serve.server import serve as run
     from regard.serve.workers import Settings, Workers, cores, named
 
@@ -112,18 +120,22 @@ def serve(words: Sequence[str]) -> int:
         options.threads or max(1, cores() // options.workers),
     )
     keys = _keys(options.keys)
-    listening = bound(options.host, options.port)
+    fronts = options.http_processes or _http_processes(options.device, cores())
+    listening = bound_together(options.host, options.port, fronts)
     logs.start(options.log)
 
     def ready(workers: Workers) -> None:
-        host, port = listening.getsockname()[:2]
+        host, port = listening[0].getsockname()[:2]
         address = f"[{host}]" if ":" in host else host
         for model in workers.models():
             print(f"regard: {model['name']}: {model['task']}, {model['engine']}", file=sys.stderr)
         print(f"regard: http://{address}:{port}/docs", file=sys.stderr, flush=True)
 
     shown = Options(limits=limits, keys=keys, cors=options.cors, log_text=options.log_text)
-    with listening, asyncio.Runner(loop_factory=_loop()) as runner:
+    with ExitStack() as stack:
+        for one in listening:
+            stack.enter_context(one)
+        runner = stack.enter_context(asyncio.Runner(loop_factory=loop()))
         runner.run(
             run(
                 listening,
@@ -131,19 +143,20 @@ def serve(words: Sequence[str]) -> int:
                 shown,
                 workers=options.workers,
                 drain=options.drain,
+                level=options.log,
                 ready=ready,
             )
         )
     return 0
 
 
-def _loop() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """uvloop's, where there is one."""
-    try:
-        import uvloop
-    except ImportError:
-        return None
-    return uvloop.new_event_loop
+def _http_processes(device: str, cores: int) -> int:
+    """As many as a GPU needs. Whether there is one is seen by its driver: torch, which would know,
+    is the workers' alone."""
+    drivers = (Path("/dev/nvidiactl"), Path("/dev/kfd"))
+    there = any(driver.exists() for driver in drivers)
+    on_gpu = device.startswith("cuda") or (device == "auto" and there)
+    return max(1, min(4, cores // 4)) if on_gpu and sys.platform == "linux" else 1
 
 
 def _keys(file: str | None) -> tuple[str, ...]:

@@ -86,7 +86,7 @@ def create(backend: Backend, options: Options | None = None) -> FastAPI:
         routes=_routes(app),
     )
     app.middleware_stack = guard
-    app.state.guard = guard
+    app.state.guard, app.state.metrics = guard, metrics
     return app
 
 

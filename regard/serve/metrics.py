@@ -6,13 +6,14 @@ https://prometheus.io/docs/instrumenting/exposition_formats/
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 """Seconds."""
 
 
 class Metrics:
-    """Of one HTTP process."""
+    """Of one HTTP process, and what is known of the others."""
 
     def __init__(self) -> None:
         self.requests: dict[tuple[str, int], int] = defaultdict(int)
@@ -21,15 +22,41 @@ class Metrics:
         self._sums: dict[str, float] = defaultdict(float)
         self.running = 0
         self.cancelled = 0
+        self.others: list[dict[str, Any]] = []
+        """Of every other process, its `state`."""
 
     def answered(self, route: str, status: int, seconds: float) -> None:
         self.requests[route, status] += 1
-        counts = self.seconds.setdefault(route, [0] * (len(BUCKETS) + 1))
-        counts[bisect_left(BUCKETS, seconds)] += 1
+        self._counts(route)[bisect_left(BUCKETS, seconds)] += 1
         self._sums[route] += seconds
 
+    def _counts(self, route: str) -> list[int]:
+        return self.seconds.setdefault(route, [0] * (len(BUCKETS) + 1))
+
+    def state(self) -> dict[str, Any]:
+        """All of this process, as JSON has it."""
+        return {
+            "requests": [[*key, count] for key, count in self.requests.items()],
+            "seconds": self.seconds,
+            "sums": self._sums,
+            "running": self.running,
+            "cancelled": self.cancelled,
+        }
+
+    def add(self, state: Mapping[str, Any]) -> None:
+        for route, status, count in state["requests"]:
+            self.requests[route, status] += count
+        for route, counts in state["seconds"].items():
+            self.seconds[route] = [a + b for a, b in zip(self._counts(route), counts)]
+            self._sums[route] += state["sums"][route]
+        self.running += state["running"]
+        self.cancelled += state["cancelled"]
+
     def text(self, workers: list[dict[str, int]], restarts: int) -> str:
-        return "".join(f"{line}\n" for line in self._lines(workers, restarts))
+        whole = Metrics()
+        for state in (self.state(), *self.others):
+            whole.add(state)
+        return "".join(f"{line}\n" for line in whole._lines(workers, restarts))
 
     def _lines(self, workers: list[dict[str, int]], restarts: int) -> Iterator[str]:
         yield from _header("regard_requests_total", "counter", "Requests by route and status.")

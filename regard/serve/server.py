@@ -1,4 +1,4 @@
-"""The server: a socket, the HTTP application, and workers behind it.
+"""The server: sockets, the HTTP application, fronts beside it, and workers behind it.
 
 bind → start the workers → serve → SIGTERM → answer what has been accepted → end
 
@@ -9,13 +9,16 @@ import asyncio
 import logging
 import signal
 import socket
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import uvicorn
 
 from regard.serve.app import Options, create
+from regard.serve.fronts import Fronts
 from regard.serve.workers import Settings, Workers
 
 log = logging.getLogger("regard.serve")
@@ -32,18 +35,30 @@ BACKLOG = 2048
 class Server(uvicorn.Server):
     """uvicorn's, which drains before it closes connections, and then ends well."""
 
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        *,
+        signals: Sequence[signal.Signals] = (signal.SIGINT, signal.SIGTERM),
+        draining: Callable[[], None] = lambda: None,
+    ):
+        """`draining` is called when it is told to end by one of the signals."""
+        super().__init__(config)
+        self._signals, self._draining = signals, draining
+
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        loop, numbers = asyncio.get_running_loop(), (signal.SIGINT, signal.SIGTERM)
-        for number in numbers:
+        loop = asyncio.get_running_loop()
+        for number in self._signals:
             loop.add_signal_handler(number, self.handle_exit, number, None)
         yield
-        for number in numbers:
+        for number in self._signals:
             loop.remove_signal_handler(number)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         guard = self.config.app.state.guard  # type: ignore[union-attr]
         guard.draining = True
+        self._draining()
         await asyncio.sleep(0)  # connections that wait to be accepted are
         for server in self.servers:
             server.close()
@@ -52,60 +67,108 @@ class Server(uvicorn.Server):
 
 
 def bound(host: str, port: int) -> socket.socket:
-    """A socket at this address, or a ValueError that says why not."""
+    """A socket that listens at this address, or a ValueError that says why not."""
+    (listening,) = _bound(host, port, 1)
+    return listening
+
+
+def bound_together(host: str, port: int, count: int) -> list[socket.socket]:
+    """Sockets that listen at one address, each for a process: the system shares connections out."""
+    if count > 1:
+        # Whoever else listens there would share, too; alone, a socket is refused.
+        with bound(host, port) as alone:
+            port = alone.getsockname()[1]
+    return _bound(host, port, count)
+
+
+def _bound(host: str, port: int, count: int) -> list[socket.socket]:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listening = socket.socket(family, socket.SOCK_STREAM)
-    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    sockets = []
     try:
-        listening.bind((host, port))
-        listening.listen(BACKLOG)  # whoever comes before the workers are ready waits
-    except OSError as error:
-        listening.close()
+        for _ in range(count):
+            listening = socket.socket(family, socket.SOCK_STREAM)
+            sockets.append(listening)
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if count > 1:
+                listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            listening.bind((host, port))
+            listening.listen(BACKLOG)  # whoever comes before the workers are ready waits
+            listening.set_inheritable(False)
+    except (OSError, OverflowError) as error:
+        for listening in sockets:
+            listening.close()
+        if isinstance(error, OverflowError):
+            words = f"port ({port}) must be from 0 to 65535; 0 is any that is free"
+            raise ValueError(words) from None
         reason = error.strerror or str(error)
         raise ValueError(
             f"{host}:{port} cannot be listened at ({reason}); choose another --port or --host"
         ) from None
-    except OverflowError:
-        listening.close()
-        raise ValueError(f"port ({port}) must be from 0 to 65535; 0 is any that is free") from None
-    listening.set_inheritable(False)
-    return listening
+    return sockets
+
+
+def loop() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    """What makes an event loop: uvloop, where there is one."""
+    try:
+        import uvloop
+    except ImportError:
+        return None
+    return uvloop.new_event_loop
+
+
+def uvicorn_config(app: Any, drain: float) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
+        log_config=None,
+        backlog=BACKLOG,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        timeout_keep_alive=30,
+        timeout_graceful_shutdown=max(1, round(drain)),
+        lifespan="off",
+        ws="none",
+    )
 
 
 async def serve(
-    listening: socket.socket,
+    listening: Sequence[socket.socket],
     settings: Settings,
     options: Options,
     *,
     workers: int = 1,
     drain: float = 60.0,
+    level: str = "info",
     ready: Callable[[Workers], Any] = lambda workers: None,
 ) -> None:
-    """Serves until it is told to end, and then for at most `drain` seconds more."""
-    backend = Workers(settings, workers)
-    # Until there are workers, to be told to end is to end at once.
-    await backend.start()
-    try:
-        config = uvicorn.Config(
-            create(backend, options),
-            log_config=None,
-            backlog=BACKLOG,
-            access_log=False,
-            server_header=False,
-            proxy_headers=False,
-            timeout_keep_alive=30,
-            timeout_graceful_shutdown=max(1, round(drain)),
-            lifespan="off",
-            ws="none",
-        )
-        loop = asyncio.get_running_loop()
-        if hasattr(signal, "SIGHUP"):  # Windows has none
-            loop.add_signal_handler(signal.SIGHUP, lambda: asyncio.ensure_future(_reload(backend)))
-        ready(backend)
-        await Server(config).serve(sockets=[listening])
-    finally:
-        await backend.close()
-        log.info("ended")
+    """Serves until it is told to end, and then for at most `drain` seconds more.
+
+    Each of the sockets is listened at by an HTTP process, of which this is the first.
+    """
+    with ExitStack() as stack:
+        meeting = None
+        if len(listening) > 1:
+            meeting = Path(stack.enter_context(TemporaryDirectory(prefix="regard-")))
+        backend = Workers(settings, workers, meeting)
+        # Until there are workers, to be told to end is to end at once.
+        await backend.start()
+        addresses = [meeting / str(n) for n in range(workers)] if meeting else []
+        fronts = Fronts(listening[1:], addresses, options, drain, level)
+        app = create(backend, options)
+        server = Server(uvicorn_config(app, drain), draining=fronts.drain)
+        try:
+            await fronts.start(app.state.metrics, lambda: backend.restarts)
+            if hasattr(signal, "SIGHUP"):  # Windows has none
+                asyncio.get_running_loop().add_signal_handler(
+                    signal.SIGHUP, lambda: asyncio.ensure_future(_reload(backend))
+                )
+            ready(backend)
+            await server.serve(sockets=[listening[0]])
+        finally:
+            # Told twice, it does not wait.
+            await fronts.close(0 if server.force_exit else drain)
+            await backend.close()
+            log.info("ended")
 
 
 async def _reload(backend: Workers) -> None:

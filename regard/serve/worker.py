@@ -1,10 +1,12 @@
-"""A worker: a process with the models, which answers what the HTTP process asks through a socket.
+"""A worker: a process with the models, which answers what HTTP processes ask through sockets.
 
-python -m regard.serve.worker FD     its settings are the first message
+python -m regard.serve.worker FD [MEETING]     its settings are the first message
 
-It ends when it is told to, after everything is answered, or at once when nobody is there any more.
+FD is its line to the main process; at MEETING, which listens, other HTTP processes connect. It ends
+when it is told to, after everything is answered, or at once when the main process is gone.
 """
 
+import contextlib
 import gc
 import json
 import os
@@ -14,7 +16,9 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import Future
+from functools import partial
 from typing import Any
 
 from regard.serve import wire
@@ -24,18 +28,28 @@ OFTEN = 1.0
 """Seconds between two reports."""
 
 
-class Worker:
-    def __init__(self, line: socket.socket):
-        self._line = line
-        self._input = line.makefile("rb")
+class Line:
+    """A connection to somebody who asks."""
+
+    def __init__(self, connection: socket.socket, lost: Callable[[], None]):
+        self.asked: dict[int, Future[Any]] = {}
+        self._connection, self._lost = connection, lost
+        self._input = connection.makefile("rb")
         self._output: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-        self._asked: dict[int, Future[Any]] = {}
         # The thread that computes never waits for a reader.
         self._writer = threading.Thread(target=self._write, daemon=True)
         self._writer.start()
 
     def say(self, message: Message) -> None:
         self._output.put(wire.encode(message))
+
+    def hear(self) -> tuple[Message, list[bytes]]:
+        return wire.decode(self._read)
+
+    def end(self) -> None:
+        """When all is said."""
+        self._output.put(None)
+        self._writer.join()
 
     def _write(self) -> None:
         going = True
@@ -45,18 +59,27 @@ class Worker:
                 parts.append(self._output.get())
             going = None not in parts
             try:
-                self._line.sendall(b"".join(part for part in parts if part is not None))
+                self._connection.sendall(b"".join(part for part in parts if part is not None))
             except OSError:
-                os._exit(1)  # nobody is there any more
+                self._lost()
+                return
 
     def _read(self, count: int) -> bytes:
         data = self._input.read(count)
         if len(data) < count:
-            os._exit(1)
+            raise EOFError
         return data
 
+
+class Worker:
+    def __init__(self, line: socket.socket, meeting: socket.socket | None = None):
+        """`line` is the main process's, without which it ends; at `meeting` others connect."""
+        self._main = Line(line, lambda: os._exit(1))
+        self._meeting = meeting
+        self._others: list[Line] = []
+
     def run(self) -> None:
-        settings, _ = wire.decode(self._read)
+        settings, _ = self._main.hear()
         if settings["threads"]:
             import torch
 
@@ -74,31 +97,55 @@ class Worker:
             for name, folder in settings["models"]:
                 self.service.add(folder, name)
         except (ValueError, OSError) as error:
-            self.say({"failed": " ".join(str(error).split())})
-            self._end()
+            self._main.say({"failed": " ".join(str(error).split())})
+            self._main.end()
             return
         # Whatever is loaded stays: no search for garbage has to look at it again and again.
         gc.collect()
         gc.freeze()
-        self.say({"ready": wire.plain(self.service.models())})
+        self._greet(self._main)
         threading.Thread(target=self._report, daemon=True).start()
+        if self._meeting is not None:
+            threading.Thread(target=self._meet, args=(self._meeting,), daemon=True).start()
         while True:
-            message, blobs = wire.decode(self._read)
+            message, blobs = self._main.hear()
             if "close" in message:
                 self.service.close(drain=True)
-                self._end()
+                self._main.end()
                 return
-            self._handle(message, blobs)
+            self._handle(self._main, message, blobs)
 
-    def _end(self) -> None:
-        self._output.put(None)
-        self._writer.join()
+    def _greet(self, line: Line) -> None:
+        line.say({"ready": wire.plain(self.service.models())})
 
-    def _handle(self, message: Message, blobs: list[bytes]) -> None:
+    def _meet(self, meeting: socket.socket) -> None:
+        """Answers other processes too, each in a thread of its own."""
+        while True:
+            connection, _ = meeting.accept()
+            threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        def lost() -> None:
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)  # its reader hears of it, too
+
+        line = Line(connection, lost)
+        self._greet(line)
+        self._others.append(line)
+        with contextlib.suppress(EOFError, OSError, json.JSONDecodeError):
+            while True:
+                self._handle(line, *line.hear())
+        self._others.remove(line)
+        for future in tuple(line.asked.values()):
+            future.cancel()
+        line.end()
+        connection.close()
+
+    def _handle(self, line: Line, message: Message, blobs: list[bytes]) -> None:
         if "reload" in message:
-            self._answer(message["id"], lambda: self.service.reload(message["reload"]))
+            self._answer(line, message["id"], lambda: self.service.reload(message["reload"]))
         elif "cancel" in message:
-            if (future := self._asked.pop(message["id"], None)) is not None:
+            if (future := line.asked.pop(message["id"], None)) is not None:
                 future.cancel()
         else:
             number = message["id"]
@@ -106,44 +153,45 @@ class Worker:
             if message.get("stream"):
 
                 def stream(delta: Any) -> None:
-                    self.say({"id": number, "delta": [delta.index, delta.text]})
+                    line.say({"id": number, "delta": [delta.index, delta.text]})
 
-            self._answer(number, lambda: self.service.submit(wire.unpack(message, blobs), stream))
+            request = partial(wire.unpack, message, blobs)
+            self._answer(line, number, lambda: self.service.submit(request(), stream))
 
-    def _answer(self, number: int, ask: Any) -> None:
+    def _answer(self, line: Line, number: int, ask: Any) -> None:
         try:
             future: Future[Any] = ask()
         except Exception as error:
-            self.say({"id": number, "error": wire.pack_error(error)})
+            line.say({"id": number, "error": wire.pack_error(error)})
             return
-        self._asked[number] = future
+        line.asked[number] = future
 
         def done(future: "Future[Any]") -> None:
-            self._asked.pop(number, None)
+            line.asked.pop(number, None)
             if future.cancelled():
                 return
             error = future.exception()
             if error is not None:
-                self.say({"id": number, "error": wire.pack_error(error)})
+                line.say({"id": number, "error": wire.pack_error(error)})
             else:
-                self.say({"id": number, "answer": wire.plain(future.result())})
+                line.say({"id": number, "answer": wire.plain(future.result())})
 
         future.add_done_callback(done)
 
     def _report(self) -> None:
         while True:
             counts = self.service.counts
-            self.say(
-                {
-                    "stats": {
-                        "waiting": self.service.waiting,
-                        "sentences": counts.sentences,
-                        "steps": counts.steps,
-                        "bytes": resident(),
-                    },
-                    "models": wire.plain(self.service.models()),
-                }
-            )
+            report = {
+                "stats": {
+                    "waiting": self.service.waiting,
+                    "sentences": counts.sentences,
+                    "steps": counts.steps,
+                    "bytes": resident(),
+                },
+                "models": wire.plain(self.service.models()),
+            }
+            for line in (self._main, *self._others):
+                line.say(report)
             time.sleep(OFTEN)
 
 
@@ -160,9 +208,10 @@ def main() -> None:
     # Ctrl-C is for the HTTP process, which tells its workers when everything is answered.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    line, *meeting = (socket.socket(fileno=int(number)) for number in sys.argv[1:])
     try:
-        Worker(socket.socket(fileno=int(sys.argv[1]))).run()
-    except json.JSONDecodeError:
+        Worker(line, *meeting).run()
+    except (EOFError, json.JSONDecodeError):
         os._exit(1)
 
 

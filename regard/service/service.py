@@ -229,7 +229,8 @@ class Service:
         future: Future[Any] = Future()
         seconds = min(request.seconds or self.limits.seconds, self.limits.seconds)
         job = Job(request, future, time.monotonic() + seconds, stream)
-        self.counts.requests += 1
+        with self._changed:
+            self.counts.requests += 1
         future.add_done_callback(self._count)
         try:
             self._check(request)
@@ -261,7 +262,8 @@ class Service:
         """
         future: Future[Any] = Future()
         job = Job(Request(model=name), future, time.monotonic() + self.limits.seconds, None)
-        self.counts.requests += 1
+        with self._changed:
+            self.counts.requests += 1
         future.add_done_callback(self._count)
 
         def loaded(found: "Future[Served]") -> None:

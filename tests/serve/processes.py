@@ -51,8 +51,17 @@ class Server:
 
     @property
     def workers(self) -> list[int]:
+        return self._children("regard.serve.worker")
+
+    @property
+    def fronts(self) -> list[int]:
+        return self._children("regard.serve.front")
+
+    def _children(self, module: str) -> list[int]:
         path = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
-        return [pid for pid in map(int, path.read_text().split()) if lives(pid)]
+        found = [pid for pid in map(int, path.read_text().split()) if lives(pid)]
+        words = {pid: Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0") for pid in found}
+        return [pid for pid in found if module.encode() in words[pid]]
 
     def connect(self) -> http.client.HTTPConnection:
         return http.client.HTTPConnection("127.0.0.1", self.port, timeout=HANG)

@@ -13,7 +13,7 @@ import pytest
 
 from regard import load
 from regard.cli.main import main
-from tests.processes import HANG, wait_until
+from tests.processes import HANG, lives, wait_until
 from tests.serve.processes import Server, closing, post, serving
 from tests.service.samples import TEXTS, translator
 
@@ -33,9 +33,10 @@ def want(folder: Path) -> list[str]:
     return load(folder).translate(TEXTS)  # type: ignore[union-attr]
 
 
-@pytest.fixture(scope="module")
-def server(folder: Path) -> Iterator[Server]:
-    with serving(folder, "--seconds", "60") as server:
+@pytest.fixture(scope="module", params=[1, 3], ids=["one HTTP process", "three"])
+def server(folder: Path, request: pytest.FixtureRequest) -> Iterator[Server]:
+    with serving(folder, "--seconds", "60", "--http-processes", request.param) as server:
+        assert len(server.fronts) == request.param - 1
         yield server
 
 
@@ -88,9 +89,9 @@ def test_a_worker_that_crashes_is_started_again(server: Server, want: list[str])
     os.kill(worker, signal.SIGKILL)
     asking.join()
     assert found[0][0] == 503
-    wait_until(lambda: server.get("/health")[0] == 200)
+    wait_until(lambda: {server.get("/health")[0] for _ in range(9)} == {200})
     assert server.post("/v1/translate", {"text": TEXTS[1]})[1]["translations"][0]["text"] == want[1]
-    assert server.metric("regard_worker_restarts_total") == restarts + 1
+    wait_until(lambda: server.metric("regard_worker_restarts_total") == restarts + 1)
 
 
 def test_who_leaves_is_counted(server: Server) -> None:
@@ -107,7 +108,33 @@ def test_who_leaves_is_counted(server: Server) -> None:
     assert server.post("/v1/translate", {"text": TEXTS[0]})[0] == 200
 
 
-def test_its_end_loses_no_request_that_was_accepted(folder: Path, want: list[str]) -> None:
+def test_an_http_process_that_crashes_is_started_again(folder: Path, want: list[str]) -> None:
+    with serving(folder, "--http-processes", 3) as server:
+        found: list[object] = []
+        for n in range(10):
+            ask(server, n, want, found)
+        first, second = server.fronts
+        # Every process counts its own, and says what all have counted.
+        answered = 'regard_requests_total{route="/v1/translate",status="200"}'
+        wait_until(lambda: [server.metric(answered) for _ in range(9)] == [50] * 9)
+        os.kill(first, signal.SIGKILL)
+        wait_until(lambda: len(server.fronts) == 2 and first not in server.fronts)
+        assert second in server.fronts
+        for n in range(10):
+            ask(server, n, want, found)
+        assert found == [(200, True)] * 100
+        wait_until(lambda: [server.metric(answered) for _ in range(9)] == [100] * 9)
+        assert len(server.events("HTTP process ended")) == 1
+        (worker,) = server.workers
+        front = server.fronts[0]
+        os.kill(server.process.pid, signal.SIGKILL)
+        wait_until(lambda: not lives(front) and not lives(worker))
+
+
+@pytest.mark.parametrize("processes", [1, 3])
+def test_its_end_loses_no_request_that_was_accepted(
+    processes: int, folder: Path, want: list[str]
+) -> None:
     wrong: list[object] = []
     answered = 0
     begun = threading.Event()
@@ -134,7 +161,7 @@ def test_its_end_loses_no_request_that_was_accepted(folder: Path, want: list[str
             if answered > 20:
                 begun.set()
 
-    with serving(folder) as server:
+    with serving(folder, "--http-processes", processes) as server:
         clients = [threading.Thread(target=client, args=(n,)) for n in range(16)]
         for one in clients:
             one.start()
@@ -160,9 +187,10 @@ def test_what_cannot_be_served_is_one_line(
     (tmp_path / "empty").mkdir()
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        status, said = run(folder, "--port", port)
-    assert (status, said.count("\n")) == (2, 1)
-    assert f"127.0.0.1:{port} cannot be listened at" in said
+        for more in ((), ("--http-processes", 2)):
+            status, said = run(folder, "--port", port, *more)
+            assert (status, said.count("\n")) == (2, 1)
+            assert f"127.0.0.1:{port} cannot be listened at" in said
     status, said = run(tmp_path / "empty", "--port", 0)
     assert status == 2
     assert said.startswith("regard: ")
@@ -173,6 +201,8 @@ def test_what_cannot_be_served_is_one_line(
         ((folder, f"en-de={folder}"), "two models named en-de"),
         ((folder, "--workers", 0), "workers (0) must be 1 or more"),
         ((folder, "--port", 70000), "port (70000) must be from 0"),
+        ((folder, "--port", 70000, "--http-processes", 2), "port (70000) must be from 0"),
+        ((folder, "--http-processes", -1), "http_processes (-1) must be 0 or more"),
         ((folder, "--keys", tmp_path / "none"), "cannot be read"),
     ):
         status, said = run(*words)
