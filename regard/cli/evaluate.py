@@ -56,7 +56,7 @@ class Evaluate:
     captions: str | None = None
     """read: the file of reference texts."""
     count: int | None = None
-    """dates: number of test dates."""
+    """dates, read: number of test dates, or of test strips of digits."""
     beams: int | None = None
     """translate, read: beam size. By default that of the model's config.json."""
     ensemble: tuple[str, ...] = ()

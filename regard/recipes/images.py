@@ -125,7 +125,7 @@ def strips(data: Path) -> Recipe:
             strip=replace(preset.strip, most=6, columns=64),
             training=replace(preset.training, steps=3000, batch=256),
         ),
-        {"held out": {}},
+        {"held out": {"count": 5000}},
     )
 
 

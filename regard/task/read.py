@@ -196,14 +196,14 @@ class Examples(Protocol):
 
 
 class Composed:
-    """Strips, other ones in each epoch."""
+    """Strips, other ones in each epoch; the `first` are of no epoch."""
 
-    def __init__(self, strips: Strips, count: int):
-        self.strips, self.count = strips, count
+    def __init__(self, strips: Strips, count: int, first: int = 0):
+        self.strips, self.count, self.first = strips, count, first
         self.images, self.texts = strips.images, strips.texts
 
     def number(self, index: Integer[np.ndarray, "B"], epoch: int) -> Integer[np.ndarray, "B"]:
-        return index + epoch * self.count
+        return self.first + index + epoch * self.count
 
 
 class Captioned:
@@ -314,7 +314,7 @@ def measure(
     """How well images are read, and the perplexity of their texts."""
     weight = model.target.table.weight
     written, wanted, total, count = [], [], 0.0, 0
-    numbers = np.arange(examples.count)
+    numbers = examples.number(np.arange(examples.count), 0)
     for begin in range(0, len(numbers), 128):
         some = numbers[begin : begin + 128]
         batch = _batch(examples, some, tokenizer, settings).to(weight.device)
@@ -336,12 +336,16 @@ def evaluate(
     images: str | None = None,
     captions: str | None = None,
     separator: Separator | None = None,
+    count: int | None = None,
     beams: int | None = None,
     precision: Precision = "fp32",
     device: str = "cpu",
     progress: Progress | None = None,
 ) -> Evaluation:
-    """How well a model, or a run's, reads these images; by default those it held out."""
+    """How well a model, or a run's, reads these images; by default those it held out.
+
+    With a `count`, so many strips of held-out digits that no evaluation in training has seen.
+    """
     saved = load_saved(folder, device, precision)
     reader = Reader(saved)
     config = recorded(Config, saved.task, folder)
@@ -352,8 +356,13 @@ def evaluate(
             f"{folder} does not say what it was trained on; name images to score it on"
         )
     config = config or Config()
+    if count is not None and (images is not None or config.images is not None):
+        raise ValueError(f"count ({count}) is for strips of digits; images are all read")
     if images is None:
         held = build(config, None, progress).validation
+        if count is not None:
+            assert isinstance(held, Composed)
+            held = Composed(held.strips, count, first=held.count)
     else:
         config = replace(config, separator=separator or config.separator)
         decoding = _decoding(replace(config, pixels=None), reader)

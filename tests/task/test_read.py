@@ -170,6 +170,23 @@ def test_a_run_and_its_use(tmp_path: Path) -> None:
     assert again == task.config
 
 
+def test_strips_that_no_evaluation_in_training_has_seen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fit(read.build(SMALL), TRAINING, tmp_path / "run")
+    seen, images = [], Strips.images
+    monkeypatch.setattr(
+        Strips, "images", lambda self, numbers: (seen.extend(numbers), images(self, numbers))[1]
+    )
+    read.evaluate(tmp_path / "run", beams=1)
+    assert seen[-11:] == [*range(11)]  # after those whose mean is taken
+    found = read.evaluate(tmp_path / "run", beams=1, count=30)
+    assert seen[-30:] == [*range(11, 41)]
+    assert "exact_match" in found.scores
+    with pytest.raises(ValueError, match=r"count \(30\) is for strips of digits"):
+        read.evaluate(tmp_path / "run", images="a", captions="b", count=30)
+
+
 @given(st.text("abc", max_size=7), st.text("abc", max_size=7))
 def test_the_distance_is_levenshtein_s(one: str, other: str) -> None:
     def plain(a: str, b: str) -> int:
