@@ -38,12 +38,13 @@ def _translation(data: Path, source: str, target: str) -> Recipe:
         valid_target=files(data, f"valid.{target}"),
         judged=1000,
         vocabulary=16_000,
-        model=replace(preset.model, dropout=0.2),
+        # After so few updates a post-norm model would not have learned where to look.
+        model=replace(preset.model, norm="pre", position="rotary", dropout=0.2),
         training=TrainingConfig(
             steps=2500,
             batch=50_000,
             optimizer="muon",
-            lr=1e-2,
+            lr=5e-3,
             schedule="cosine",
             warmup=250,
             evaluate_every=500,
