@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import increment_version
 
 from regard.attention import sync
 from regard.data.batch import Sizes, Tensors, share
@@ -79,6 +80,7 @@ class CapturedStep(Step):
         self._row: Tensor | None = None
         """What the update writes."""
         self._steps = 0
+        self._parameters = list(parts.parameters.values())
         self._under_way: deque[torch.cuda.Event] = deque()
 
     @contextmanager
@@ -124,6 +126,8 @@ class CapturedStep(Step):
         if "first" not in self._graphs or not self._replay("update", compute):
             return self._update()
         assert self._row is not None
+        # What holds copies of weights, as engines of decoding do, looks at their versions.
+        increment_version(self._parameters)
         self._under_way.append(torch.cuda.Event())
         self._under_way[-1].record()
         if len(self._under_way) > AHEAD:

@@ -11,6 +11,8 @@ from torch import Tensor
 
 from regard.data.batch import Sizes
 from regard.data.image import Augmentation
+from regard.decode.engine.eager import EagerEngine
+from regard.decode.engine.pick import pick
 from regard.model.transformer import TransformerShape
 from regard.task import classify, dates, encoder, label, language, read
 from regard.task.read import Strip
@@ -251,6 +253,25 @@ def test_captured_steps_are_the_same_to_the_last_bit(
     for name, value in parameters.items():
         assert torch.equal(parameters_2[name], value)
         assert torch.equal(means_2[name], means[name])
+
+
+@pytest.mark.gpu
+def test_an_engine_sees_updates_that_were_replayed() -> None:
+    task = _dates(width=64, norm="pre", position="rotary")
+    parts = _parts(task)
+    size = capture.capacity(task, SHORT, _world("cuda"))
+    step = capture.CapturedStep(parts, size, pytest.fail)
+    source = torch.tensor([[5, 6, 7]], device="cuda")
+    for _ in range(2):
+        _steps(step, task, size, 12)
+        task.model.eval()
+        sessions = [pick(task.model), EagerEngine()]
+        first, second = (one.open(task.model, source, None, length=8) for one in sessions)
+        assert type(first) is not type(second)
+        for token in ([1], [9]):
+            have, want = (one.step(torch.tensor(token, device="cuda")) for one in (first, second))
+            torch.testing.assert_close(have, want, rtol=1e-3, atol=1e-3)
+        task.model.train()
 
 
 @pytest.mark.gpu
