@@ -8,7 +8,6 @@ it has accepted is answered.
 
 import asyncio
 import json
-import logging
 import os
 import signal
 import socket
@@ -25,8 +24,6 @@ from regard.serve.metrics import Metrics
 from regard.serve.server import Server, loop, uvicorn_config
 from regard.service.requests import Limits
 
-log = logging.getLogger("regard.serve")
-
 
 class Connected(Lines):
     """Workers that belong to the main process."""
@@ -37,8 +34,10 @@ class Connected(Lines):
         super().__init__(self._connected)
 
     async def start(self) -> None:
-        await asyncio.gather(*(one.start() for one in self._connected))
+        """Until one of them can be asked."""
         self._tasks = [asyncio.create_task(one.keep()) for one in self._connected]
+        while not self.ready:
+            await asyncio.sleep(SOON)
 
 
 class _Connection(Line):
@@ -46,22 +45,17 @@ class _Connection(Line):
         super().__init__()
         self._address = address
 
-    async def start(self) -> None:
-        """Connects, and waits until it is greeted."""
-        self._open(*await asyncio.open_unix_connection(self._address, limit=2**20))
-        self.models = (await self._receive())["ready"]
-        self.ready = True
-
     async def keep(self) -> None:
-        """Connects again when the worker has ended; its successor greets when it is there."""
+        """Connects, and again when the worker has ended; its successor greets when it is there."""
         while True:
-            await self.hear()
-            self._writer.close()
+            with suppress(OSError, asyncio.IncompleteReadError, json.JSONDecodeError):
+                self._open(*await asyncio.open_unix_connection(self._address, limit=2**20))
+                self.models = (await self._receive())["ready"]
+                self.ready = True
+                await self.hear()
+                self._writer.close()
             self.lose()
-            while not self.ready:
-                await asyncio.sleep(SOON)
-                with suppress(OSError, asyncio.IncompleteReadError, json.JSONDecodeError):
-                    await self.start()
+            await asyncio.sleep(SOON)
 
 
 async def run(control: socket.socket, listening: socket.socket) -> None:

@@ -12,7 +12,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -46,7 +46,7 @@ class Fronts:
         self._fronts = [_Front(one, settings) for one in listening]
         self._exchange: asyncio.Task[None] | None = None
 
-    async def start(self, metrics: Metrics, restarts: Any) -> None:
+    async def start(self, metrics: Metrics, restarts: Callable[[], int]) -> None:
         """Starts all; the main process's `metrics` are then those of all processes."""
         await asyncio.gather(*(front.start() for front in self._fronts))
         for front in self._fronts:
@@ -54,7 +54,7 @@ class Fronts:
         if self._fronts:
             self._exchange = asyncio.create_task(self._tell(metrics, restarts))
 
-    async def _tell(self, metrics: Metrics, restarts: Any) -> None:
+    async def _tell(self, metrics: Metrics, restarts: Callable[[], int]) -> None:
         while True:
             known = [metrics.state(), *(front.state() for front in self._fronts)]
             metrics.others = known[1:]
