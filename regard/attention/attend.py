@@ -21,7 +21,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from regard.attention.arguments import Arguments, arguments, without_autocast
-from regard.attention.backends import Call, flash, flex, ranges, sdpa
+from regard.attention.backends import Call, flash, flex, ranges, sdpa, sequences
 from regard.attention.mask import Mask
 from regard.attention.plan import Explanation, choose
 
@@ -160,6 +160,7 @@ KERNELS: dict[str, Callable[[Call], Tensor]] = {
     "padding": flash.padded,
     "lengths": flash.packed,
     "tiles": _tiles,
+    "sequences": sequences.packed,
     "ranges": ranges.grouped,
     "blocks": flex.blocks,
 }

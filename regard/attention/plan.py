@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend
 
 from regard.attention.arguments import Arguments
-from regard.attention.backends import flash, flex, ranges
+from regard.attention.backends import flash, flex, ranges, sequences
 from regard.attention.backends.sdpa import fit, shares_heads
 from regard.attention.fusing import fuses
 from regard.attention.mask import (
@@ -56,6 +56,7 @@ _BAND = Plan("packed", "band", "the mask is a band around the diagonal: two numb
 _PADDING = Plan("packed", "padding", "the real keys of each sentence are read as a packed sequence")
 _LENGTHS = Plan("packed", "lengths", "sequences lie end to end: the kernel takes their offsets")
 _TILES = Plan("packed", "tiles", "sequences are short: several share a tile of our own kernel")
+_SEQUENCES = Plan("packed", "sequences", "each sequence is computed where it lies: none is copied")
 _RANGES = Plan("packed", "ranges", "each query sees one range of keys: only those are computed")
 _BLOCKS = Plan("flex", "blocks", "the mask leaves out whole blocks, which FlexAttention skips")
 
@@ -86,12 +87,18 @@ def choose(given: Arguments, dropout: float, backend: str) -> Plan:
         return flag
     assert mask is not None
     if mask.packing is not None and _has_runs(mask, query):
-        return _RANGES
+        return _by_ranges(given, dropout)
     # Smaller problems are done before the rectangles are gathered.
     large = query.device.type == "cpu" and L * S >= 2**16 and dropout == 0
     if large and _has_runs(mask, query) and _pays(mask, query, key):
         return _RANGES
     return _TENSOR
+
+
+def _by_ranges(given: Arguments, dropout: float) -> Plan:
+    query, key, value, mask = given[:4]
+    assert mask is not None
+    return _SEQUENCES if sequences.takes(query, key, value, mask, dropout) else _RANGES
 
 
 def _flag(mask: Mask | None, L: int, S: int) -> Plan | None:
@@ -180,7 +187,7 @@ def _insist(backend: str, given: Arguments, dropout: float) -> Plan:
         if plan is not None:
             return plan
     if _has_runs(mask, query):
-        return _RANGES
+        return _by_ranges(given, dropout)
     raise ValueError(
         f"backend 'packed' cannot express {mask}: some query's keys are not one range; use 'auto'"
     )
@@ -318,6 +325,8 @@ def _kernel(plan: Plan, given: Arguments, dropout: float) -> str:
             return "FlashAttention for variable lengths"
         case "tiles":
             return "a Triton kernel of Regard's own"
+        case "sequences":
+            return "a C++ kernel of Regard's own"
         case "blocks":
             compiled = "uncompiled" if compiler_missing(given.query) else "compiled for this mask"
             return f"FlexAttention, {compiled}"

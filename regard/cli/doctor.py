@@ -154,11 +154,12 @@ def _compiler() -> Finding:
     named = os.environ.get("CXX", "").split()[:1]
     found = next(filter(shutil.which, (*named, "c++", "g++", "clang++")), None)
     if found:
-        return Finding("compiler", f"{shutil.which(found)}", "int8 kernels and torch.compile work")
+        return Finding("compiler", f"{shutil.which(found)}", "our kernels and torch.compile work")
     return Finding(
         "compiler",
         "no C++ compiler",
-        "everything works; int8 runs through torch, and slower, and torch.compile is not there",
+        "everything works; int8 and training run through torch, and slower, and there is no "
+        "torch.compile",
         "install g++ or clang: apt install g++, dnf install gcc-c++, xcode-select --install",
     )
 
@@ -179,7 +180,7 @@ def _kernels() -> Finding:
 
 
 def _cache() -> Finding:
-    from regard.data.cache import default_cache
+    from regard.caches import default_cache
     from regard.memory import shown
 
     place = default_cache()

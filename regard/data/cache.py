@@ -23,6 +23,7 @@ from typing import Any, TypeAlias, TypeVar
 import numpy as np
 
 from regard import atomic
+from regard.caches import default_cache
 from regard.data.problems import reason
 
 PathLike: TypeAlias = str | os.PathLike[str]
@@ -34,16 +35,6 @@ _HEADER = "header.json"
 _KEY = 24  # hexadecimal digits that stand for a content
 
 T = TypeVar("T")
-
-
-def default_cache() -> Path:
-    """Where stores are kept unless a run says otherwise."""
-    if chosen := os.environ.get("XDG_CACHE_HOME"):
-        return Path(chosen) / "regard"
-    try:
-        return Path.home() / ".cache" / "regard"
-    except RuntimeError as error:  # a user without a home
-        raise OSError(f"{error}; name a folder in XDG_CACHE_HOME") from error
 
 
 def keep(

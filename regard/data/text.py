@@ -22,8 +22,9 @@ from typing import Any, Literal, TypeAlias, get_args
 import numpy as np
 from jaxtyping import Int32, UInt16, UInt32
 
+from regard.caches import default_cache
 from regard.data.batch import EndToEnd, Indices, gathered
-from regard.data.cache import Draft, PathLike, Progress, default_cache, digest, header, keep, sha256
+from regard.data.cache import Draft, PathLike, Progress, digest, header, keep, sha256
 from regard.data.files import Reading
 from regard.data.problems import Problems
 from regard.data.reading import Chunk, Documents, Lines, Pairs, Text, shown

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from regard import atomic
-from regard.data.cache import default_cache
+from regard.caches import default_cache
 from regard.data.image import Augmentation
 from regard.model.vit import VisionShape
 from regard.recipes.recipe import Recipe, files

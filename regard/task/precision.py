@@ -20,8 +20,8 @@ import torch
 from torch import nn
 
 from regard import atomic
+from regard.caches import default_cache
 from regard.checkpoint import CONFIG
-from regard.data.cache import default_cache
 from regard.decode.engine.int8 import library as native
 from regard.decode.engine.int8.engine import Int8Engine
 from regard.decode.engine.int8.linear import Int8Linear, int8

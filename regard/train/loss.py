@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from regard.attention.fusing import HALF, compute_dtype, fuses
+from regard.train import losses
 
 CHUNK = 2**26  # logits held at a time: 256 MB in float32
 CACHED = 2**22  # in half precision on a CPU, whose caches hold them between one cast and the next
@@ -41,8 +42,9 @@ def cross_entropy(
         return nn.functional.cross_entropy(
             output(rows).float(), ignored, reduction="sum", label_smoothing=float(smoothing)
         )
+    fused = fuses(states) or losses.takes(states)
     return _Chunked.apply(  # type: ignore[no-untyped-call]
-        rows, output.weight, output.bias, places, float(smoothing), fuses(states)
+        rows, output.weight, output.bias, places, float(smoothing), fused
     )
 
 
@@ -253,10 +255,13 @@ def _fused_chunk(
     into: _Gradients,
 ) -> Tensor:
     """The same in one kernel, which turns the logits into their gradients."""
-    from regard.train import softmax
-
     slope = nn.functional.linear(rows, matrix)
-    loss = softmax.losses(slope, bias, targets, smoothing).sum()
+    if slope.device.type == "cpu":
+        loss = losses.losses(slope, bias, targets, smoothing).sum()
+    else:
+        from regard.train import softmax  # needs Triton
+
+        loss = softmax.losses(slope, bias, targets, smoothing).sum()
     if into.states is not None:
         torch.mm(slope, matrix, out=into.states)
     if into.weight is not None:

@@ -31,7 +31,7 @@ from regard.data.table import Table
 from regard.data.text import Draft, store
 from regard.data.tokenizer import Tokenizer
 from regard.data.workers import interruptible
-from regard.decode.engine.int8 import library
+from regard.native import build
 from regard.task import read, translate
 from tests.processes import HANG
 
@@ -739,7 +739,7 @@ def test_without_a_home(
 def test_reasons_have_no_numbers() -> None:
     denied = PermissionError(errno.EACCES, os.strerror(errno.EACCES), "/x")
     assert reason(denied) == "Permission denied"
-    assert library._reason(denied) == "/x: Permission denied"
+    assert build._reason(denied) == "/x: Permission denied"
     assert reason(ValueError("[Errno 2] No such\n file")) == "No such file"
     assert reason(ValueError("Error -3 while decompressing data: bad block")) == "bad block"
     assert reason(KeyError()) == "KeyError"

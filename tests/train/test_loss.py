@@ -1,11 +1,13 @@
 """The loss in pieces equals the loss at once: value, gradients, smoothing, targets left out."""
 
+import math
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from regard.train import loss
+from regard.train import loss, losses
 from regard.train.loss import cross_entropy, divergence
 
 T, D, N = 11, 7, 13
@@ -53,6 +55,63 @@ def test_autocast(dtype: torch.dtype) -> None:
     for a, b in zip(torch.autograd.grad(have, [states, output.weight]), wanted):
         assert a.dtype == torch.float32
         torch.testing.assert_close(a, b, rtol=5e-2, atol=5e-2)
+
+
+kernel = pytest.mark.skipif(losses.SOURCE.library() is None, reason=losses.SOURCE.missing())
+
+
+@kernel
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("classes", [3, 16, 1013])
+def test_the_kernel_of_a_cpu(smoothing: float, bias: bool, classes: int) -> None:
+    """Against torch in float64, with rows that end within a vector of the kernel and at its end."""
+    torch.manual_seed(7)
+    states, output = torch.randn(T, D), nn.Linear(D, classes, bias=bias)
+    targets = torch.randint(0, classes, (T,))
+    targets[3:5] = -100
+    found = []
+    for dtype, compute in ((torch.float32, cross_entropy), (torch.float64, at_once)):
+        output.to(dtype)
+        leaf = (30 * states).to(dtype).requires_grad_()
+        value = compute(leaf, output, targets, smoothing)
+        found.append([value, *torch.autograd.grad(value, [leaf, *output.parameters()])])
+    for have, want in zip(*found):
+        torch.testing.assert_close(have.double(), want, rtol=1e-5, atol=1e-4)
+    assert not found[0][1][3:5].any()
+
+
+@kernel
+def test_threads_change_no_bit_of_the_kernel() -> None:
+    logits, targets = torch.randn(37, 101), torch.randint(-1, 101, (37,))
+    before, found = torch.get_num_threads(), []
+    for count in (1, 2, 5):
+        torch.set_num_threads(count)
+        slopes = logits.clone()
+        found.append((losses.losses(slopes, None, targets, 0.1), slopes))
+    torch.set_num_threads(before)
+    for other in found[1:]:
+        assert all(map(torch.equal, found[0], other))
+
+
+@kernel
+def test_the_kernel_hides_no_nan() -> None:
+    logits, targets = torch.randn(5, 40), torch.tensor([1, 2, 3, 4, -1])
+    logits[1, 7], logits[2, 8] = math.nan, math.inf
+    assert losses.losses(logits, None, targets, 0.1).isnan().tolist() == [
+        False,
+        True,
+        True,
+        False,
+        False,
+    ]
+
+
+def test_the_loss_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    states, output, targets = problem(torch.float32)
+    wanted = cross_entropy(states, output, targets, 0.1)
+    monkeypatch.setattr(losses.SOURCE, "library", lambda: None)
+    torch.testing.assert_close(cross_entropy(states, output, targets, 0.1), wanted)
 
 
 def test_only_what_is_wanted_is_computed() -> None:

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from regard.decode.engine.int8 import library as native
+from regard.native import build
 from tests.decode.int8.samples import KINDS, kernels
 from tests.processes import HANG
 
@@ -21,15 +22,15 @@ STRICT = ("-Wall", "-Wextra", "-Werror")
 
 
 def has(isa: str) -> bool:
-    return set(native.ISAS[isa]) <= native._cpu()
+    return set(build.ISAS[isa]) <= build.cpu()
 
 
 def driven(folder: Path, isa: str, compiler: str = "g++", emulator: tuple[str, ...] = ()) -> bytes:
     """All that the driver writes when it is compiled for this instruction set."""
     program, given, found = folder / f"driver-{isa}-{compiler}", folder / "given", folder / "found"
-    flags = [flag for flag in native._flags(isa) if flag not in ("-shared", "-fPIC")]
-    named = f'-DKERNELS="{native.SOURCE}"'
-    words = [compiler, *flags, *STRICT, named, str(DRIVER), "-o", str(program)]
+    flags = [flag for flag in build.compile_flags(isa) if flag not in ("-shared", "-fPIC")]
+    named = f'-DKERNELS="{native.FILE}"'
+    words = [compiler, *flags, build.INCLUDE, *STRICT, named, str(DRIVER), "-o", str(program)]
     subprocess.run(words, check=True, timeout=HANG)
     torch.manual_seed(0)
     torch.randn(100_003).numpy().tofile(given)

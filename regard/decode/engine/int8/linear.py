@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from regard.decode.engine.int8 import library as native
 from regard.model.quantized import QuantizedLinear, replace_linear, rounded
 from regard.model.stack import Stack
+from regard.native.build import address
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -90,7 +91,7 @@ class Int8Linear(nn.Module):
 
     def address(self) -> native.Linear:
         """The struct that the kernels receive."""
-        tensors = map(native.address, (self.packed, self.start, self.scale, self.bias))
+        tensors = map(address, (self.packed, self.start, self.scale, self.bias))
         return native.Linear(self.in_features, self.out_features, *tensors)
 
     def train(self, mode: bool = True) -> "Int8Linear":

@@ -18,6 +18,7 @@ from regard.decode.engine.parts import scale
 from regard.model.block import Block, GatedFeedForward, PreNorm
 from regard.model.embedding import Tokens
 from regard.model.stack import Stack
+from regard.native.build import address
 
 
 def kernels() -> ctypes.CDLL:
@@ -54,7 +55,7 @@ class Embedder:
             if len(places) < longest:
                 every = torch.arange(max(64, 2 * longest))
                 self._sines = places = self.part.position.encoding(every, torch.float32)
-        addresses = map(native.address, (ids, self.table, places))
+        addresses = map(address, (ids, self.table, places))
         embedding = native.Embedding(*addresses, self.part.scale)
         embedding.held = ids, places
         return embedding
@@ -103,7 +104,7 @@ class Blocks:
         """All blocks; without logits, a causal stack does no more than fill its cache."""
         tokens = self._tokens(vectors, at, cache, memory, causal)
         tokens.rotary = self._rotary(at.longest)
-        arguments = (self.array, len(self.array), tokens, self.norm, output, native.address(logits))
+        arguments = (self.array, len(self.array), tokens, self.norm, output, address(logits))
         kernels().run(*arguments, torch.get_num_threads())
 
     def advance(
@@ -137,7 +138,7 @@ class Blocks:
         self, vectors: Vectors, at: Places, cache: Cache, memory: Cache | None, causal: bool
     ) -> native.Tokens:
         return native.Tokens(
-            *(len(at.row), self.width, causal, self.window, native.address(vectors.x)),
+            *(len(at.row), self.width, causal, self.window, address(vectors.x)),
             *(at.row.ctypes.data, at.position.ctypes.data),
             *(vectors.embedding, native.Rotary(), cache.address()),
             native.Cache() if memory is None else memory.address(),

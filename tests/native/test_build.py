@@ -14,9 +14,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from regard.attention.backends import sequences
 from regard.decode.engine.int8 import library as native
 from regard.decode.engine.int8.linear import int8
 from regard.model.transformer import Transformer, TransformerConfig
+from regard.native import build
+from regard.train import losses
 from tests.decode.int8.samples import kernels
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="CPUs are told apart on Linux")
@@ -29,9 +32,9 @@ BEST = "neon" if platform.machine() == "aarch64" else "avx512_vnni"
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty one, on a CPU that has what it needs."""
     monkeypatch.setattr(
-        native, "_cpu", lambda: {name for some in native.ISAS.values() for name in some}
+        build, "cpu", lambda: {name for some in build.ISAS.values() for name in some}
     )
-    monkeypatch.setattr(native, "_load", functools.cache(native._load.__wrapped__))
+    monkeypatch.setattr(build, "_load", functools.cache(build._load.__wrapped__))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.delenv("REGARD_CPU_ISA", raising=False)
     return tmp_path / "cache" / "regard" / "kernels"
@@ -68,13 +71,13 @@ def test_kernels_are_compiled_once_and_kept_where_nobody_else_can_write(
     compiler(COPY)
     before = os.umask(0)
     try:
-        native._open(BEST)
+        native.SOURCE.open(BEST)
     finally:
         os.umask(before)
     (file,) = cache.iterdir()  # and nothing is left of the making
     assert cache.stat().st_mode & 0o777 == file.stat().st_mode & 0o777 == 0o700
     monkeypatch.setenv("PATH", "")
-    native._open(BEST)
+    native.SOURCE.open(BEST)
     assert calls(tmp_path) == 1
 
 
@@ -88,13 +91,13 @@ def test_a_damaged_file_is_made_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     compiler(COPY)
-    native._open(BEST)
+    native.SOURCE.open(BEST)
     (file,) = cache.iterdir()
     # In another folder, since a loader opens no file twice.
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "other"))
-    file = native._folder() / file.name
+    file = build._folder() / file.name
     file.write_bytes(content)
-    native._open(BEST)
+    native.SOURCE.open(BEST)
     assert calls(tmp_path) == 2
     assert file.read_bytes() == Path(MADE).read_bytes()
 
@@ -104,10 +107,10 @@ def test_a_file_that_others_can_write_is_made_again(
     cache: Path, tmp_path: Path, compiler: Compiler
 ) -> None:
     compiler(COPY)
-    native._open(BEST)
+    native.SOURCE.open(BEST)
     (file,) = cache.iterdir()
     file.chmod(0o777)
-    native._open(BEST)
+    native.SOURCE.open(BEST)
     assert calls(tmp_path) == 2
     assert file.stat().st_mode & 0o777 == 0o700
 
@@ -117,7 +120,7 @@ def test_a_compiler_may_have_arguments(
     cache: Path, compiler: Compiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CXX", f"env WHY=not {compiler(COPY)}")
-    native._open(BEST)
+    native.SOURCE.open(BEST)
     assert len(list(cache.iterdir())) == 1
 
 
@@ -143,9 +146,11 @@ def test_a_terminal_is_told_why_it_waits(
     shown = io.StringIO()
     monkeypatch.setattr(shown, "isatty", lambda: terminal)
     monkeypatch.setattr(sys, "stderr", shown)
-    native._open(BEST)
-    native._open(BEST)
-    assert shown.getvalue().count("compiling decoding kernels for this CPU, once") == terminal
+    native.SOURCE.open(BEST)
+    native.SOURCE.open(BEST)
+    assert (
+        shown.getvalue().count("compiling kernels of 8-bit decoding for this CPU, once") == terminal
+    )
     assert len(shown.getvalue().splitlines()) == terminal
 
 
@@ -190,7 +195,7 @@ def test_with_another_that_is_absent(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_with_one_that_fails(
     script: str, said: str, cache: Path, compiler: Compiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(native, "PATIENCE", 0.3 if "sleep" in script else 60)
+    monkeypatch.setattr(build, "PATIENCE", 0.3 if "sleep" in script else 60)
     compiler(script)
     assert any(part in reason() for part in said.split("|"))
     assert not [path for path in cache.iterdir() if path.is_dir()]
@@ -217,16 +222,15 @@ def test_without_a_home(monkeypatch: pytest.MonkeyPatch) -> None:
     assert reason().endswith("name a folder in XDG_CACHE_HOME")
 
 
-def test_the_sources_are_installed_with_the_package() -> None:
-    about = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())
+@pytest.mark.parametrize("source", [native.SOURCE, sequences.SOURCE, losses.SOURCE])
+def test_the_sources_are_installed_with_the_package(source: build.Source) -> None:
+    root = Path(__file__).parents[2]
+    about = tomllib.loads((root / "pyproject.toml").read_text())
     patterns = about["tool"]["setuptools"]["package-data"]["regard"]
-    package = Path(native.__file__).parents[3]
-    installed = {path for pattern in patterns for path in package.glob(pattern)}
-    assert {native.SOURCE, *native.HEADERS} <= installed
-    included = {
-        line for line in native.SOURCE.read_text().splitlines() if line[:10] == '#include "'
-    }
-    assert included == {f'#include "{header.name}"' for header in native.HEADERS}
+    installed = {path for pattern in patterns for path in (root / "regard").glob(pattern)}
+    assert {source.file, *source.headers} <= installed
+    included = {line for line in source.file.read_text().splitlines() if line[:10] == '#include "'}
+    assert included == {f'#include "{header.name}"' for header in source.headers}
 
 
 # Instruction sets
@@ -236,8 +240,8 @@ def test_the_sources_are_installed_with_the_package() -> None:
 def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The instruction sets for which kernels were asked for; all of them can be had."""
     asked: list[str] = []
-    monkeypatch.setattr(native, "_open", lambda isa: asked.append(isa))
-    monkeypatch.setattr(native, "_declared", lambda _: "a library")
+    monkeypatch.setattr(native.SOURCE, "open", lambda isa: asked.append(isa) or "a library")
+    monkeypatch.setattr(native.SOURCE, "declare", lambda _: None)
     return asked
 
 
@@ -261,8 +265,8 @@ def test_the_best_that_the_cpu_has(
     opened: list[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    has = native._cpu() - lacking
-    monkeypatch.setattr(native, "_cpu", lambda: has)
+    has = build.cpu() - lacking
+    monkeypatch.setattr(build, "cpu", lambda: has)
     monkeypatch.setattr(platform, "machine", lambda: machine)
     found = native.kernels()
     assert (found.isa, found.reason) == (isa, why)
@@ -287,7 +291,7 @@ def test_the_one_that_is_asked_for(
 
 
 def test_one_that_the_cpu_does_not_have(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native, "_cpu", lambda: {"avx2", "fma", "f16c"})
+    monkeypatch.setattr(build, "cpu", lambda: {"avx2", "fma", "f16c"})
     monkeypatch.setenv("REGARD_CPU_ISA", "neon")
     assert reason() == "neon: this CPU has no asimddp"
 
@@ -296,7 +300,7 @@ def test_a_compiler_that_does_not_know_the_best(
     compiler: Compiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(platform, "machine", lambda: "x86_64")
-    monkeypatch.setattr(native, "_declared", lambda kernels: kernels)
+    monkeypatch.setattr(native.SOURCE, "declare", lambda _: None)
     said = "error: unrecognized option -mavx512vnni"
     compiler(f'case "$*" in *vnni*) echo "{said}" >&2; exit 1;; esac; {COPY}')
     if MADE:
@@ -306,6 +310,6 @@ def test_a_compiler_that_does_not_know_the_best(
 def test_this_cpu_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     words = subprocess.run(["cat", "/proc/cpuinfo"], capture_output=True, text=True).stdout.split()
-    assert {name for names in native.ISAS.values() for name in names if name in words} == {
-        name for names in native.ISAS.values() for name in names if name in native._cpu()
+    assert {name for names in build.ISAS.values() for name in names if name in words} == {
+        name for names in build.ISAS.values() for name in names if name in build.cpu()
     }
