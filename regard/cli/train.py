@@ -10,7 +10,6 @@ regard train --recipe NAME RUN --data FOLDER    a run with a known score, and it
 After these, flags change single settings.
 """
 
-import re
 import sys
 import textwrap
 import time
@@ -29,7 +28,7 @@ from regard.task.settings import Preset, check_preset
 from regard.task.size import check_batches, check_settings
 from regard.task.spec import TaskSpec
 from regard.task.specs import NAMES, spec
-from regard.train.config import MAY_CHANGE, TrainingConfig
+from regard.train.config import MAY_CHANGE, USUAL_RATES, TrainingConfig
 from regard.train.display import duration
 from regard.train.fit import Result, fit
 from regard.train.run import check_folder
@@ -140,7 +139,7 @@ def _train_recipe(words: list[str]) -> None:
     made = make(Path(data))
     task = spec(made.task)
     flags = spelled_out(task.config, flags)
-    preset = _unlimited(made.config, flags)
+    preset = _unlimited(made.config, _given(flags))
     config = parse(task.config, preset, flags, f"regard train --recipe {name} RUN")
     begun = time.monotonic()
     result, lines = run_training(task, config, Path(run))
@@ -187,19 +186,36 @@ def _parsed(task: TaskSpec, size: Preset, flags: list[str], shape: dict[str, Any
     config = parse(task.config, task.preset(size), flags, program)
     preset = task.preset_on(size, device(config.training.device))
     preset = replace(preset, model=replace(preset.model, **shape))
-    config = parse(task.config, _unlimited(preset, flags), flags, program)
-    if any(re.match(r"--training\.warmup(=|$)", flag) for flag in flags):
-        return config
-    return replace(config, training=_with_warmup(config.training, preset.training))
+    given = _given(flags)
+    config = parse(task.config, _unlimited(preset, given), flags, program)
+    training = config.training
+    if "lr" not in given:
+        training = _with_rate(training, preset.training)
+    if "warmup" not in given:
+        training = _with_warmup(training, preset.training)
+    return replace(config, training=training)
 
 
-def _unlimited(preset: Any, flags: Sequence[str]) -> Any:
+def _given(flags: Sequence[str]) -> set[str]:
+    """The settings of training that flags name."""
+    named = (flag.partition("=")[0] for flag in flags if flag.startswith("--training."))
+    return {flag.removeprefix("--training.") for flag in named}
+
+
+def _unlimited(preset: Any, given: set[str]) -> Any:
     """A preset without its own limits, where flags say how long to train."""
     limits = ("steps", "epochs", "minutes")
-    given = {flag.partition("=")[0] for flag in flags}
-    if not given & {f"--training.{name}" for name in limits}:
+    if not given & {*limits}:
         return preset
     return replace(preset, training=replace(preset.training, **dict.fromkeys(limits)))
+
+
+def _with_rate(training: TrainingConfig, preset: TrainingConfig) -> TrainingConfig:
+    """Another optimizer than the preset's takes steps of another size."""
+    if training.schedule == "noam" or preset.schedule == "noam":  # whose rate is a factor
+        return training
+    ratio = USUAL_RATES[training.optimizer] / USUAL_RATES[preset.optimizer]
+    return replace(training, lr=training.lr * ratio)
 
 
 def _with_warmup(training: TrainingConfig, preset: TrainingConfig) -> TrainingConfig:

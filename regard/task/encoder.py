@@ -39,7 +39,7 @@ from regard.task.settings import (
     recorded,
     section,
 )
-from regard.task.spec import Evaluation, TaskSpec
+from regard.task.spec import Evaluation, TaskSpec, on_gpu
 from regard.task.text import About, Progress
 from regard.train.config import TrainingConfig
 from regard.train.loss import cross_entropy
@@ -382,5 +382,5 @@ TASK = TaskSpec(
     predictor=TrainedEncoder,
     evaluate=evaluate,
     example="regard train label NEW --texts labelled.tsv --start {run}",
-    on_gpu={"batch": 32_768, "evaluate_every": 500, "save_every": 500, "patience": 8},
+    on_device=on_gpu(batch=32_768, evaluate_every=500, save_every=500, patience=8),
 )

@@ -45,7 +45,7 @@ from regard.task.settings import (
     recorded,
     section,
 )
-from regard.task.spec import Evaluation, TaskSpec
+from regard.task.spec import Evaluation, TaskSpec, on_gpu
 from regard.task.text import About, Progress
 from regard.train.config import TrainingConfig
 
@@ -467,5 +467,5 @@ TASK = TaskSpec(
     predictor=Labeler,
     evaluate=evaluate,
     example='echo "…" | regard label {run}',
-    on_gpu={"batch": 16_384},
+    on_device=on_gpu(batch=16_384),
 )

@@ -44,7 +44,7 @@ from regard.task.settings import (
     check_texts,
     recorded,
 )
-from regard.task.spec import Evaluation, TaskSpec
+from regard.task.spec import Evaluation, TaskSpec, on_gpu
 from regard.task.text import About, Progress
 from regard.train.config import TrainingConfig
 from regard.train.loss import cross_entropy
@@ -376,5 +376,5 @@ TASK = TaskSpec(
     predictor=Generator,
     evaluate=evaluate,
     example='echo "…" | regard generate {run}',
-    on_gpu={"batch": 32_768, "evaluate_every": 500, "save_every": 500, "patience": 8},
+    on_device=on_gpu(batch=32_768, evaluate_every=500, save_every=500, patience=8),
 )

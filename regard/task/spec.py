@@ -46,16 +46,13 @@ class TaskSpec:
     """Scores a folder's model; all but `folder`, `device` and `progress` are options."""
     example: str
     """A command that uses a trained model, with {run} for its folder."""
-    on_gpu: Mapping[str, Any] = field(default_factory=dict)
-    """Settings of training that the tiny preset has on a GPU: what two cores take is too little for
-    it."""
+    on_device: Callable[[Any, torch.device], Any] = lambda config, device: config
+    """What becomes of the tiny preset on a device: what two cores take is too little for a GPU."""
 
     def preset_on(self, size: Preset, device: torch.device) -> Any:
         """The settings of a size on a device."""
         config = self.preset(size)
-        if size != "tiny" or device.type != "cuda":
-            return config
-        return replace(config, training=replace(config.training, **self.on_gpu))
+        return self.on_device(config, device) if size == "tiny" else config
 
     @property
     def options(self) -> tuple[str, ...]:
@@ -72,3 +69,14 @@ class TaskSpec:
         settings = to_json(config)
         del settings["training"]
         return {"name": self.name, "example": self.example, "config": settings, **(more or {})}
+
+
+def on_gpu(**changes: Any) -> Callable[[Any, torch.device], Any]:
+    """Other settings of training on a GPU, and none elsewhere."""
+
+    def changed(config: Any, device: torch.device) -> Any:
+        if device.type != "cuda":
+            return config
+        return replace(config, training=replace(config.training, **changes))
+
+    return changed

@@ -32,7 +32,8 @@ class TrainingConfig:
     """Optimizer: AdamW has decoupled weight decay; Adam is the paper's; Muon orthogonalizes the
     updates of the matrices within blocks, and AdamW takes the rest."""
     lr: float = 1e-3
-    """Peak learning rate; with the noam schedule a factor, 1 in the paper."""
+    """Peak learning rate; with the noam schedule a factor, 1 in the paper. On the command line
+    another optimizer than the preset's has a rate that suits it by default."""
     schedule: Schedule = "inverse_sqrt"
     """Learning-rate schedule (scheduler) after the warm-up; noam is the paper's."""
     warmup: int = 400
@@ -111,6 +112,9 @@ class TrainingConfig:
                 "choose one"
             )
 
+
+USUAL_RATES = {"adamw": 1.5e-3, "adam": 1.5e-3, "muon": 1e-2}
+"""Peak learning rates of small models, by optimizer."""
 
 MAY_CHANGE = frozenset(
     {"steps", "epochs", "minutes", "patience", "evaluate_every", "save_every", "log_every"}

@@ -294,7 +294,7 @@ def test_8_bits_and_one_line_where_they_are_slow(
     if not reason and native.library() is None:
         pytest.skip(native.missing())
     if reason:
-        monkeypatch.setattr(native, "_load", lambda: native.Kernels(None, "", reason))
+        monkeypatch.setattr(native.SOURCE, "kernels", lambda: native.Kernels(None, "", reason))
     assert main(["translate", str(folder), "--files", str(table), "--precision", "int8"]) == 0
     captured = capsys.readouterr()
     assert len(captured.out.splitlines()) == 3

@@ -116,9 +116,9 @@ def test_help_explains_every_setting(capsys: pytest.CaptureFixture[str]) -> None
 @pytest.mark.parametrize(
     ("flags", "size", "warmup"),
     [
-        ([], "tiny", 300),
-        (["--minutes", "60"], "tiny", 300),
-        (["--minutes", "5"], "tiny", 75),
+        ([], "tiny", 100),
+        (["--minutes", "60"], "tiny", 100),
+        (["--minutes", "10"], "tiny", 50),
         (["--minutes", "1"], "tiny", 30),
         (["--training.steps", "40"], "tiny", 8),
         (["--steps", "40", "--warmup", "39"], "tiny", 39),
@@ -129,6 +129,22 @@ def test_help_explains_every_setting(capsys: pytest.CaptureFixture[str]) -> None
 def test_a_short_run_has_a_short_warm_up(flags: list[str], size: Preset, warmup: int) -> None:
     flags = [*flags, "--training.device", "cpu"]
     assert _parsed(spec("translate"), size, flags, {}).training.warmup == warmup
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize(
+    ("task", "flags", "lr"),
+    [
+        ("translate", [], 0.01),
+        ("translate", ["--optimizer", "adamw"], 0.0015),
+        ("translate", ["--training.optimizer=adam"], 0.0015),
+        ("translate", ["--optimizer", "adamw", "--lr", "0.004"], 0.004),
+        ("classify", ["--optimizer", "muon"], 0.02),
+    ],
+)
+def test_another_optimizer_has_a_rate_that_suits_it(task: str, flags: list[str], lr: float) -> None:
+    found = _parsed(spec(task), "tiny", [*flags, "--training.device", "cpu"], {}).training
+    assert found.lr == pytest.approx(lr)
 
 
 @pytest.mark.usefixtures("unchecked")

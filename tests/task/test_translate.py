@@ -469,3 +469,16 @@ def test_what_cannot_be_obeyed_beside_start_is_refused(
     build(replace(config, start=str(run)))
     with pytest.raises(ValueError, match=words):
         build(replace(config, start=str(run), **changed))
+
+
+@pytest.mark.parametrize("fast", [True, False])
+def test_presets_suit_the_device(fast: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(translate, "multiplies_bfloat16", lambda kind: fast)
+    cpu, gpu = (translate.TASK.preset_on("tiny", torch.device(kind)) for kind in ("cpu", "cuda"))
+    precision = "bf16" if fast else "auto"
+    tiny = translate.preset("tiny")
+    assert cpu == replace(tiny, training=replace(tiny.training, precision=precision))
+    assert gpu.training.batch > cpu.training.batch
+    assert gpu.model.dropout > cpu.model.dropout
+    assert gpu.training.patience is not None
+    assert translate.TASK.preset_on("base", torch.device("cuda")) == translate.preset("base")
