@@ -25,6 +25,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from regard.attention import turning
 from regard.attention.checks import broadcasts
 from regard.attention.fusing import fuses
 
@@ -293,10 +294,14 @@ class Rotary(AttentionPosition):
                 f"width ({self.width}) must not exceed the key width ({x.shape[-1]}); "
                 f"try Rotary({x.shape[-1] // 2 * 2})"
             )
-        if isinstance(at, Tensor) and at.shape == (1, x.shape[-2]) and x.ndim == 4 and fuses(x):
-            from regard.attention.rotation import rotate
+        if isinstance(at, Tensor) and at.shape == (1, x.shape[-2]) and x.ndim == 4:
+            halves = self.pair_axis == -2
+            if fuses(x):
+                from regard.attention.rotation import rotate  # needs Triton
 
-            return rotate(x, at[0], self.width, self.base, self.pair_axis == -2)
+                return rotate(x, at[0], self.width, self.base, halves)
+            if turning.takes(x, at):
+                return turning.rotate(x, at[0], turning.Angles(self.width, self.base, halves))
         dtype = torch.promote_types(x.dtype, torch.float32)
         angles = _angles(_places(x, at), self.width, self.base)
         cos, sin = angles.cos().to(dtype), angles.sin().to(dtype)

@@ -27,8 +27,8 @@ def many(data: Path) -> Recipe:
         optimizer="muon",
         lr=6e-3,
         warmup=60,
-        evaluate_every=150,
-        save_every=150,
+        evaluate_every=300,
+        save_every=300,
     )
     languages = (*preset.languages, *MORE)
     config = replace(preset, languages=languages, training=training)

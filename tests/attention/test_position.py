@@ -10,11 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from regard.attention import turning
+from regard.attention.packed import Packed
 from regard.attention.position import (
     AttentionPosition,
     Concatenated,
     Grid,
     InputPosition,
+    Layout,
     Learned,
     LearnedGrid,
     LinearBias,
@@ -810,3 +813,49 @@ def test_far_positions_are_exact_on_the_device() -> None:
     got = Sinusoidal(63).encoding(positions.cuda(), torch.float32)
     exact = sinusoids(positions.tolist(), 63)
     assert (got.cpu().double() - exact).abs().max() < 3.1e-8
+
+
+# The kernel of a CPU
+
+kernel = pytest.mark.skipif(turning.SOURCE.library() is None, reason=turning.SOURCE.missing())
+
+
+@kernel
+@pytest.mark.parametrize("layout", ["interleaved", "halves"])
+@pytest.mark.parametrize(("width", "key_width"), [(16, 16), (10, 16), (22, 37)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_packed_queries_turn_in_one_pass(
+    layout: Layout,
+    width: int,
+    key_width: int,
+    dtype: torch.dtype,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As without the kernel, forwards and backwards, whatever the strides."""
+    torch.manual_seed(7)
+    rotary, at = Rotary(width, layout=layout), Packed([5, 0, 11, 3]).positions() * 97
+    tokens = torch.randn(1, 19, 3, key_width, dtype=dtype).transpose(1, 2)
+    above = torch.randn(1, 3, 19, key_width, dtype=dtype)
+    found = []
+    for there in (True, False):
+        if not there:
+            monkeypatch.setattr(turning, "takes", lambda x, at: False)
+        for x in (tokens, tokens.contiguous(), tokens.repeat_interleave(2, -1)[..., ::2]):
+            leaf = x.detach().requires_grad_()
+            out = rotary.rotate(leaf, at)
+            assert out.dtype == dtype
+            found.append((out.detach(), *torch.autograd.grad(out, leaf, above)))
+    for have in found[:3]:
+        for one, other in zip(have, found[3]):
+            torch.testing.assert_close(one, other)
+    assert all(torch.equal(one, other) for have in found[1:3] for one, other in zip(have, found[0]))
+
+
+@kernel
+def test_positions_without_a_table() -> None:
+    """Those below 0 or very far are computed one by one."""
+    x, rotary = torch.randn(1, 3, 2, 16), Rotary(16)
+    for at in (torch.tensor([[-4, 5]]), torch.tensor([[4, turning.FARTHEST]])):
+        assert not turning.takes(x, at)
+        torch.testing.assert_close(rotary.rotate(x, at)[0], rotary.rotate(x[0], at[0]))
+    assert turning.takes(x, torch.tensor([[4, turning.FARTHEST - 1]]))

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from regard.attention import turning
 from regard.attention.backends import sequences
 from regard.decode.engine.int8 import library as native
 from regard.decode.engine.int8.linear import int8
@@ -222,7 +223,7 @@ def test_without_a_home(monkeypatch: pytest.MonkeyPatch) -> None:
     assert reason().endswith("name a folder in XDG_CACHE_HOME")
 
 
-@pytest.mark.parametrize("source", [native.SOURCE, sequences.SOURCE, losses.SOURCE])
+@pytest.mark.parametrize("source", [native.SOURCE, sequences.SOURCE, turning.SOURCE, losses.SOURCE])
 def test_the_sources_are_installed_with_the_package(source: build.Source) -> None:
     root = Path(__file__).parents[2]
     about = tomllib.loads((root / "pyproject.toml").read_text())
