@@ -96,9 +96,9 @@ def choose(given: Arguments, dropout: float, backend: str) -> Plan:
 
 
 def _by_ranges(given: Arguments, dropout: float) -> Plan:
-    query, key, value, mask = given[:4]
+    query, _, value, mask = given[:4]
     assert mask is not None
-    return _SEQUENCES if sequences.takes(query, key, value, mask, dropout) else _RANGES
+    return _SEQUENCES if sequences.takes(query, value, mask, dropout) else _RANGES
 
 
 def _flag(mask: Mask | None, L: int, S: int) -> Plan | None:

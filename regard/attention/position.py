@@ -25,7 +25,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from regard.attention import turning
+from regard.attention import rotation_cpu
 from regard.attention.checks import broadcasts
 from regard.attention.fusing import fuses
 
@@ -300,8 +300,9 @@ class Rotary(AttentionPosition):
                 from regard.attention.rotation import rotate  # needs Triton
 
                 return rotate(x, at[0], self.width, self.base, halves)
-            if turning.takes(x, at):
-                return turning.rotate(x, at[0], turning.Angles(self.width, self.base, halves))
+            if rotation_cpu.takes(x, at):
+                pairs = rotation_cpu.Pairs(self.width, self.base, halves)
+                return rotation_cpu.rotate(x, at[0], pairs)
         dtype = torch.promote_types(x.dtype, torch.float32)
         angles = _angles(_places(x, at), self.width, self.base)
         cos, sin = angles.cos().to(dtype), angles.sin().to(dtype)

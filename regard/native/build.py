@@ -86,6 +86,12 @@ class Source:
         """The compiled kernels, or None: `missing` says why."""
         return self.kernels().library
 
+    def loaded(self) -> ctypes.CDLL:
+        """The same where it is known that there are kernels."""
+        library = self.library()
+        assert library is not None
+        return library
+
     def missing(self) -> str:
         """Why there are no kernels; nothing where there are."""
         found = self.kernels()

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from regard.attention.fusing import HALF, compute_dtype, fuses
-from regard.train import losses
+from regard.train import softmax_cpu
 
 CHUNK = 2**26  # logits held at a time: 256 MB in float32
 CACHED = 2**22  # in half precision on a CPU, whose caches hold them between one cast and the next
@@ -42,7 +42,7 @@ def cross_entropy(
         return nn.functional.cross_entropy(
             output(rows).float(), ignored, reduction="sum", label_smoothing=float(smoothing)
         )
-    fused = fuses(states) or losses.takes(states)
+    fused = fuses(states) or softmax_cpu.takes(states)
     return _Chunked.apply(  # type: ignore[no-untyped-call]
         rows, output.weight, output.bias, places, float(smoothing), fused
     )
@@ -257,7 +257,7 @@ def _fused_chunk(
     """The same in one kernel, which turns the logits into their gradients."""
     slope = nn.functional.linear(rows, matrix)
     if slope.device.type == "cpu":
-        loss = losses.losses(slope, bias, targets, smoothing).sum()
+        loss = softmax_cpu.losses(slope, bias, targets, smoothing).sum()
     else:
         from regard.train import softmax  # needs Triton
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from regard.attention import turning
+from regard.attention import rotation_cpu
 from regard.attention.packed import Packed
 from regard.attention.position import (
     AttentionPosition,
@@ -817,14 +817,16 @@ def test_far_positions_are_exact_on_the_device() -> None:
 
 # The kernel of a CPU
 
-kernel = pytest.mark.skipif(turning.SOURCE.library() is None, reason=turning.SOURCE.missing())
+kernel = pytest.mark.skipif(
+    rotation_cpu.SOURCE.library() is None, reason=rotation_cpu.SOURCE.missing()
+)
 
 
 @kernel
 @pytest.mark.parametrize("layout", ["interleaved", "halves"])
 @pytest.mark.parametrize(("width", "key_width"), [(16, 16), (10, 16), (22, 37)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_packed_queries_turn_in_one_pass(
+def test_packed_queries_rotate_in_one_pass(
     layout: Layout,
     width: int,
     key_width: int,
@@ -839,7 +841,7 @@ def test_packed_queries_turn_in_one_pass(
     found = []
     for there in (True, False):
         if not there:
-            monkeypatch.setattr(turning, "takes", lambda x, at: False)
+            monkeypatch.setattr(rotation_cpu, "takes", lambda x, at: False)
         for x in (tokens, tokens.contiguous(), tokens.repeat_interleave(2, -1)[..., ::2]):
             leaf = x.detach().requires_grad_()
             out = rotary.rotate(leaf, at)
@@ -855,7 +857,7 @@ def test_packed_queries_turn_in_one_pass(
 def test_positions_without_a_table() -> None:
     """Those below 0 or very far are computed one by one."""
     x, rotary = torch.randn(1, 3, 2, 16), Rotary(16)
-    for at in (torch.tensor([[-4, 5]]), torch.tensor([[4, turning.FARTHEST]])):
-        assert not turning.takes(x, at)
+    for at in (torch.tensor([[-4, 5]]), torch.tensor([[4, rotation_cpu.FARTHEST]])):
+        assert not rotation_cpu.takes(x, at)
         torch.testing.assert_close(rotary.rotate(x, at)[0], rotary.rotate(x[0], at[0]))
-    assert turning.takes(x, torch.tensor([[4, turning.FARTHEST - 1]]))
+    assert rotation_cpu.takes(x, torch.tensor([[4, rotation_cpu.FARTHEST - 1]]))

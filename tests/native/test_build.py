@@ -10,17 +10,18 @@ import threading
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from regard.attention import turning
+from regard.attention import rotation_cpu
 from regard.attention.backends import sequences
 from regard.decode.engine.int8 import library as native
 from regard.decode.engine.int8.linear import int8
 from regard.model.transformer import Transformer, TransformerConfig
 from regard.native import build
-from regard.train import losses
+from regard.train import softmax_cpu
 from tests.decode.int8.samples import kernels
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="CPUs are told apart on Linux")
@@ -223,8 +224,11 @@ def test_without_a_home(monkeypatch: pytest.MonkeyPatch) -> None:
     assert reason().endswith("name a folder in XDG_CACHE_HOME")
 
 
-@pytest.mark.parametrize("source", [native.SOURCE, sequences.SOURCE, turning.SOURCE, losses.SOURCE])
-def test_the_sources_are_installed_with_the_package(source: build.Source) -> None:
+@pytest.mark.parametrize(
+    "source", [native.SOURCE, sequences.SOURCE, rotation_cpu.SOURCE, softmax_cpu.SOURCE]
+)
+def test_the_sources_are_installed_with_the_package(part: Any) -> None:
+    source = part.SOURCE
     root = Path(__file__).parents[2]
     about = tomllib.loads((root / "pyproject.toml").read_text())
     patterns = about["tool"]["setuptools"]["package-data"]["regard"]

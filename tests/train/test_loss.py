@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from regard.train import loss, losses
+from regard.train import loss, softmax_cpu
 from regard.train.loss import cross_entropy, divergence
 
 T, D, N = 11, 7, 13
@@ -57,7 +57,9 @@ def test_autocast(dtype: torch.dtype) -> None:
         torch.testing.assert_close(a, b, rtol=5e-2, atol=5e-2)
 
 
-kernel = pytest.mark.skipif(losses.SOURCE.library() is None, reason=losses.SOURCE.missing())
+kernel = pytest.mark.skipif(
+    softmax_cpu.SOURCE.library() is None, reason=softmax_cpu.SOURCE.missing()
+)
 
 
 @kernel
@@ -88,7 +90,7 @@ def test_threads_change_no_bit_of_the_kernel() -> None:
     for count in (1, 2, 5):
         torch.set_num_threads(count)
         slopes = logits.clone()
-        found.append((losses.losses(slopes, None, targets, 0.1), slopes))
+        found.append((softmax_cpu.losses(slopes, None, targets, 0.1), slopes))
     torch.set_num_threads(before)
     for other in found[1:]:
         assert all(map(torch.equal, found[0], other))
@@ -98,7 +100,7 @@ def test_threads_change_no_bit_of_the_kernel() -> None:
 def test_the_kernel_hides_no_nan() -> None:
     logits, targets = torch.randn(5, 40), torch.tensor([1, 2, 3, 4, -1])
     logits[1, 7], logits[2, 8] = math.nan, math.inf
-    assert losses.losses(logits, None, targets, 0.1).isnan().tolist() == [
+    assert softmax_cpu.losses(logits, None, targets, 0.1).isnan().tolist() == [
         False,
         True,
         True,
@@ -110,7 +112,7 @@ def test_the_kernel_hides_no_nan() -> None:
 def test_the_loss_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     states, output, targets = problem(torch.float32)
     wanted = cross_entropy(states, output, targets, 0.1)
-    monkeypatch.setattr(losses.SOURCE, "library", lambda: None)
+    monkeypatch.setattr(softmax_cpu.SOURCE, "library", lambda: None)
     torch.testing.assert_close(cross_entropy(states, output, targets, 0.1), wanted)
 
 

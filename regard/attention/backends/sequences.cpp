@@ -15,17 +15,11 @@
 
 #include "openmp.h"
 #include "simd.h"
+#include "tokens.h"
 
 constexpr int64_t BLOCK = 4 * ROWS;  // queries whose weights are in the cache together
 
 extern "C" {
-
-// Tokens and heads of queries, keys, values or their gradients: (tokens, heads, width), the width
-// without gaps, and the strides of the others in floats.
-struct Tokens {
-    float* data;
-    int64_t token, head;
-};
 
 struct Sequences {
     int64_t count, heads, key_heads, key_width, value_width;  // widths are multiples of 16

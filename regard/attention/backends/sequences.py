@@ -14,11 +14,10 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from regard.attention.backends import Call
-from regard.attention.fusing import HALF
 from regard.attention.mask import Mask
 from regard.native.build import SHARED, Float, Int, Pointer, Source, fields
+from regard.native.tensors import DTYPES, Tokens, dense, empty, serves
 
-DTYPES = (torch.float32, *HALF)
 LANES = 16
 """Widths are multiples of it: those of the kernel's vectors."""
 LONGEST = 1024
@@ -26,17 +25,12 @@ LONGEST = 1024
 among threads."""
 
 FILE = Path(__file__).with_name("sequences.cpp")
-HEADERS = (SHARED / "openmp.h", SHARED / "simd.h")
-
-
-# The structures of sequences.cpp, where their fields are explained.
-
-
-class Tokens(ctypes.Structure):
-    _fields_ = fields((Pointer, "data"), (Int, "token head"))
+HEADERS = (SHARED / "openmp.h", SHARED / "simd.h", SHARED / "tokens.h")
 
 
 class Sequences(ctypes.Structure):
+    """As in sequences.cpp, where the fields are explained."""
+
     _fields_ = fields(
         (Int, "count heads key_heads key_width value_width"),
         (Float, "beta"),
@@ -62,20 +56,17 @@ class Layout(NamedTuple):
     last: Tensor
 
 
-def takes(query: Tensor, key: Tensor, value: Tensor, mask: Mask, dropout: float) -> bool:
+def takes(query: Tensor, value: Tensor, mask: Mask, dropout: float) -> bool:
     """Whether the kernel computes this; the mask gives every query one range of keys."""
     packing = mask.packing
     return (
         packing is not None
-        and query.device.type == "cpu"
         and query.shape[0] == 1
         and query.dtype in DTYPES
         and dropout == 0
         and query.shape[3] % LANES == value.shape[3] % LANES == 0
         and max(packing.query.longest, packing.source.longest) <= LONGEST
-        and not torch.compiler.is_compiling()
-        and not torch._C._are_functorch_transforms_active()
-        and SOURCE.library() is not None
+        and serves(SOURCE, query)
     )
 
 
@@ -108,13 +99,11 @@ class _Attention(torch.autograd.Function):
     def forward(
         ctx: Any, query: Tensor, key: Tensor, value: Tensor, layout: Layout, beta: float
     ) -> Tensor:
-        query, key, value = map(_dense, (query, key, value))
-        out, logsum = _empty(query, value.shape[3]), query.new_empty(query.shape[1:3])
+        query, key, value = map(dense, (query, key, value))
+        out, logsum = empty(query, value.shape[3]), query.new_empty(query.shape[1:3])
         sequences = _sequences(query, key, value, layout, beta, logsum)
-        tokens = map(_tokens, (query, key, value, out))
-        library = SOURCE.library()
-        assert library is not None
-        library.attend(sequences, *tokens, torch.get_num_threads())
+        tokens = map(Tokens.of, (query, key, value, out))
+        SOURCE.loaded().attend(sequences, *tokens, torch.get_num_threads())
         ctx.save_for_backward(query, key, value, logsum)
         ctx.layout, ctx.beta = layout, beta
         return out
@@ -123,29 +112,12 @@ class _Attention(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *above: Tensor) -> tuple[Tensor | None, ...]:
         query, key, value, logsum = ctx.saved_tensors
-        grad = _dense(above[0])
-        grads = tuple(_empty(x, x.shape[3]) for x in (query, key, value))
+        grad = dense(above[0])
+        grads = tuple(empty(x, x.shape[3]) for x in (query, key, value))
         sequences = _sequences(query, key, value, ctx.layout, ctx.beta, logsum)
-        tokens = map(_tokens, (query, key, value, grad, *grads))
-        library = SOURCE.library()
-        assert library is not None
-        library.attend_backward(sequences, *tokens, torch.get_num_threads())
+        tokens = map(Tokens.of, (query, key, value, grad, *grads))
+        SOURCE.loaded().attend_backward(sequences, *tokens, torch.get_num_threads())
         return *grads, None, None
-
-
-def _dense(x: Tensor) -> Tensor:
-    """With the width without gaps."""
-    return x if x.stride(3) == 1 else x.contiguous()
-
-
-def _empty(like: Tensor, width: int) -> Tensor:
-    """(1, H, T, width), with the heads of a token side by side."""
-    _, H, T, _ = like.shape
-    return like.new_empty(1, T, H, width).transpose(1, 2)
-
-
-def _tokens(x: Tensor) -> Tokens:
-    return Tokens(x.data_ptr(), x.stride(2), x.stride(1))
 
 
 def _sequences(

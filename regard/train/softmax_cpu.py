@@ -1,4 +1,4 @@
-"""Cross-entropy and its gradient from logits on a CPU, by a C++ kernel of our own (`losses.cpp`).
+"""Cross-entropy and its gradient from logits on a CPU, by a C++ kernel of our own (`softmax.cpp`).
 
 It is to a CPU what `softmax.py` is to a GPU: one pass over the logits, where torch takes several.
 """
@@ -9,10 +9,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from regard.attention.fusing import HALF, compute_dtype
+from regard.attention.fusing import compute_dtype
 from regard.native.build import SHARED, Float, Int, Pointer, Source, address
+from regard.native.tensors import DTYPES, serves
 
-FILE = Path(__file__).with_name("losses.cpp")
+FILE = Path(__file__).with_name("softmax.cpp")
 HEADERS = (SHARED / "openmp.h", SHARED / "simd.h")
 
 
@@ -25,13 +26,7 @@ SOURCE = Source(FILE, HEADERS, "the loss", _declare)
 
 def takes(states: Tensor) -> bool:
     """Whether the kernel computes the loss of what follows from these."""
-    return (
-        states.device.type == "cpu"
-        and compute_dtype(states) in (torch.float32, *HALF)
-        and not torch.compiler.is_compiling()
-        and not torch._C._are_functorch_transforms_active()
-        and SOURCE.library() is not None
-    )
+    return compute_dtype(states) in DTYPES and serves(SOURCE, states)
 
 
 def losses(logits: Tensor, bias: Tensor | None, targets: Tensor, smoothing: float) -> Tensor:
@@ -40,10 +35,8 @@ def losses(logits: Tensor, bias: Tensor | None, targets: Tensor, smoothing: floa
     found = wide.new_empty(len(wide))
     floats = None if bias is None else bias.detach().float().contiguous()
     targets = targets.contiguous()
-    library = SOURCE.library()
-    assert library is not None
     pointers = map(address, (wide, floats, targets, found))
-    library.losses(*pointers, *wide.shape, smoothing, torch.get_num_threads())
+    SOURCE.loaded().losses(*pointers, *wide.shape, smoothing, torch.get_num_threads())
     if wide is not logits:
         logits.copy_(wide)
     return found
