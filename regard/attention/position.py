@@ -301,8 +301,8 @@ class Rotary(AttentionPosition):
 
                 return rotate(x, at[0], self.width, self.base, halves)
             if rotation_cpu.takes(x, at):
-                pairs = rotation_cpu.Pairs(self.width, self.base, halves)
-                return rotation_cpu.rotate(x, at[0], pairs)
+                these = rotation_cpu.Pairs(self.width, self.base, halves)
+                return rotation_cpu.rotate(x, at[0], these)
         dtype = torch.promote_types(x.dtype, torch.float32)
         angles = _angles(_places(x, at), self.width, self.base)
         cos, sin = angles.cos().to(dtype), angles.sin().to(dtype)

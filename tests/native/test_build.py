@@ -224,9 +224,7 @@ def test_without_a_home(monkeypatch: pytest.MonkeyPatch) -> None:
     assert reason().endswith("name a folder in XDG_CACHE_HOME")
 
 
-@pytest.mark.parametrize(
-    "source", [native.SOURCE, sequences.SOURCE, rotation_cpu.SOURCE, softmax_cpu.SOURCE]
-)
+@pytest.mark.parametrize("part", [native, sequences, rotation_cpu, softmax_cpu])
 def test_the_sources_are_installed_with_the_package(part: Any) -> None:
     source = part.SOURCE
     root = Path(__file__).parents[2]
