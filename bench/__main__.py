@@ -2,9 +2,10 @@
 
 import sys
 
-from bench import attention, start, statistics
+from bench import attention, packed, start, statistics
 
 sys.argv = sys.argv[:1]
 attention.main()
+packed.main()
 statistics.main()
 start.main()

@@ -21,7 +21,7 @@ from regard.native.tensors import DTYPES, Tokens, dense, empty, serves
 LANES = 16
 """Widths are multiples of it: those of the kernel's vectors."""
 LONGEST = 1024
-"""Tokens of a sequence up to which it is faster than torch's kernel, which shares long ones out
+"""Tokens of a sequence at the most: long ones are for torch, whose kernel shares each of them out
 among threads."""
 
 FILE = Path(__file__).with_name("sequences.cpp")
