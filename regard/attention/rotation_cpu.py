@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from regard.native.build import SHARED, Float, Int, Pointer, Source, fields
 from regard.native.tensors import DTYPES, Tokens, dense, empty, serves
@@ -57,25 +56,28 @@ def takes(x: Tensor, at: Tensor) -> bool:
 
 def rotate(x: Tensor, at: Tensor, pairs: Pairs) -> Tensor:
     """Rotated by the angles at positions (L,)."""
-    out: Tensor = _Rotate.apply(x.float(), at.long().contiguous(), pairs)  # type: ignore[no-untyped-call]
-    return out.to(x.dtype)
+    return _rotated(x.float(), at.long().contiguous(), pairs, 1.0).to(x.dtype)
+
+
+def _rotated(x: Tensor, at: Tensor, pairs: Pairs, sign: float) -> Tensor:
+    out: Tensor = _Rotate.apply(x, at, pairs, sign)  # type: ignore[no-untyped-call]
+    return out
 
 
 class _Rotate(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, at: Tensor, pairs: Pairs) -> Tensor:
+    def forward(ctx: Any, x: Tensor, at: Tensor, pairs: Pairs, sign: float) -> Tensor:
         ctx.save_for_backward(at)
-        ctx.pairs = pairs
-        return _rotated(x, at, pairs, 1.0)
+        ctx.pairs, ctx.sign = pairs, sign
+        return _compute(x, at, pairs, sign)
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
         (at,) = ctx.saved_tensors
-        return _rotated(grads[0], at, ctx.pairs, -1.0), None, None
+        return _rotated(grads[0], at, ctx.pairs, -ctx.sign), None, None, None
 
 
-def _rotated(x: Tensor, at: Tensor, pairs: Pairs, sign: float) -> Tensor:
+def _compute(x: Tensor, at: Tensor, pairs: Pairs, sign: float) -> Tensor:
     x = dense(x)
     _, H, L, K = x.shape
     out = empty(x, K)

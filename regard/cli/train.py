@@ -140,7 +140,7 @@ def _train_recipe(words: list[str]) -> None:
     task = spec(made.task)
     flags = spelled_out(task.config, flags)
     preset = _unlimited(made.config, _given(flags))
-    config = parse(task.config, preset, flags, f"regard train --recipe {name} RUN")
+    config = _changed(task, preset, flags, f"regard train --recipe {name} RUN")
     begun = time.monotonic()
     result, lines = run_training(task, config, Path(run))
     print("\n".join(lines))
@@ -187,13 +187,22 @@ def _parsed(task: TaskSpec, size: Preset, flags: list[str], shape: dict[str, Any
     preset = task.preset_on(size, device(config.training.device))
     preset = replace(preset, model=replace(preset.model, **shape))
     given = _given(flags)
-    config = parse(task.config, _unlimited(preset, given), flags, program)
-    training = config.training
-    if "lr" not in given:
-        training = _with_rate(training, preset.training)
-    if "warmup" not in given:
-        training = _with_warmup(training, preset.training)
-    return replace(config, training=training)
+    config = _changed(task, _unlimited(preset, given), flags, program)
+    if "warmup" in given:
+        return config
+    return replace(config, training=_with_warmup(config.training, preset.training))
+
+
+def _changed(task: TaskSpec, config: Any, flags: list[str], program: str) -> Any:
+    """The settings that flags make of others. Another optimizer takes steps of another size, and
+    has a learning rate that suits it unless one is named."""
+    changed = parse(task.config, config, flags, program)
+    before, after = config.training, changed.training
+    # The rate of noam is a factor.
+    if "lr" in _given(flags) or "noam" in (before.schedule, after.schedule):
+        return changed
+    ratio = USUAL_RATES[after.optimizer] / USUAL_RATES[before.optimizer]
+    return replace(changed, training=replace(after, lr=after.lr * ratio))
 
 
 def _given(flags: Sequence[str]) -> set[str]:
@@ -208,14 +217,6 @@ def _unlimited(preset: Any, given: set[str]) -> Any:
     if not given & {*limits}:
         return preset
     return replace(preset, training=replace(preset.training, **dict.fromkeys(limits)))
-
-
-def _with_rate(training: TrainingConfig, preset: TrainingConfig) -> TrainingConfig:
-    """Another optimizer than the preset's takes steps of another size."""
-    if training.schedule == "noam" or preset.schedule == "noam":  # whose rate is a factor
-        return training
-    ratio = USUAL_RATES[training.optimizer] / USUAL_RATES[preset.optimizer]
-    return replace(training, lr=training.lr * ratio)
 
 
 def _with_warmup(training: TrainingConfig, preset: TrainingConfig) -> TrainingConfig:
@@ -247,7 +248,7 @@ def _from_run(way: str, words: list[str]) -> tuple[TaskSpec, Any, str]:
     if way == "--from":
         config = replace(config, **_start(task, old))
     flags = spelled_out(task.config, flags)
-    return task, parse(task.config, config, flags, f"regard train {task.name} RUN"), run
+    return task, _changed(task, config, flags, f"regard train {task.name} RUN"), run
 
 
 def _start(task: TaskSpec, run: Path) -> dict[str, Any]:

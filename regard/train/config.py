@@ -33,7 +33,7 @@ class TrainingConfig:
     updates of the matrices within blocks, and AdamW takes the rest."""
     lr: float = 1e-3
     """Peak learning rate; with the noam schedule a factor, 1 in the paper. On the command line
-    another optimizer than the preset's has a rate that suits it by default."""
+    a changed optimizer has a rate that suits it by default."""
     schedule: Schedule = "inverse_sqrt"
     """Learning-rate schedule (scheduler) after the warm-up; noam is the paper's."""
     warmup: int = 400

@@ -861,3 +861,19 @@ def test_positions_without_a_table() -> None:
         assert not rotation_cpu.takes(x, at)
         torch.testing.assert_close(rotary.rotate(x, at)[0], rotary.rotate(x[0], at[0]))
     assert rotation_cpu.takes(x, torch.tensor([[4, rotation_cpu.FARTHEST - 1]]))
+
+
+@kernel
+def test_the_rotation_is_differentiated_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(7)
+    rotary, at = Rotary(16), torch.arange(5)[None]
+    leaf = torch.randn(1, 3, 5, 16, requires_grad=True)
+    found = []
+    for there in (True, False):
+        if not there:
+            monkeypatch.setattr(rotation_cpu, "takes", lambda x, at: False)
+        (slope,) = torch.autograd.grad(
+            rotary.rotate(leaf, at).pow(3).sum(), leaf, create_graph=True
+        )
+        found += torch.autograd.grad(slope.pow(2).sum(), leaf)
+    torch.testing.assert_close(*found)

@@ -12,7 +12,7 @@ from PIL import Image
 
 from regard.cli import demo
 from regard.cli.main import main
-from regard.cli.train import _parsed, run_settings, run_training
+from regard.cli.train import _from_run, _parsed, run_settings, run_training
 from regard.task import classify, dates
 from regard.task.settings import Preset
 from regard.task.specs import NAMES, spec
@@ -145,6 +145,14 @@ def test_a_short_run_has_a_short_warm_up(flags: list[str], size: Preset, warmup:
 def test_another_optimizer_has_a_rate_that_suits_it(task: str, flags: list[str], lr: float) -> None:
     found = _parsed(spec(task), "tiny", [*flags, "--training.device", "cpu"], {}).training
     assert found.lr == pytest.approx(lr)
+
+
+def test_a_run_that_is_repeated_with_another_optimizer_too(run: Path, tmp_path: Path) -> None:
+    _, before = run_settings(run)
+    words = [str(run), str(tmp_path / "again"), "--optimizer", "muon"]
+    _, after, _ = _from_run("--again", words)
+    assert before.training.optimizer == "adamw"
+    assert after.training.lr == pytest.approx(before.training.lr / 0.15)
 
 
 @pytest.mark.usefixtures("unchecked")
