@@ -1,5 +1,6 @@
-"""Many clients at once: `regard serve` beside a server that answers one request at a time, and
-beside CTranslate2 with dynamic batching, all behind the same HTTP layer.
+"""Many clients at once: `regard serve` beside a server that answers one request at a time, in the
+same precision and in float32, as `load(RUN)` gives a model to whoever writes a server; and beside
+CTranslate2 with dynamic batching, all behind the same HTTP layer.
 
     python -m bench.serving RUN --source test.en --clients 500 --seconds 60
     python -m bench.serving RUN --source test.en --device cuda --sentences 1 32
@@ -422,6 +423,9 @@ def _measured(options: argparse.Namespace, exported: Path, sentences: int) -> No
         agree = sum(map(str.__eq__, theirs, want)) / len(want)
         print(f"{len(texts):,} sentences, of which CTranslate2 translates {agree:.1%} alike")
         any_will_do = Traffic([(text, None) for text in texts], sentences)
+        if options.precision != "fp32":
+            plain = [*own[:-1], "--precision", "fp32", "--role", "one"]
+            kinds["one at a time, float32"] = (plain, any_will_do)
         kinds["CTranslate2, batched"] = ([*own, "ctranslate2"], any_will_do)
     totals = {name: Total() for name in kinds}
     count = min(options.clients, LIMITS.queue // sentences)  # beyond, a server refuses
