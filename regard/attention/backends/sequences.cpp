@@ -98,6 +98,10 @@ void transpose(const float* x, int64_t row, int64_t count, int64_t width, float 
     }
 }
 
+float* at(const Tokens& x, int64_t token, int64_t head) {
+    return x.data + token * x.token + head * x.head;
+}
+
 // A piece of work: the queries of some heads, and the one head of keys and values they share.
 struct Piece {
     const Sequences& of;
@@ -107,12 +111,6 @@ struct Piece {
         : of(of), begin(of.queries[sequence]), rows(of.queries[sequence + 1] - begin),
           key(of.keys[sequence]), keys(of.keys[sequence + 1] - key), columns(up(keys)) {}
 
-    const float* at(const Tokens& x, int64_t token, int64_t head) const {
-        return x.data + token * x.token + head * x.head;
-    }
-    float* into(const Tokens& x, int64_t token, int64_t head) const {
-        return x.data + token * x.token + head * x.head;
-    }
     // The range of a query, counted from the sequence's first key.
     int64_t first(int64_t row) const { return std::max<int64_t>(0, of.first[begin + row] - key); }
     int64_t last(int64_t row) const { return std::min(keys, of.last[begin + row] - key); }
@@ -137,7 +135,7 @@ struct Block {
 // β q kᵀ of a block's rows.
 void scores(const Piece& piece, const Block& block, const Tokens& query, int64_t head,
             const std::vector<float>& keys, float* into) {
-    const Matrix rows{piece.at(query, piece.begin + block.row, head), query.token, 1};
+    const Matrix rows{at(query, piece.begin + block.row, head), query.token, 1};
     product(rows, block.rows, piece.of.key_width, keys.data() + block.from, piece.columns,
             block.to - block.from, into + block.from, piece.columns, false);
 }
@@ -176,11 +174,11 @@ thread_local Room room;
 
 void forward(const Sequences& of, const Piece& piece, int64_t group, const Tokens& query,
              const Tokens& key, const Tokens& value, const Tokens& out) {
-    const int64_t share = of.heads / of.key_heads, all_rows = of.queries[of.count];
-    transpose(piece.at(key, piece.key, group), key.token, piece.keys, of.key_width,
+    const int64_t each = of.heads / of.key_heads, all_rows = of.queries[of.count];
+    transpose(at(key, piece.key, group), key.token, piece.keys, of.key_width,
               float(of.beta), room.keys);
     room.weights.resize(size_t(BLOCK * piece.columns));
-    for (int64_t head = group * share; head < (group + 1) * share; head++)
+    for (int64_t head = group * each; head < (group + 1) * each; head++)
         for (int64_t row = 0; row < piece.rows; row += BLOCK) {
             const Block block(piece, row);
             float* weights = room.weights.data();
@@ -191,33 +189,33 @@ void forward(const Sequences& of, const Piece& piece, int64_t group, const Token
                             piece.first(row + i), piece.last(row + i));
             const int64_t seen = std::min(block.to, piece.keys) - block.from;
             product({weights + block.from, piece.columns, 1}, block.rows, seen,
-                    piece.at(value, piece.key + block.from, group), value.token, of.value_width,
-                    piece.into(out, piece.begin + row, head), out.token, false);
+                    at(value, piece.key + block.from, group), value.token, of.value_width,
+                    at(out, piece.begin + row, head), out.token, false);
         }
 }
 
 void backward(const Sequences& of, const Piece& piece, int64_t group, const Tokens& query,
               const Tokens& key, const Tokens& value, const Tokens& above, const Tokens& to_query,
               const Tokens& to_key, const Tokens& to_value) {
-    const int64_t share = of.heads / of.key_heads, all_rows = of.queries[of.count];
+    const int64_t each = of.heads / of.key_heads, all_rows = of.queries[of.count];
     const int64_t columns = piece.columns;
-    transpose(piece.at(key, piece.key, group), key.token, piece.keys, of.key_width,
+    transpose(at(key, piece.key, group), key.token, piece.keys, of.key_width,
               float(of.beta), room.keys);
-    transpose(piece.at(value, piece.key, group), value.token, piece.keys, of.value_width,
+    transpose(at(value, piece.key, group), value.token, piece.keys, of.value_width,
               1.0f, room.values);
     room.weights.resize(size_t(BLOCK * columns));
     room.slopes.resize(size_t(BLOCK * columns));
     for (int64_t j = 0; j < piece.keys; j++) {
-        fill(piece.into(to_key, piece.key + j, group), 0, of.key_width, 0.0f);
-        fill(piece.into(to_value, piece.key + j, group), 0, of.value_width, 0.0f);
+        fill(at(to_key, piece.key + j, group), 0, of.key_width, 0.0f);
+        fill(at(to_value, piece.key + j, group), 0, of.value_width, 0.0f);
     }
     float *weights = room.weights.data(), *slopes = room.slopes.data();
-    for (int64_t head = group * share; head < (group + 1) * share; head++)
+    for (int64_t head = group * each; head < (group + 1) * each; head++)
         for (int64_t row = 0; row < piece.rows; row += BLOCK) {
             const Block block(piece, row);
             const int64_t token = piece.begin + row, from = block.from, to = block.to;
-            const int64_t seen = std::max<int64_t>(0, std::min(to, piece.keys) - from);
-            const float* grad = piece.at(above, token, head);
+            const int64_t seen = std::min(to, piece.keys) - from;
+            const float* grad = at(above, token, head);
             scores(piece, block, query, head, room.keys, weights);
             product({grad, above.token, 1}, block.rows, of.value_width, room.values.data() + from,
                     columns, to - from, slopes + from, columns, false);
@@ -236,13 +234,13 @@ void backward(const Sequences& of, const Piece& piece, int64_t group, const Toke
                     store(beta * load(p + j) * (load(s + j) - center), s + j);
             }
             product({slopes + from, columns, 1}, block.rows, seen,
-                    piece.at(key, piece.key + from, group), key.token, of.key_width,
-                    piece.into(to_query, token, head), to_query.token, false);
-            product({slopes + from, 1, columns}, seen, block.rows, piece.at(query, token, head),
-                    query.token, of.key_width, piece.into(to_key, piece.key + from, group),
+                    at(key, piece.key + from, group), key.token, of.key_width,
+                    at(to_query, token, head), to_query.token, false);
+            product({slopes + from, 1, columns}, seen, block.rows, at(query, token, head),
+                    query.token, of.key_width, at(to_key, piece.key + from, group),
                     to_key.token, true);
             product({weights + from, 1, columns}, seen, block.rows, grad, above.token,
-                    of.value_width, piece.into(to_value, piece.key + from, group), to_value.token,
+                    of.value_width, at(to_value, piece.key + from, group), to_value.token,
                     true);
         }
 }
