@@ -91,7 +91,7 @@ def attend(
     Leading axes broadcast; plain matrices work. With (B, H, length, width) there may be fewer key
     and value heads than query heads, if they divide them. `beta` defaults to 1/√K; a tensor gives
     one β per head. A query that may attend to nothing receives zeros, and gives zero gradients.
-    `backend` is "auto", or one of "formula", "sdpa", "packed" and "flex" to insist.
+    `backend` is "auto", or one of "formula", "sdpa", "packed", "whole" and "flex" to insist.
     """
     given = arguments(query, key, value, mask, beta, bias, dropout)
     plan = choose(given, dropout, backend)
@@ -145,6 +145,12 @@ def _by_formula(given: Arguments, dropout: float) -> Tensor:
     return out.to(query.dtype)
 
 
+def _whole(call: Call) -> Tensor:
+    from regard.attention.backends import whole  # needs Triton
+
+    return whole.dense(call)
+
+
 def _tiles(call: Call) -> Tensor:
     from regard.attention.backends import tiles  # needs Triton
 
@@ -156,6 +162,7 @@ KERNELS: dict[str, Callable[[Call], Tensor]] = {
     "tensor": sdpa.masked,
     "short": sdpa.short,
     "short_tensor": sdpa.short_masked,
+    "whole": _whole,
     "band": flash.band,
     "padding": flash.padded,
     "lengths": flash.packed,

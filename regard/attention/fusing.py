@@ -1,4 +1,4 @@
-"""Where Triton kernels of our own train: in mixed precision on CUDA.
+"""Where Triton kernels of our own compute: in half precision on CUDA.
 
 There matrix products are so fast that what lies between them decides. Elsewhere, under
 torch.compile and under torch.func's transformations, the same is computed by torch's operations.
@@ -12,13 +12,31 @@ import torch
 from torch import Tensor, nn
 
 HALF = (torch.bfloat16, torch.float16)
+LARGE = 2**20
+"""Elements from which kernels of our own pay without gradients; a few rows are done before."""
 
 
 def fuses(x: Tensor) -> bool:
-    """Whether what follows from x is computed by fused kernels."""
-    if torch.compiler.is_compiling() or not torch.is_grad_enabled() or not _available(x.device):
+    """Whether what is trained, and follows from x, is computed by fused kernels."""
+    return torch.is_grad_enabled() and runs(x) and compute_dtype(x) in HALF
+
+
+def infers(x: Tensor) -> bool:
+    """Whether what follows from x without gradients is, where weights are in half precision too."""
+    return (
+        not torch.is_grad_enabled()
+        and runs(x)
+        and x.numel() >= LARGE
+        and compute_dtype(x) == x.dtype
+        and x.dtype in HALF
+    )
+
+
+def runs(x: Tensor) -> bool:
+    """Whether kernels of our own can run where x is."""
+    if torch.compiler.is_compiling() or not _available(x.device):
         return False
-    return compute_dtype(x) in HALF and not torch._C._are_functorch_transforms_active()
+    return not torch._C._are_functorch_transforms_active()
 
 
 def compute_dtype(x: Tensor) -> torch.dtype:

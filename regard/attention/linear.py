@@ -2,6 +2,7 @@
 
     forwards    y = x Wᵀ + b in half precision
     backwards   ∂x = ∂y W,  ∂W = ∂yᵀ x straight into float32,  ∂b = Σ ∂y
+    parts       y in pieces, whose gradients are not copied where they lie side by side
 
 Autograd would write ∂W in half precision and widen it in another pass, and its sum over a hundred
 thousand rows is several times slower than reading them.
@@ -56,6 +57,37 @@ class _Linear(torch.autograd.Function):
         if wanted[2]:
             d_bias = column_sums(grad).to(bias)
         return d_x, d_weight, d_bias, None
+
+
+def parts(joint: Tensor, widths: tuple[int, ...]) -> tuple[Tensor, ...]:
+    """Pieces of these widths."""
+    made: tuple[Tensor, ...] = _Parts.apply(joint, widths)  # type: ignore[no-untyped-call]
+    return made
+
+
+class _Parts(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, joint: Tensor, widths: tuple[int, ...]) -> tuple[Tensor, ...]:
+        return joint.split(widths, -1)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        joint = _joint(grads)
+        return torch.cat(grads, -1) if joint is None else joint, None
+
+
+def _joint(pieces: tuple[Tensor, ...]) -> Tensor | None:
+    """The tensor that these are cut from, if they are all of it."""
+    first, width = pieces[0], sum(piece.shape[-1] for piece in pieces)
+    memory, place = first.untyped_storage().data_ptr(), first.storage_offset()
+    for piece in pieces:
+        where = piece.untyped_storage().data_ptr(), piece.storage_offset(), piece.stride()
+        if where != (memory, place, first.stride()):
+            return None
+        place += piece.shape[-1]
+    whole = first.stride()[-2:] == (width, 1)
+    return first.as_strided((*first.shape[:-1], width), first.stride()) if whole else None
 
 
 def product(rows: Tensor, matrix: Tensor, bias: Tensor | None) -> Tensor:

@@ -297,14 +297,14 @@ class MultiHeadAttention(nn.Module):
 
 def _together(x: Tensor, *linears: nn.Linear) -> list[Tensor]:
     """Several linear layers of one input as one matrix product."""
-    from regard.attention.linear import linear  # needs Triton
+    from regard.attention.linear import linear, parts  # needs Triton
 
     if len(linears) == 1:
         return [linear(x, linears[0].weight, linears[0].bias)]
     weight = torch.cat(tuple(one.weight for one in linears))
     biases = tuple(one.bias for one in linears if one.bias is not None)
     joint = linear(x, weight, torch.cat(biases) if biases else None)
-    return list(joint.split([one.out_features for one in linears], -1))
+    return list(parts(joint, tuple(one.out_features for one in linears)))
 
 
 def _three_axes(x: Tensor) -> Tensor:

@@ -27,8 +27,10 @@ from regard.attention.sync import on_host
 
 TILED = 128
 """Mean length up to which packed sequences share tiles."""
+MANY = 264
+"""Sequences, times heads, from which each can have a program: two for each processor."""
 
-BACKENDS = ("formula", "sdpa", "packed", "flex")
+BACKENDS = ("formula", "sdpa", "packed", "whole", "flex")
 
 
 class Plan(NamedTuple):
@@ -45,6 +47,7 @@ _NONE = Plan("sdpa", "flag", "nothing is masked")
 _ONE = Plan("sdpa", "flag", "a single causal query at the end sees every key: no mask needed")
 _CAUSAL = Plan("sdpa", "flag", "the causal mask is a kernel flag; no mask is built")
 _SHORT = Plan("sdpa", "short", "short narrow sequences run fastest in the memory-efficient kernel")
+_WHOLE = Plan("whole", "whole", "sequences are short: a program of our own kernel has a whole one")
 _BIAS = Plan("sdpa", "tensor", "a bias is a tensor already; the mask is written into it")
 _TENSOR = Plan(
     "sdpa", "tensor", "the mask has no shorter form, or skipping what it hides would not pay"
@@ -120,6 +123,8 @@ def _on_cuda(given: Arguments, dropout: float, flag: Plan | None) -> Plan:
     S, V = key.shape[2], value.shape[3]
     short = max(L, S) <= 64 and max(K, V) <= 128
     narrow = max(K, V) <= 64
+    if flag is _NONE and _whole(given, dropout):
+        return _WHOLE
     if flag is not None:
         return _SHORT if short and narrow and L > 1 else flag
     assert mask is not None
@@ -179,6 +184,13 @@ def _insist(backend: str, given: Arguments, dropout: float) -> Plan:
                 "backend 'flex' has no gradients on the CPU; use 'auto', or torch.no_grad()"
             )
         return _BLOCKS
+    if backend == "whole":
+        if mask is None and _whole(given, dropout):
+            return _WHOLE
+        raise ValueError(
+            "backend 'whole' trains many short sequences that attend to themselves, in half "
+            "precision on CUDA with Triton, without mask and dropout; use 'auto'"
+        )
     if mask is None:
         raise ValueError("backend 'packed' needs a mask such as packed(lengths); use 'auto'")
     half_on_cuda = query.device.type == "cuda" and query.dtype in (torch.bfloat16, torch.float16)
@@ -222,6 +234,17 @@ def _flash_takes(bands: list[Band], packing: Packing | None, L: int, S: int) -> 
     else:
         ahead = L > S
     return not (ahead and bands and min(band.right for band in bands) >= S)
+
+
+def _whole(given: Arguments, dropout: float) -> bool:
+    """Whether a program can have a whole sequence, and enough programs have one."""
+    query, key, value = given[:3]
+    B, H, L, _ = query.shape
+    if dropout or B * H < MANY or L <= 64 or not _trains(query, key, value) or not fuses(query):
+        return False
+    from regard.attention.backends import whole  # needs Triton
+
+    return whole.takes(query, key, value)
 
 
 def _tiled(packing: Packing, given: Arguments, dropout: float) -> bool:
@@ -323,7 +346,7 @@ def _kernel(plan: Plan, given: Arguments, dropout: float) -> str:
             return "FlashAttention with a window"
         case "padding" | "lengths":
             return "FlashAttention for variable lengths"
-        case "tiles":
+        case "tiles" | "whole":
             return "a Triton kernel of Regard's own"
         case "sequences":
             return "a C++ kernel of Regard's own"

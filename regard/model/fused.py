@@ -1,6 +1,7 @@
-"""Normalisation, residual sums and dropout in single kernels, for training on CUDA.
+"""Normalisation, residual sums and dropout in single kernels, on CUDA.
 
-    norm       LayerNorm(x), in the dtype of the matrix product that follows, and x itself
+    norm       LayerNorm(x), in the dtype of the matrix product that follows, and x itself; or both
+               of x + Dropout(y)
     residual   x + Dropout(y)
     add_norm   LayerNorm(x + Dropout(y))
     narrow     x, and x in the dtype of the matrix product that follows
@@ -33,10 +34,17 @@ HIDDEN = 4096
 """Elements that a program has of the hidden layer at a time: four rows, where it is wide."""
 
 
-def norm(x: Tensor, module: nn.LayerNorm) -> tuple[Tensor, Tensor]:
-    """LayerNorm(x), and x."""
+def norm(
+    x: Tensor, module: nn.LayerNorm, y: Tensor | None = None, dropout: float = 0.0
+) -> tuple[Tensor, Tensor]:
+    """LayerNorm(x), and x; or of x + Dropout(y)."""
+    affine = module.weight, module.bias, module.eps, compute_dtype(x)
+    if not torch.is_grad_enabled():
+        seed = _seed(x) if dropout else None
+        out, total, *_ = _normalized(x, y, dropout, seed, *affine, total=True)
+        return out, total
     made: tuple[Tensor, Tensor] = _Norm.apply(  # type: ignore[no-untyped-call]
-        x, module.weight, module.bias, module.eps, compute_dtype(x)
+        x, y, dropout, *affine
     )
     return made
 
@@ -79,25 +87,36 @@ def _kept(dropout: float) -> tuple[int, float]:
 class _Norm(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, epsilon: float, dtype: torch.dtype
+        ctx: Any,
+        x: Tensor,
+        y: Tensor | None,
+        dropout: float,
+        weight: Tensor,
+        bias: Tensor,
+        epsilon: float,
+        dtype: torch.dtype,
     ) -> tuple[Tensor, Tensor]:
-        out, *kept = _normalized(x, None, 0.0, None, weight, bias, epsilon, dtype, dtype)
-        ctx.save_for_backward(*kept, weight)
-        ctx.dtype = x.dtype
+        seed = _seed(x) if dropout else None
+        out, total, *kept = _normalized(
+            x, y, dropout, seed, weight, bias, epsilon, dtype, total=True, kept=dtype
+        )
+        ctx.save_for_backward(*kept, weight, *([] if seed is None else [seed]))
+        ctx.dropout, ctx.dtypes = dropout, (x.dtype, None if y is None else y.dtype)
         ctx.set_materialize_grads(False)
-        return out, x.view_as(x)
+        return out, total
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         grad, residual = grads
+        normed, scale, weight, *seeds = ctx.saved_tensors
         if grad is None:
-            return residual, None, None, None, None
-        normed, scale, weight = ctx.saved_tensors
-        d_x, _, d_weight, d_bias = _norm_gradient(
-            grad, residual, normed, scale, weight, None, 0.0, ctx.dtype, None
-        )
-        return d_x, d_weight, d_bias, None, None
+            grad = torch.zeros_like(normed)
+        d_x, d_y, d_weight, d_bias = _norm_gradient(
+            grad, residual, normed, scale, weight, seeds[0] if seeds else None, ctx.dropout,
+            *ctx.dtypes,
+        )  # fmt: skip
+        return d_x, d_y, None, d_weight, d_bias, None, None
 
 
 class _AddNorm(torch.autograd.Function):
@@ -112,7 +131,9 @@ class _AddNorm(torch.autograd.Function):
         epsilon: float,
     ) -> Tensor:
         seed = _seed(x) if dropout else None
-        out, *kept = _normalized(x, y, dropout, seed, weight, bias, epsilon, x.dtype, y.dtype)
+        out, _, *kept = _normalized(
+            x, y, dropout, seed, weight, bias, epsilon, x.dtype, kept=y.dtype
+        )
         ctx.save_for_backward(*kept, weight, *([] if seed is None else [seed]))
         ctx.dropout, ctx.dtypes = dropout, (x.dtype, y.dtype)
         return out
@@ -137,20 +158,30 @@ def _normalized(
     bias: Tensor,
     epsilon: float,
     dtype: torch.dtype,
-    kept: torch.dtype,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """LayerNorm(x + Dropout(y)), and what its gradient needs: the value before weight and bias, in
-    half precision, and the factor that made its variance 1."""
+    *,
+    total: bool = False,
+    kept: torch.dtype | None = None,
+) -> tuple[Tensor, ...]:
+    """LayerNorm(x + Dropout(y)); x + Dropout(y) itself, if `total`; and, if it is `kept`, what the
+    gradient needs: the value before weight and bias, in half precision, and the factor that made
+    its variance 1."""
+    whole = x.view_as(x)
     x, y = x.contiguous(), None if y is None else y.contiguous()
     D, T = x.shape[-1], x.numel() // x.shape[-1]
-    out, normed = torch.empty_like(x, dtype=dtype), torch.empty_like(x, dtype=kept)
-    scale = torch.empty(T, dtype=torch.float32, device=x.device)
+    out = torch.empty_like(x, dtype=dtype)
+    normed = scale = None
+    if kept is not None:
+        normed = torch.empty_like(x, dtype=kept)
+        scale = torch.empty(T, dtype=torch.float32, device=x.device)
+    if y is not None:
+        whole = torch.empty_like(x, dtype=torch.promote_types(x.dtype, y.dtype)) if total else x
     rows, width = _tile(D)
     _norm_forward[(triton.cdiv(T, rows),)](
-        x, y, seed, normed, out, scale, weight, bias, T, D, epsilon, *_kept(dropout),
-        ROWS=rows, WIDTH=width, ADD=y is not None, DROP=seed is not None, num_warps=4,
+        x, y, seed, whole, normed, out, scale, weight, bias, T, D, epsilon, *_kept(dropout),
+        ROWS=rows, WIDTH=width, ADD=y is not None, DROP=seed is not None,
+        TOTAL=total and y is not None, KEEP=kept is not None, num_warps=4,
     )  # fmt: skip
-    return out, normed, scale
+    return (out, whole) if normed is None or scale is None else (out, whole, normed, scale)
 
 
 def _norm_gradient(
@@ -202,9 +233,10 @@ def _dropped(values, seed_ptr, first, limit, factor, ROWS: tl.constexpr, WIDTH: 
 
 @triton.jit
 @no_type_check
-def _norm_forward(x_ptr, y_ptr, seed_ptr, normed_ptr, out_ptr, scale_ptr, weight_ptr, bias_ptr,
-                  T, D, epsilon, limit, factor, ROWS: tl.constexpr,
-                  WIDTH: tl.constexpr, ADD: tl.constexpr, DROP: tl.constexpr):  # fmt: skip
+def _norm_forward(x_ptr, y_ptr, seed_ptr, total_ptr, normed_ptr, out_ptr, scale_ptr, weight_ptr,
+                  bias_ptr, T, D, epsilon, limit, factor, ROWS: tl.constexpr,
+                  WIDTH: tl.constexpr, ADD: tl.constexpr, DROP: tl.constexpr,
+                  TOTAL: tl.constexpr, KEEP: tl.constexpr):  # fmt: skip
     first = tl.program_id(0).to(tl.int64) * ROWS
     rows, across = first + tl.arange(0, ROWS), tl.arange(0, WIDTH)
     within = across[None, :] < D
@@ -216,6 +248,10 @@ def _norm_forward(x_ptr, y_ptr, seed_ptr, normed_ptr, out_ptr, scale_ptr, weight
         if DROP:
             y = _dropped(y, seed_ptr, first, limit, factor, ROWS, WIDTH)
         x += y
+    if TOTAL:
+        x = x.to(total_ptr.dtype.element_ty)
+        tl.store(total_ptr + place, x, mask=real)
+        x = x.to(tl.float32)
     mean = tl.sum(x, 1) / D
     centred = tl.where(within, x - mean[:, None], 0.0)
     scale = tl.rsqrt(tl.sum(centred * centred, 1) / D + epsilon)
@@ -224,8 +260,9 @@ def _norm_forward(x_ptr, y_ptr, seed_ptr, normed_ptr, out_ptr, scale_ptr, weight
     normed = centred * scale[:, None]
     out = normed * weight[None, :] + bias[None, :]
     tl.store(out_ptr + place, out.to(out_ptr.dtype.element_ty), mask=real)
-    tl.store(normed_ptr + place, normed.to(normed_ptr.dtype.element_ty), mask=real)
-    tl.store(scale_ptr + rows, scale, mask=rows < T)
+    if KEEP:
+        tl.store(normed_ptr + place, normed.to(normed_ptr.dtype.element_ty), mask=real)
+        tl.store(scale_ptr + rows, scale, mask=rows < T)
 
 
 @triton.jit

@@ -102,6 +102,7 @@ class Stack(nn.Module):
         if cache is not None:
             self._check_cache(cache)
         last = len(self.blocks) - 1
+        chained = [_chains(block, x) for block in self.blocks]
         for n, block in enumerate(self.blocks):
             run = partial(
                 block,
@@ -112,6 +113,8 @@ class Stack(nn.Module):
             )
             if self.checkpointing and torch.is_grad_enabled():
                 x = checkpoint(run, x, memory, use_reentrant=False)
+            elif n < last and chained[n] and chained[n + 1]:
+                x = run(x, memory, whole=False)
             else:
                 x = run(x, memory)
         return x if self.norm is None else self.norm(x)
@@ -124,3 +127,9 @@ class Stack(nn.Module):
                 f"the cache is for {len(cache.blocks)} blocks, but there are {len(self.blocks)}; "
                 "use the model's own: model.cache()"
             )
+
+
+def _chains(block: nn.Module, x: Tensor) -> bool:
+    """Whether a block can give or take a residual sum in parts; hooks see the whole."""
+    seen = block._forward_hooks or block._forward_pre_hooks
+    return type(block) is Block and not seen and block.chains(x)

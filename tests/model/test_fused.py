@@ -3,7 +3,7 @@
 On a GPU in bfloat16; without one, where there is Triton and TRITON_INTERPRET=1, in float32.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,6 +18,7 @@ from regard.attention.backends import Call
 from regard.attention.mask import Mask, Packed, causal, packed
 from regard.attention.position import Layout, Rotary
 from regard.model.transformer import Transformer, TransformerConfig
+from regard.model.vit import VisionConfig, VisionTransformer
 from regard.train.loss import cross_entropy, divergence
 
 pytestmark = [pytest.mark.gpu, pytest.mark.triton]
@@ -93,6 +94,44 @@ def test_tiles(group: int, is_causal: bool, sources: list[int] | None, width: in
     same(ours, plain, query, key, value)
 
 
+@pytest.mark.parametrize("length", [5, 64, 65, 83, 197])
+@pytest.mark.parametrize("width", [16, 64])
+def test_whole(length: int, width: int) -> None:
+    from regard.attention.backends import whole
+
+    B, H = 2, 3
+    joint = torch.randn(B, length, 3 * H * width + 8, device=DEVICE).to(HALF).requires_grad_()
+
+    def heads(joint: Tensor) -> Sequence[Tensor]:
+        parts = joint[..., : 3 * H * width].unflatten(-1, (3, H, width)).unbind(2)
+        return [part.transpose(1, 2) for part in parts]
+
+    def ours(joint: Tensor) -> Tensor:
+        return whole.dense(Call(*heads(joint), None, 0.3, None, 0.0))
+
+    def plain(joint: Tensor) -> Tensor:
+        query, key, value = (part.float() for part in heads(joint))
+        return attend(query, key, value, beta=0.3, backend="formula")
+
+    same(ours, plain, joint)
+
+
+def test_gradients_side_by_side_are_not_copied() -> None:
+    from regard.attention.linear import parts
+
+    widths = (8, 8, 16)
+    joint, made = torch.randn(2, 3, 32, device=DEVICE), torch.randn(2, 3, 32, device=DEVICE)
+    pieces = parts(joint.requires_grad_(), widths)
+    (grad,) = torch.autograd.grad(pieces, joint, made.split(widths, -1))
+    assert grad.data_ptr() == made.data_ptr()
+    assert torch.equal(grad, made)
+    apart = [piece.contiguous() for piece in made.split(widths, -1)]
+    swapped = [made[..., 8:16], made[..., :8], made[..., 16:]]
+    for given in (apart, swapped):
+        (grad,) = torch.autograd.grad(parts(joint, widths), joint, given)
+        assert torch.equal(grad, torch.cat(given, -1))
+
+
 @pytest.mark.parametrize("layout", ["interleaved", "halves"])
 @pytest.mark.parametrize("width", [8, 12])
 def test_rotation(layout: Layout, width: int) -> None:
@@ -152,6 +191,23 @@ def test_norms_and_residuals(width: int) -> None:
     )
     same(lambda x, y: fused.residual(x, y, 0.0), lambda x, y: x + y, x, y)
 
+    def summed(x: Tensor, y: Tensor, *parameters: Tensor) -> Tensor:
+        with torch.autocast(DEVICE, HALF, enabled=DEVICE == "cuda"):
+            normed, total = fused.norm(x, norm, y)
+        return normed + 2 * total
+
+    same(summed, lambda x, y, *_: norm(x + y) + 2 * (x + y), x, y, *weights)
+    with torch.no_grad():
+        near(summed(x, y), norm(x + y) + 2 * (x + y))
+    # Whoever reads the sum alone, or its LayerNorm alone.
+    for n in range(2):
+        same(
+            lambda x, y, n=n: fused.norm(x, norm, y)[n],
+            lambda x, y, n=n: (norm(x + y), x + y)[n],
+            x,
+            y,
+        )
+
 
 @pytest.mark.parametrize("dropout", [0.1, 0.5])
 def test_dropout(dropout: float) -> None:
@@ -175,6 +231,12 @@ def test_dropout(dropout: float) -> None:
     (grad,) = torch.autograd.grad((normed * torch.randn_like(normed)).sum(), y)
     dropped = normed.detach() < 0
     assert torch.equal(grad == 0, dropped)
+    _, total = fused.norm(x, norm, y, dropout)
+    (grad,) = torch.autograd.grad(total.sum(), y)
+    assert torch.equal(grad, total.detach())
+    with torch.no_grad():
+        _, total = fused.norm(x, norm, y, dropout)
+    assert abs(float((total == 0).float().mean()) - dropout) < 0.02
 
 
 @pytest.mark.parametrize("gelu", [False, True])
@@ -266,3 +328,58 @@ def test_a_model_trains_as_without(
     error = (fused - exact).norm() / exact.norm()
     assert error <= 2 * (plain - exact).norm() / exact.norm()
     assert error < 0.1
+
+
+def vit() -> VisionTransformer:
+    """With ten patches of eight by eight in each direction, and the class token."""
+    shape = {"width": 96, "heads": 3, "feed_forward": 160, "layers": 3}
+    model = VisionTransformer(VisionConfig(7, 80, 8, **shape)).to(DEVICE)  # type: ignore[arg-type]
+    nn.init.normal_(model.head.output.weight)
+    return model
+
+
+@pytest.mark.parametrize("hooked", [False, True])
+def test_a_vision_transformer_trains_as_without(
+    hooked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, images = vit().train(), torch.randn(5, 3, 80, 80, device=DEVICE)
+    seen: list[Any] = []
+    if hooked:
+        for module in (model.encoder.blocks[1], model.encoder.blocks[1].add_attention):
+            module.register_forward_hook(lambda _, args, out: seen.append(out))
+
+    def gradients(autocast: bool) -> Tensor:
+        model.zero_grad()
+        with torch.autocast(DEVICE, torch.bfloat16, enabled=autocast):
+            loss = model(images).float().square().sum()
+        loss.backward()
+        return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+
+    fused = gradients(True)
+    assert len(seen) == 2 * hooked
+    assert all(isinstance(out, Tensor) for out in seen)
+    monkeypatch.setattr(fusing, "_available", lambda device: False)
+    plain, exact = gradients(True), gradients(False)
+    error = (fused - exact).norm() / exact.norm()
+    assert error <= 2 * (plain - exact).norm() / exact.norm()
+    assert error < 0.1
+
+
+def test_a_vision_transformer_infers_as_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, images = vit().eval(), torch.randn(100, 3, 80, 80, device=DEVICE)
+    calls: list[int] = []
+    with torch.no_grad():
+        exact = model(images)
+        model.bfloat16()
+        monkeypatch.setattr(fusing, "LARGE", 2**19)
+        from regard.model import fused
+
+        norm = fused.norm
+        monkeypatch.setattr(fused, "norm", lambda *given: calls.append(1) or norm(*given))
+        have = model(images.bfloat16())
+        assert len(calls) == 6
+        monkeypatch.setattr(fusing, "LARGE", 2**40)
+        plain = model(images.bfloat16())
+    assert len(calls) == 6
+    error = (have - exact).norm() / exact.norm()
+    assert error <= 1.5 * (plain - exact).norm() / exact.norm()
