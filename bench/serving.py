@@ -4,15 +4,16 @@ CTranslate2 with dynamic batching, all behind the same HTTP layer.
 
     python -m bench.serving RUN --source test.en --clients 500 --seconds 60
     python -m bench.serving RUN --source test.en --device cuda --sentences 1 32
+    … --alone --serve-flags "--workers 1" --serve-flags "--workers 3 --http-processes 4"
 
 Clients are processes of their own, on loopback; each asks for one sentence, or --sentences at a
 time, compares the answers with the direct ones, and asks for the next. They share the machine's
-cores with the server: their share is told. On a GPU, where bfloat16 rounds other batches in other
-ways, an answer is wrong if it has less than half of the direct one's words, and the bare engine,
-which translates all sentences in one call, takes CTranslate2's place. Servers take turns in rounds,
-so that a busy machine is as busy for all of them. On one that others share, whoever has more
-threads has more of it: there the CPU time of a server for each request says more than requests a
-second.
+cores with the server: their share is told, and how busy the busiest process of each kind is, which
+at 1 core is the limit. On a GPU, where bfloat16 rounds other batches in other ways, an answer is
+wrong if it has less than half of the direct one's words, and the bare engine, which translates all
+sentences in one call, takes CTranslate2's place. Servers take turns in rounds, so that a busy
+machine is as busy for all of them. On one that others share, whoever has more threads has more of
+it: there the CPU time of a server for each request says more than requests a second.
 """
 
 import argparse
@@ -22,6 +23,7 @@ import json
 import multiprocessing
 import os
 import random
+import shlex
 import signal
 import statistics
 import subprocess
@@ -35,8 +37,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-PROCESSES = 4
-"""Of clients."""
+PROCESSES = max(4, (os.cpu_count() or 1) // 4)
+"""Of clients: each asks a few thousand times a second, and a server needs the other cores."""
 
 
 # Clients
@@ -50,7 +52,9 @@ class Round:
     refused: int = 0
     wrong: int = 0
     errors: list[str] = field(default_factory=list)
+    took: float = 0.0
     cpu: float = 0.0
+    """Seconds of CPU time."""
 
 
 @dataclass(frozen=True)
@@ -118,10 +122,20 @@ def clients(port: int, traffic: Traffic, count: int, seconds: float) -> Round:
         end = time.monotonic() + seconds
         await asyncio.gather(*(client(port, traffic, end, seen) for _ in range(count)))
 
-    begun = time.process_time()
-    asyncio.run(run())
-    seen.cpu = time.process_time() - begun
+    from regard.serve.server import loop
+
+    begun, used = time.monotonic(), time.process_time()
+    with asyncio.Runner(loop_factory=loop()) as runner:
+        runner.run(run())
+    seen.took, seen.cpu = time.monotonic() - begun, time.process_time() - used
     return seen
+
+
+def imported(_: int) -> None:
+    """A process of clients that has imported what it needs, and leaves the next one to another."""
+    import regard.serve.server  # noqa: F401
+
+    time.sleep(0.5)
 
 
 # Servers
@@ -295,12 +309,16 @@ class Server:
             )
         return 1024 * total
 
-    def cpu(self) -> float:
-        ticks = 0
+    def cpu(self) -> dict[tuple[str, int], float]:
+        """Seconds of CPU time of each process, by its kind and id."""
+        seconds = {}
         for pid in self.pids():
             words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-            ticks += int(words[11]) + int(words[12])
-        return ticks / os.sysconf("SC_CLK_TCK")
+            front = b"regard.serve.front" in Path(f"/proc/{pid}/cmdline").read_bytes()
+            kind = "HTTP" if front or pid == self.process.pid else "workers"
+            ticks = int(words[11]) + int(words[12])
+            seconds[kind, pid] = ticks / os.sysconf("SC_CLK_TCK")
+        return seconds
 
     def stop(self) -> None:
         self.process.send_signal(signal.SIGTERM)
@@ -321,22 +339,48 @@ class Total:
     errors: list[str] = field(default_factory=list)
     time: float = 0.0
     client_cpu: float = 0.0
-    server_cpu: float = 0.0
+    busiest_client: float = 0.0
+    cpu: dict[tuple[str, int], float] = field(default_factory=dict)
+    """Of each process of the server, by its kind and number."""
     idle: int = 0
     peak: int = 0
 
-    def add(self, rounds: Sequence[Round], took: float) -> None:
+    def add(self, rounds: Sequence[Round]) -> None:
         for one in rounds:
             self.seconds += one.seconds
             self.refused += one.refused
             self.wrong += one.wrong
             self.errors += one.errors
             self.client_cpu += one.cpu
-        self.time += took
+        self.busiest_client += max(one.cpu for one in rounds)
+        self.time += max(one.took for one in rounds)
+
+    def add_cpu(self, used: dict[tuple[str, int], float]) -> None:
+        """Of the processes of one round, the busiest of each kind first."""
+        for kind in {kind for kind, _ in used}:
+            ranked = sorted((one for (name, _), one in used.items() if name == kind), reverse=True)
+            for n, seconds in enumerate(ranked):
+                self.cpu[kind, n] = self.cpu.get((kind, n), 0.0) + seconds
+
+    @property
+    def server_cpu(self) -> float:
+        return sum(self.cpu.values())
 
     @property
     def rate(self) -> float:
         return len(self.seconds) / self.time
+
+    def cores(self) -> str:
+        """Of each kind of process, all together and the busiest."""
+        told = []
+        for kind in sorted({kind for kind, _ in self.cpu}):
+            used = [seconds for (name, _), seconds in self.cpu.items() if name == kind]
+            told.append((kind, len(used), sum(used), max(used)))
+        told.append(("clients", PROCESSES, self.client_cpu, self.busiest_client))
+        return "; ".join(
+            f"{kind} ({count}) {used / self.time:.2f} cores, the busiest {most / self.time:.2f}"
+            for kind, count, used, most in told
+        )
 
     def line(self, name: str) -> str:
         ranked = sorted(self.seconds)
@@ -363,14 +407,15 @@ def measure(
     total.idle = total.idle or server.memory()
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(PROCESSES, context) as pool:
-        list(pool.map(time.sleep, [0.1] * PROCESSES))  # all are there
-        cpu, begun = server.cpu(), time.monotonic()
+        list(pool.map(imported, range(PROCESSES)))  # all are there
+        cpu = server.cpu()
         asked = [pool.submit(clients, server.port, traffic, share, seconds) for share in shares]
         while not all(future.done() for future in asked):
             time.sleep(0.5)
             total.peak = max(total.peak, server.memory())
-        total.server_cpu += server.cpu() - cpu
-        total.add([future.result() for future in asked], time.monotonic() - begun)
+        used = {one: seconds - cpu.get(one, 0.0) for one, seconds in server.cpu().items()}
+        total.add_cpu(used)
+        total.add([future.result() for future in asked])
 
 
 def read(path: str) -> list[str]:
@@ -390,6 +435,12 @@ def main() -> None:
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--threads", type=int, default=1, help="of every model")
     parser.add_argument("--sentences", type=int, nargs="+", default=[1], help="of a request")
+    parser.add_argument(
+        "--serve-flags",
+        action="append",
+        help='of `regard serve`, in one word: "--workers 2"; once for each server to be measured',
+    )
+    parser.add_argument("--alone", action="store_true", help="measure `regard serve` alone")
     parser.add_argument("--role", help=argparse.SUPPRESS)
     parser.add_argument("--exported", default="", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -399,11 +450,16 @@ def main() -> None:
         serve(options.role, *given, options.threads, options.device)
         return
     with tempfile.TemporaryDirectory() as folder:
-        for sentences in options.sentences:
-            _measured(options, Path(folder) / "exported", sentences)
+        told = [
+            line
+            for sentences in options.sentences
+            for line in _measured(options, Path(folder) / "exported", sentences)
+        ]
+    print("", *told, sep="\n")
 
 
-def _measured(options: argparse.Namespace, exported: Path, sentences: int) -> None:
+def _measured(options: argparse.Namespace, exported: Path, sentences: int) -> list[str]:
+    """Measures all servers; on a GPU, what share of the bare engine ours have."""
     from regard.service.requests import LIMITS
 
     texts = read(options.source)
@@ -416,8 +472,14 @@ def _measured(options: argparse.Namespace, exported: Path, sentences: int) -> No
     ours = ["-m", "regard", "serve", f"m={options.run}", "--port", "0", *same]
     ours += ["--log", "error", "--seconds", "300"]
     known = Traffic(list(zip(texts, want)), sentences, exact=options.device == "cpu")
-    kinds = {"regard serve": (ours, known), "one at a time": ([*own, "one"], known)}
-    if options.device == "cpu":
+    kinds = {
+        f"regard serve {flags}".strip(): ([*ours, *shlex.split(flags)], known)
+        for flags in options.serve_flags or [""]
+    }
+    own_kinds = list(kinds)
+    if not options.alone:
+        kinds["one at a time"] = ([*own, "one"], known)
+    if options.device == "cpu" and not options.alone:
         _export(options, exported)
         theirs = ctranslate2_translator(options.run, str(exported), options.precision, 2)(texts)
         agree = sum(map(str.__eq__, theirs, want)) / len(want)
@@ -443,19 +505,24 @@ def _measured(options: argparse.Namespace, exported: Path, sentences: int) -> No
           "cores")  # fmt: skip
     for name, total in totals.items():
         print(total.line(name))
+        print(f"  {total.cores()}")
         for error in statistics.multimode(total.errors)[:3]:
             print(f"  {error}")
-    rate = totals["regard serve"].rate
     cost = {name: total.server_cpu / len(total.seconds) for name, total in totals.items()}
-    for name in list(totals)[1:]:
-        print(
-            f"regard serve beside {name}: {rate / totals[name].rate:.2f} × as many requests a "
-            f"second, {cost[name] / cost['regard serve']:.2f} × as many in a second of CPU time"
-        )
-    if options.device == "cuda":
-        bare = _bare(texts)
-        share = rate * sentences / bare
-        print(f"the bare engine: {bare:,.0f} sentences/s, of which regard serve has {share:.2f}")
+    for one in own_kinds:
+        for name in kinds.keys() - set(own_kinds):
+            print(
+                f"{one} beside {name}: {totals[one].rate / totals[name].rate:.2f} × as many "
+                f"requests a second, {cost[name] / cost[one]:.2f} × as many in a second of CPU time"
+            )
+    if options.device == "cpu":
+        return []
+    bare = _bare(texts)
+    return [
+        f"{one}, {sentences} sentences a request: {totals[one].rate * sentences:,.0f} sentences/s, "
+        f"{totals[one].rate * sentences / bare:.2f} of the bare engine's {bare:,.0f}"
+        for one in own_kinds
+    ]
 
 
 def _export(options: argparse.Namespace, exported: Path) -> None:

@@ -22,16 +22,19 @@ class Serve:
     """Address to listen at. By default only this machine can ask; 0.0.0.0 is for everybody."""
     port: int = 8000
     """Port to listen at; 0 is any that is free."""
-    workers: int = 1
-    """Worker processes that compute, behind one port: one for each GPU, or group of cores."""
+    workers: int = 0
+    """Worker processes that compute, behind one port. 0 is one on a CPU and one for each GPU; where
+    all models together have up to 1 GiB of weights and there are four cores for each, two for each
+    GPU: what Python does for the one is done while the other's are computed. More than there are
+    GPUs take them in turn, and share their memory."""
     http_processes: int = 0
     """Processes that speak HTTP, behind the same port; 0 is one, and beside a GPU, which answers
     more than one of them can ask, one for every four cores, up to four."""
     threads: int = 0
     """Threads of each worker on the CPU; 0 shares the cores among the workers."""
     device: str = "auto"
-    """Device: auto is a GPU where there is one; or cpu, cuda, cuda:1. Of several workers on cuda,
-    each has a GPU of its own."""
+    """Device: auto is a GPU where there is one; or cpu, cuda, cuda:1. Several workers on cuda take
+    GPUs in turn."""
     precision: Literal["auto", "fp32", "bf16", "fp16", "int8"] = "auto"
     """Precision of weights and activations: auto is bf16 on a GPU, and on a CPU int8 where it
     chooses the same next tokens as fp32, and else fp32. With int8 answers do not depend on what
@@ -62,8 +65,8 @@ class Serve:
     """Log the texts of requests too."""
 
     def __post_init__(self) -> None:
-        check_positive(self, "workers", "characters", "pixels", "beams", "queue")
-        for name in ("threads", "port", "http_processes"):
+        check_positive(self, "characters", "pixels", "beams", "queue")
+        for name in ("workers", "threads", "port", "http_processes"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} ({getattr(self, name)}) must be 0 or more")
         for name in ("seconds", "memory", "drain"):
@@ -96,6 +99,7 @@ def serve(words: Sequence[str]) -> int:
         ) from None
     from regard.serve import logs
     from regard.serve.app import Options
+    from regard.serve.gpus import default_workers, gpus
     from regard.serve.server import bound_together, loop
     from regard.serve.server import serve as run
     from regard.serve.workers import Settings, Workers, cores, named
@@ -111,23 +115,27 @@ def serve(words: Sequence[str]) -> int:
         seconds=options.seconds,
         queue=options.queue,
     )
+    names = [folder for _, folder in models]
+    workers = options.workers or default_workers(
+        names, options.device, options.precision, cores(), gpus()
+    )
     settings = Settings(
         models,
         limits,
         options.device,
         options.precision,
         None if options.memory is None else round(options.memory * 1e9),
-        options.threads or max(1, cores() // options.workers),
+        options.threads or max(1, cores() // workers),
     )
     keys = _keys(options.keys)
     fronts = options.http_processes or _http_processes(options.device, cores())
     listening = bound_together(options.host, options.port, fronts)
     logs.start(options.log)
 
-    def ready(workers: Workers) -> None:
+    def ready(backend: Workers) -> None:
         host, port = listening[0].getsockname()[:2]
         address = f"[{host}]" if ":" in host else host
-        for model in workers.models():
+        for model in backend.models():
             print(f"regard: {model['name']}: {model['task']}, {model['engine']}", file=sys.stderr)
         print(f"regard: http://{address}:{port}/docs", file=sys.stderr, flush=True)
 
@@ -141,7 +149,7 @@ def serve(words: Sequence[str]) -> int:
                 listening,
                 settings,
                 shown,
-                workers=options.workers,
+                workers=workers,
                 drain=options.drain,
                 level=options.log,
                 ready=ready,

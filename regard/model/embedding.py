@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from regard.attention.arguments import check_input
 from regard.attention.checks import check_integer
+from regard.attention.fusing import compute_dtype, fuses
 from regard.attention.mask import At, Mask
 from regard.attention.position import Concatenated, InputPosition, Positions
 from regard.model.dropout import Dropout
@@ -120,7 +121,9 @@ class Patches(Embedded):
                 f"images of shape {tuple(images.shape)} must be (batch, {want[0]}, {want[1]}, "
                 f"{want[2]}); resize them, or the model: at_size((rows, columns))"
             )
-        patches, weight = flat_patches(images, self.patch), self.projection.weight
+        # Autocast would narrow them in another pass.
+        dtype = compute_dtype(images) if fuses(images) else None
+        patches, weight = flat_patches(images, self.patch, dtype), self.projection.weight
         check_input("images", patches, "numbers", weight.shape[1], weight.dtype)
         return self.placed(self.projection(patches), at)
 
@@ -151,10 +154,15 @@ class Frames(Embedded):
         return self.placed(self.projection(frames), at)
 
 
-def flat_patches(images: Float[Tensor, "B C Y X"], patch: int) -> Float[Tensor, "B S P"]:
+def flat_patches(
+    images: Float[Tensor, "B C Y X"], patch: int, dtype: torch.dtype | None = None
+) -> Float[Tensor, "B S P"]:
     """Patches row by row; each patch's numbers by channel, row and column, as a kernel has them."""
     cut = images.unflatten(-1, (-1, patch)).unflatten(-3, (-1, patch))  # B C rows P columns P
-    return cut.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)
+    cut = cut.permute(0, 2, 4, 1, 3, 5)
+    if dtype is not None:
+        cut = cut.to(dtype, memory_format=torch.contiguous_format)
+    return cut.flatten(3).flatten(1, 2)
 
 
 def image_size(image: Size) -> tuple[int, int]:

@@ -425,7 +425,7 @@ class _FeedForward(torch.autograd.Function):
 
 def _gelu(x: Tensor) -> Tensor:
     out, n = torch.empty_like(x), x.numel()
-    _activation[(triton.cdiv(n, ELEMENTS),)](x, out, n, SIZE=ELEMENTS)
+    _activation[(triton.cdiv(n, 8 * ELEMENTS),)](x, out, n, SIZE=8 * ELEMENTS, num_warps=8)
     return out
 
 

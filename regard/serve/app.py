@@ -8,10 +8,10 @@ POST /translate    GET /languages                as LibreTranslate has them
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
-from typing import Any
+from typing import Any, TypeAlias
 from urllib.parse import parse_qs
 
 from fastapi import FastAPI, Request, Response
@@ -20,6 +20,7 @@ from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse, Str
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.routing import Match
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from regard import __version__
 from regard.serve import schema
@@ -32,6 +33,8 @@ from regard.service.requests import LIMITS, Limits, Refused, TooLarge, Unknown
 
 TEXT = "text/plain; version=0.0.4; charset=utf-8"
 """Prometheus' text format."""
+
+_Post: TypeAlias = Callable[[Request], Awaitable[Response]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,10 +78,12 @@ def create(backend: Backend, options: Options | None = None) -> FastAPI:
             allow_headers=["authorization", "content-type", "x-api-key", "x-request-id"],
         )
     _answer_errors(app)
+    inner = app.build_middleware_stack()
+    if not options.cors:  # which adds to every answer
+        inner = _straight({f"/v1/{path}": function for path, function, *_ in api.posts()}, inner)
     # Outside of everything, so that it sees all that happens.
-    stack = app.build_middleware_stack()
     guard = Guard(
-        stack,
+        inner,
         metrics=metrics,
         keys=api.keys,
         largest=options.largest,
@@ -87,6 +92,21 @@ def create(backend: Backend, options: Options | None = None) -> FastAPI:
     )
     app.middleware_stack = guard
     app.state.guard, app.state.metrics = guard, metrics
+    return app
+
+
+def _straight(posts: dict[str, _Post], others: ASGIApp) -> ASGIApp:
+    """Straight to the functions that models are asked by: they read the request themselves, and
+    FastAPI, which looks for parameters and dependencies, would take half of its time."""
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        function = posts.get(scope["path"]) if scope["method"] == "POST" else None
+        if function is None:
+            await others(scope, receive, send)
+        else:
+            response = await function(Request(scope, receive, send))
+            await response(scope, receive, send)
+
     return app
 
 
@@ -160,8 +180,9 @@ class _Api:
     def __init__(self, backend: Backend, options: Options, keys: Keys, metrics: Metrics):
         self.backend, self.options, self.keys, self.metrics = backend, options, keys, metrics
 
-    def add_to(self, app: FastAPI) -> None:
-        for path, function, body, answer, about in (
+    def posts(self) -> Sequence[tuple[str, _Post, dict[str, Any], type[BaseModel], str]]:
+        """How models are asked: path, function, and for the document body, answer and summary."""
+        return (
             ("translate", self.translate, _body(schema.TranslateBody), schema.TranslateAnswer,
              "Translate texts; long ones in sentences, with lines and markup kept."),
             ("generate", self.generate, _body(schema.GenerateBody), schema.TextsAnswer,
@@ -174,7 +195,10 @@ class _Api:
              "Read the text in images."),
             ("attention", self.attention, _body(schema.AttentionBody), schema.AttentionAnswer,
              "Where a model looks while it writes: cross-attention, and words aligned by it."),
-        ):  # fmt: skip
+        )  # fmt: skip
+
+    def add_to(self, app: FastAPI) -> None:
+        for path, function, body, answer, about in self.posts():
             app.post(
                 f"/v1/{path}",
                 summary=about,

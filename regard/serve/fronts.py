@@ -1,6 +1,6 @@
 """Other HTTP processes at the same port, as the main process has them.
 
-One process of Python answers some three thousand requests a second over HTTP, and a GPU several
+One process of Python answers some thousands of requests a second over HTTP, and a GPU several
 times as many sentences. Fronts listen at the port as the main process does, and ask its workers
 through sockets of their own. One that ends without being told to is started again.
 """

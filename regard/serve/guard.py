@@ -14,7 +14,6 @@ import re
 import secrets
 import time
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
-from contextlib import suppress
 from typing import Any
 
 from regard.serve.metrics import Metrics
@@ -208,8 +207,18 @@ class Guard:
 
     async def _run(self, scope: Scope, body: bytes, receive: Receive, send: Send) -> bool:
         """Runs the application; True if its client left, and it was cancelled."""
-        gone = asyncio.ensure_future(receive())
-        given = False
+        work = asyncio.current_task()
+        assert work is not None
+        given = left = False
+
+        async def leave() -> MutableMapping[str, Any]:
+            nonlocal left
+            message = await receive()
+            left = True
+            work.cancel()
+            return message
+
+        gone = asyncio.ensure_future(leave())
 
         async def again() -> MutableMapping[str, Any]:
             nonlocal given
@@ -218,19 +227,15 @@ class Guard:
                 return {"type": "http.request", "body": body, "more_body": False}
             return await asyncio.shield(gone)
 
-        work = asyncio.ensure_future(self.app(scope, again, send))
         try:
-            await asyncio.wait((work, gone), return_when=asyncio.FIRST_COMPLETED)
-            if not work.done():
-                work.cancel()
-                with suppress(asyncio.CancelledError):
-                    await work
-                return True
-            work.result()
-            return False
+            await self.app(scope, again, send)
+        except asyncio.CancelledError:
+            if not left:
+                raise
+            work.uncancel()
         finally:
-            for task in (work, gone):
-                task.cancel()
+            gone.cancel()
+        return left
 
 
 class _Left(Exception):  # noqa: N818
@@ -245,7 +250,7 @@ def _id(given: bytes) -> str:
 
 
 async def respond(send: Send, status: int, words: str, headers: dict[str, str]) -> None:
-    body = json.dumps({"error": words}).encode()
+    body = json.dumps({"error": words}, ensure_ascii=False, separators=(",", ":")).encode()
     fields = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
     fields += [(name.lower().encode(), text.encode()) for name, text in headers.items()]
     await send({"type": "http.response.start", "status": status, "headers": fields})

@@ -24,6 +24,7 @@ class Line:
         self.models: list[dict[str, Any]] = []
         self.stats: dict[str, int] = {}
         self.ready = False
+        self._unsaid: list[bytes] = []
 
     async def hear(self) -> bool:
         """Passes on what it says, until its end; whether it said anything."""
@@ -65,7 +66,15 @@ class Line:
         self._reader, self._writer = reader, writer
 
     def _say(self, message: wire.Message, blobs: tuple[bytes, ...] = ()) -> None:
-        self._writer.write(wire.encode(message, blobs))
+        # What is said in one turn of the event loop is one write.
+        if not self._unsaid:
+            asyncio.get_running_loop().call_soon(self._write)
+        self._unsaid.append(wire.encode(message, blobs))
+
+    def _write(self) -> None:
+        said, self._unsaid = self._unsaid, []
+        if not self._writer.is_closing():
+            self._writer.write(b"".join(said))
 
     async def _receive(self) -> wire.Message:
         size = int.from_bytes(await self._reader.readexactly(4), "little")

@@ -64,7 +64,7 @@ def decode(read: Callable[[int], bytes]) -> tuple[Message, list[bytes]]:
 
 def pack(request: Request) -> tuple[Message, tuple[bytes, ...]]:
     """A request as a message."""
-    fields = {field.name: getattr(request, field.name) for field in dataclasses.fields(request)}
+    fields = dict(vars(request))
     blobs: tuple[bytes, ...] = fields.pop("images", ())
     if (image := fields.pop("image", None)) is not None:
         blobs = (image,)
@@ -78,7 +78,7 @@ def unpack(message: Message, blobs: list[bytes]) -> Request:
             fields[name] = tuple(fields[name])
     if kind is requests.Attend:
         fields["image"] = blobs[0] if blobs else None
-    elif any(field.name == "images" for field in dataclasses.fields(kind)):
+    elif kind in (requests.Read, requests.Classify):
         fields["images"] = tuple(blobs)
     return kind(**fields)
 

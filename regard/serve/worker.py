@@ -26,6 +26,11 @@ from regard.serve.wire import Message
 
 OFTEN = 1.0
 """Seconds between two reports."""
+TOGETHER = 0.001
+"""Seconds within which answers are sent together: to wake a thread and a process for each would
+take as long as to make it."""
+GARBAGE = 100_000
+"""Objects between two searches for garbage, each of which looks at every sentence that waits."""
 
 
 class Line:
@@ -55,6 +60,7 @@ class Line:
         going = True
         while going:
             parts = [self._output.get()]
+            time.sleep(TOGETHER)
             while not self._output.empty():
                 parts.append(self._output.get())
             going = None not in parts
@@ -94,6 +100,8 @@ class Worker:
             memory_limit=settings["memory"],
         )
         try:
+            if settings["sharing"] > 1 and settings["precision"] != "int8":
+                _share_gpu(settings["device"], settings["sharing"])
             for name, folder in settings["models"]:
                 self.service.add(folder, name)
         except (ValueError, OSError) as error:
@@ -103,6 +111,7 @@ class Worker:
         # Whatever is loaded stays: no search for garbage has to look at it again and again.
         gc.collect()
         gc.freeze()
+        gc.set_threshold(GARBAGE)
         self._greet(self._main)
         threading.Thread(target=self._report, daemon=True).start()
         if self._meeting is not None:
@@ -193,6 +202,16 @@ class Worker:
             for line in (self._main, *self._others):
                 line.say(report)
             time.sleep(OFTEN)
+
+
+def _share_gpu(device: str, sharing: int) -> None:
+    """Takes its share of the memory alone; a part stays for what CUDA has in every process."""
+    import torch
+
+    from regard.device import device as named_device
+
+    if (gpu := named_device(device)).type == "cuda":
+        torch.cuda.set_per_process_memory_fraction(0.95 / sharing, gpu)
 
 
 def resident() -> int:

@@ -1,4 +1,5 @@
-"""Worker processes, as the main process has them: one for each GPU or group of cores.
+"""Worker processes, as the main process has them: a few for each GPU, or one for each group of
+cores.
 
 One that ends without being told to is started again; what it was answering is lost, and says so.
 """
@@ -13,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from regard.serve.gpus import gpus, placed
 from regard.serve.lines import LATER, SOON, Line, Lines
 from regard.service.requests import Limits
 
@@ -39,8 +41,11 @@ class Workers(Lines):
 
     def __init__(self, settings: Settings, count: int, meeting: Path | None = None):
         """In the folder `meeting`, other processes find sockets at which workers listen too."""
+        there = gpus()
         self._workers = [
-            _Worker(settings, _device(settings.device, n, count), meeting and meeting / str(n))
+            _Worker(
+                settings, *placed(n, count, settings.device, there), meeting and meeting / str(n)
+            )
             for n in range(count)
         ]
         super().__init__(self._workers)
@@ -69,9 +74,13 @@ class Workers(Lines):
 
 
 class _Worker(Line):
-    def __init__(self, settings: Settings, device: str, address: Path | None):
+    def __init__(self, settings: Settings, gpu: str | None, sharing: int, address: Path | None):
+        """It sees this GPU alone, which so many share."""
         super().__init__()
-        self.settings, self.device = settings, device
+        self.settings, self.sharing = settings, sharing
+        self._environment = {"GOMP_SPINCOUNT": "4000", **os.environ}
+        if gpu is not None:
+            self._environment["CUDA_VISIBLE_DEVICES"] = gpu
         self.process: subprocess.Popen[bytes] | None = None
         self.restarts = 0
         self._closing = False
@@ -89,7 +98,7 @@ class _Worker(Line):
                 [sys.executable, "-m", "regard.serve.worker", *map(str, files)],
                 pass_fds=files,
                 stdin=subprocess.DEVNULL,
-                env={**os.environ, "GOMP_SPINCOUNT": os.environ.get("GOMP_SPINCOUNT", "4000")},
+                env=self._environment,
             )
         self._open(*await asyncio.open_connection(sock=ours, limit=2**20))
         settings = self.settings
@@ -97,7 +106,8 @@ class _Worker(Line):
             {
                 "models": settings.models,
                 "limits": asdict(settings.limits),
-                "device": self.device,
+                "device": settings.device,
+                "sharing": self.sharing,
                 "precision": settings.precision,
                 "memory": settings.memory,
                 "threads": settings.threads,
@@ -175,11 +185,6 @@ def _meeting(address: Path) -> socket.socket:
         ) from None
     listening.listen()
     return listening
-
-
-def _device(name: str, n: int, count: int) -> str:
-    """Of several workers, each has a GPU of its own."""
-    return f"cuda:{n}" if name == "cuda" and count > 1 else name
 
 
 def cores() -> int:

@@ -4,7 +4,8 @@
 
 One step of the model is for all rows of all requests, whichever search they want: searches of one
 kind are together in a `Lane`. An engine that captures whole searches in graphs is not stepped from
-outside: there, sentences that come together are a session of their own, and sessions take turns.
+outside: there, sentences that come together are a session of their own, and sessions take turns;
+while the device computes, those that have ended are answered.
 
 Who is answered depends on nobody else in the batch: see `tests/service`.
 """
@@ -86,13 +87,19 @@ class Batch:
 
     @property
     def rows(self) -> int:
+        """Those that are computed."""
         lanes = sum(lane.rules.beams * len(lane.sentences) for lane in self._lanes.values())
         return lanes + sum(cohort.rows for cohort in self._cohorts)
 
     @property
+    def busy(self) -> bool:
+        """Whether a step is needed, be it to tell what was found."""
+        return bool(self._lanes or self._cohorts)
+
+    @property
     def cohorts(self) -> int:
         """Sessions that run by themselves, and take turns."""
-        return len(self._cohorts)
+        return sum(cohort.rows > 0 for cohort in self._cohorts)
 
     @property
     def sentences(self) -> list[Sentence]:
@@ -146,9 +153,7 @@ class Batch:
         for lane in self._lanes.values():
             lane.drop(lambda sentence: not sentence.wanted())
         self._lanes = {rules: lane for rules, lane in self._lanes.items() if lane.sentences}
-        for cohort in [*self._cohorts]:
-            if not cohort.advance():
-                self._cohorts.remove(cohort)
+        self._advance()
         if not self._lanes:
             self._close()
             return
@@ -170,6 +175,16 @@ class Batch:
         self._lanes = {rules: lane for rules, lane in self._lanes.items() if lane.sentences}
         if not self._lanes:
             self._close()
+
+    def _advance(self) -> None:
+        """A few steps of every cohort, which the device takes while others are answered."""
+        for cohort in self._cohorts:
+            cohort.launch()
+        for cohort in self._cohorts:
+            cohort.tell()
+        for cohort in self._cohorts:
+            cohort.look()
+        self._cohorts = [cohort for cohort in self._cohorts if cohort.rows or cohort.found]
 
     def clear(self, error: Exception) -> None:
         """Gives up all that is running."""
@@ -288,6 +303,10 @@ class Cohort:
 
     def __init__(self, session: Session, rules: Rules, sentences: list[Sentence]):
         self.session, self.rules, self.sentences = session, rules, sentences
+        self.found: list[tuple[Sentence, list[Hypothesis]]] = []
+        """What is to be told."""
+        self._told: set[int] = set()
+        self._running = True
         rule = Constraints(
             len(sentences),
             session.vocabulary,
@@ -312,32 +331,52 @@ class Cohort:
 
     @property
     def rows(self) -> int:
-        return len(self.sentences) * self.rules.beams
+        return len(self.sentences) * self.rules.beams if self._running else 0
 
-    def advance(self) -> bool:
-        """A few steps; False when all is done, or nobody waits any more."""
-        if not any(sentence.wanted() for sentence in self.sentences):
-            self.session.close()
-            return False
-        self.session.advance(self.search)
-        if isinstance(self.search, Paths) and any(one.stream for one in self.sentences):
-            self._stream(self.search)
-        if not bool(self.search.over.all()):
-            return True
+    def launch(self) -> None:
+        """A few steps, for which nobody waits yet; none where nobody wants them any more."""
+        if self._running and not any(sentence.wanted() for sentence in self.sentences):
+            self._end()
+        if self._running:
+            self.session.advance(self.search)
+
+    def tell(self) -> None:
+        """Answers those that were found at the last look."""
+        found, self.found = self.found, []
+        for sentence, hypotheses in found:
+            try:
+                sentence.answer(hypotheses)
+            except Exception as error:
+                sentence.fail(error)
+
+    def look(self) -> None:
+        """Waits for the steps, and reads what has ended: once it is half, and at the end all."""
+        if not self._running:
+            return
         search = self.search
-        found = (
-            search.hypotheses()
-            if isinstance(search, Beams)
-            else [[one] for one in search.hypotheses()]
-        )
-        for sentence, hypotheses in zip(self.sentences, found):
-            sentence.answer(hypotheses)
+        if isinstance(search, Paths) and any(one.stream for one in self.sentences):
+            self._stream(search)
+        over = search.over.tolist()
+        ended = [n for n, done in enumerate(over) if done and n not in self._told]
+        # To read a few costs as much as to read all.
+        if not all(over) and 2 * len(ended) < len(over):
+            return
+        found: Sequence[Any] = search.hypotheses()
+        self.found = [
+            (self.sentences[n], found[n] if isinstance(search, Beams) else [found[n]])
+            for n in ended
+        ]
+        self._told.update(ended)
+        if all(over):
+            self._end()
+
+    def _end(self) -> None:
+        self._running = False
         self.session.close()
-        return False
 
     def _stream(self, search: Paths) -> None:
         written = search.tokens[:, : search.t].tolist()
-        for sentence, tokens in zip(self.sentences, written):
-            if sentence.stream is not None:
+        for n, (sentence, tokens) in enumerate(zip(self.sentences, written)):
+            if sentence.stream is not None and n not in self._told:
                 end = tokens.index(self.rules.end) if self.rules.end in tokens else len(tokens)
                 sentence.stream(tokens[: min(end, sentence.most)])

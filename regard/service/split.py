@@ -46,6 +46,9 @@ _ABBREVIATION = re.compile(
 
 def pieces(text: str, *, markup: bool = False, long: int = LONG) -> list[Piece]:
     """The pieces of a text; `markup` says that it is HTML."""
+    # Most texts are one short line: of all white space, only a plain space is printable.
+    if not markup and text and len(text) <= long and text.isprintable() and text == text.strip():
+        return [Piece(text, True)]
     return [piece for piece in _pieces(text, markup, long) if piece.text]
 
 

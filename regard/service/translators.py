@@ -88,7 +88,9 @@ class ServedTranslator(Writer):
     ) -> Iterator[Sentence]:
         """Those of all texts, which are tokenized together."""
         rules = self._rules(request.beams, request.n_best)
-        settings = replace(self.search, beams=rules.beams)
+        settings = self.search
+        if rules.beams != settings.beams:
+            settings = replace(settings, beams=rules.beams)
         asked = [
             (text, n, plain(piece, request.markup))
             for text in texts
@@ -156,7 +158,7 @@ class _Text:
             written[place] = best
             if self.job.stream is not None and len(parts) == 1:
                 self._stream(n, best[0].text, True)
-            if all(one is not None for one in written):
+            if None not in written:
                 whole = cast(list[list[Written]], written)
                 self.found[n] = whole[0] if len(whole) == 1 else translator.joined(whole)
                 if self.job.stream is not None and len(parts) > 1:

@@ -1,5 +1,6 @@
 """Models that write: sentences of all requests are in one batch."""
 
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -21,9 +22,10 @@ from regard.task.search import SearchSettings, check_beams
 
 SWEEP = 0.25
 """Seconds between looks for who has left, or is late, among those who wait."""
-COHORTS, GATHER = 2, 0.05
-"""Where sentences that come together are computed by themselves: how many such cohorts there are
-before others wait, so that theirs is larger, and for how many seconds these wait at most."""
+GATHER = 0.05
+"""Where sentences that come together are computed by themselves, seconds that others wait at most
+until those have ended: a step for many takes hardly longer than one for a few, and whoever is
+answered meanwhile can ask again."""
 
 
 class Writer(Served):
@@ -39,6 +41,8 @@ class Writer(Served):
         self._queues: deque[deque[Sentence]] = deque()
         self._inbox: deque[Sequence[Sentence]] = deque()
         """What was asked meanwhile, in any thread."""
+        self._waiting, self._counting = 0, threading.Lock()
+        self._known: dict[tuple[int | None, int], Rules] = {}
         self._swept = self._admitted = time.monotonic()
         on_gpu = next(self.model.parameters()).device.type == "cuda"
         most = pick(self.model).rows(self._longest())
@@ -53,11 +57,11 @@ class Writer(Served):
 
     @property
     def waiting(self) -> int:
-        return sum(map(len, (*tuple(self._queues), *tuple(self._inbox))))
+        return self._waiting
 
     @property
     def busy(self) -> bool:
-        return super().busy or bool(self.batch.rows)
+        return super().busy or self.batch.busy
 
     def _engine(self) -> str:
         picked = pick(self.model)
@@ -69,23 +73,37 @@ class Writer(Served):
         check_beams(beams, self.model.config.vocabulary)
 
     def enqueue(self, sentences: Sequence[Sentence]) -> None:
+        self._count(len(sentences))
         self._inbox.append(sentences)
+
+    def _count(self, more: int) -> None:
+        with self._counting:
+            self._waiting += more
 
     def turn(self) -> int:
         super().turn()
         if (now := time.monotonic()) > self._swept + SWEEP:
             # Who has left or is late is not found only when it would be their turn.
             self._swept = now
-            self._queues = deque(queue for queue in self._queues if queue and queue[0].wanted())
+            for _ in range(len(self._queues)):
+                self._keep(self._queues.popleft())
         entering = list(self._entering())
         if entering:
+            self._count(-len(entering))
             self.batch.join(entering)
-        if self.batch.rows:
+        if self.batch.busy:
             try:
                 self.batch.step()
             except Exception as error:
                 self.batch.clear(error)
         return len(entering)
+
+    def _keep(self, queue: deque[Sentence]) -> None:
+        """Waits on, if there is anything in it that somebody wants."""
+        if queue and queue[0].wanted():
+            self._queues.append(queue)
+        else:
+            self._count(-len(queue))
 
     def _entering(self) -> Iterator[Sentence]:
         """As many as there is room for, in turns of their requests."""
@@ -97,16 +115,15 @@ class Writer(Served):
         if rows > self._rows // 2 and self.waiting > self._rows - rows:
             return
         now = time.monotonic()
-        if self.batch.cohorts >= COHORTS and now < self._admitted + GATHER:
+        if self.batch.cohorts and now < self._admitted + GATHER:
             return
         self._admitted = now
         while self._queues:
             queue = self._queues.popleft()
-            if not queue:
+            if not queue or not queue[0].wanted():
+                self._count(-len(queue))
                 continue
             sentence = queue[0]
-            if not sentence.wanted():
-                continue
             if rows and rows + sentence.rules.beams > self._rows:
                 self._queues.appendleft(queue)
                 return
@@ -120,10 +137,17 @@ class Writer(Served):
         self.batch.clear(error)
         for waiting in (self._queues, self._inbox):
             while waiting:
-                for sentence in waiting.popleft():
+                given_up = waiting.popleft()
+                self._count(-len(given_up))
+                for sentence in given_up:
                     sentence.fail(error)
 
     def _rules(self, beams: int | None, n_best: int = 1) -> Rules:
+        if (beams, n_best) not in self._known:
+            self._known[beams, n_best] = self._new_rules(beams, n_best)
+        return self._known[beams, n_best]
+
+    def _new_rules(self, beams: int | None, n_best: int) -> Rules:
         settings = self.search
         width = max(settings.beams if beams is None else beams, n_best)
         return Rules(

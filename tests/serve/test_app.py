@@ -69,6 +69,25 @@ def test_translate(app: Any, direct: Any) -> None:
     assert alone.headers["x-request-id"] == "my-1"
 
 
+def test_what_goes_around_fastapi_is_answered_alike(app: Any, service: Service) -> None:
+    through = create(InProcess(service), Options(limits=LIMITS, cors=("https://example.org",)))
+    asked: list[tuple[str, object, dict[str, str]]] = [
+        ("/v1/translate", {"text": TEXTS[:2], "model": "en-de", "beams": 1}, {}),
+        ("/v1/translate", {"text": "a", "model": "nobody's"}, {}),
+        ("/v1/translate", {"text": "a", "beams": 10**6, "model": "en-de"}, {}),
+        ("/v1/translate", b"{", {"content-type": "application/json"}),
+        ("/v1/translate", b"a", {"content-type": "text/plain"}),
+        ("/v1/translate/", {"text": "a"}, {}),
+        ("/v1/label", {"text": TEXTS[0]}, {}),
+        ("/v1/attention", {}, {}),
+    ]
+    for path, body, headers in asked:
+        ours, theirs = (call(one, "POST", path, body, headers) for one in (app, through))
+        assert (ours.status, ours.body) == (theirs.status, theirs.body)
+        assert ours.headers.get("content-type") == theirs.headers.get("content-type")
+    assert call(app, "GET", "/v1/translate").status == 405
+
+
 def test_the_other_kinds(app: Any, direct: Any) -> None:
     images = [picture(0), picture(1)]
     encoded = [base64.b64encode(image).decode() for image in images]

@@ -199,7 +199,7 @@ def test_what_cannot_be_served_is_one_line(
         ((), "needs runs' or models' folders"),
         ((tmp_path / "none",), "cannot be found"),
         ((folder, f"en-de={folder}"), "two models named en-de"),
-        ((folder, "--workers", 0), "workers (0) must be 1 or more"),
+        ((folder, "--workers", -1), "workers (-1) must be 0 or more"),
         ((folder, "--port", 70000), "port (70000) must be from 0"),
         ((folder, "--port", 70000, "--http-processes", 2), "port (70000) must be from 0"),
         ((folder, "--http-processes", -1), "http_processes (-1) must be 0 or more"),

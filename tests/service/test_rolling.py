@@ -134,7 +134,7 @@ def test_whoever_joins_when(seed: int) -> None:
     )
     batch = Batch(lambda some, beams, length: Oracle([one.source for one in some]), 9)
     waiting = list(sentences)
-    while waiting or batch.rows:
+    while waiting or batch.busy:
         count = chance.randint(0, 4)
         if joining := waiting[:count]:
             batch.join(joining)
@@ -154,7 +154,7 @@ def test_one_that_is_given_up_leaves_the_others_alone(rules: Rules) -> None:
     batch.join(sentences)
     batch.step()
     wanted = False
-    while batch.rows:
+    while batch.busy:
         batch.step()
     for n, sentence in enumerate(sentences):
         if n != 2:
@@ -170,7 +170,7 @@ def test_what_is_settled_only_grows_and_ends_as_the_answer_begins(rules: Rules) 
         sentence.stream = heard[n].append
     batch = Batch(lambda some, beams, length: Oracle([one.source for one in some]), 9)
     batch.join(sentences)
-    while batch.rows:
+    while batch.busy:
         batch.step()
     assert any(heard)
     for told, best in zip(heard, found):
@@ -190,7 +190,7 @@ def test_one_that_cannot_be_read_fails_alone() -> None:
 
     batch = Batch(opened, 9)
     batch.join(sentences)
-    while batch.rows:
+    while batch.busy:
         batch.step()
     assert [str(error) for error in errors] == ["no"]
     for n in (0, 2, 3):
@@ -209,7 +209,7 @@ def test_a_step_that_fails_fails_all_and_the_next_begin_anew() -> None:
     assert not batch.rows
     again, found = collected([(8, [START], 5, KINDS[2])])
     batch.join(again)
-    while batch.rows:
+    while batch.busy:
         batch.step()
     assert found[0] == alone(again[0])
 
@@ -225,7 +225,7 @@ def test_numbers_that_are_not_finite_are_an_error() -> None:
         sentences[0].fail = errors.append
         batch = Batch(lambda some, beams, length: Broken([one.source for one in some]), 9)
         batch.join(sentences)
-        while batch.rows:
+        while batch.busy:
             try:
                 batch.step()
             except ValueError as error:
@@ -247,10 +247,59 @@ def test_sessions_that_run_searches_by_themselves_take_turns(rules: Rules) -> No
     assert batch.rows == 4 * rules.beams
     batch.step()
     batch.join(sentences[4:])
-    while batch.rows:
+    while batch.busy:
         batch.step()
     for sentence, have in zip(sentences, found):
         assert have == alone(sentence)
+
+
+def test_half_of_a_session_is_answered_while_the_others_run() -> None:
+    sentences, found = collected([(n, [START], 1 if n < 3 else 9, KINDS[0]) for n in range(5)])
+    happened: list[str] = []
+
+    class Noted(Captured):
+        def advance(self, search: Any) -> None:
+            happened.append("launched")
+            super().advance(search)
+
+    def noted(answer: Callable[[list[Hypothesis]], None]) -> Callable[[list[Hypothesis]], None]:
+        def tell(best: list[Hypothesis]) -> None:
+            happened.append("told")
+            answer(best)
+
+        return tell
+
+    for sentence in sentences:
+        sentence.answer = noted(sentence.answer)
+    batch = Batch(lambda some, beams, length: Noted([one.source for one in some]), 9)
+    batch.join(sentences)
+    assert batch.cohorts == 1
+    batch.step()
+    assert happened == ["launched"]  # what it found is told once the next steps are on their way
+    assert (batch.cohorts, batch.rows) == (1, 5)
+    batch.step()
+    assert happened == ["launched", "launched", "told", "told", "told"]
+    while batch.busy:
+        batch.step()
+    assert happened.count("told") == 5
+    assert found == [alone(sentence) for sentence in sentences]
+    assert (batch.cohorts, batch.rows) == (0, 0)
+
+
+def test_an_answer_that_fails_fails_by_itself() -> None:
+    sentences, found = collected([(n, [START], 3, KINDS[0]) for n in range(3)])
+    errors: list[Exception] = []
+
+    def refuse(best: list[Hypothesis]) -> None:
+        raise ValueError("no")
+
+    sentences[1].answer, sentences[1].fail = refuse, errors.append
+    batch = Batch(lambda some, beams, length: Captured([one.source for one in some]), 9)
+    batch.join(sentences)
+    while batch.busy:
+        batch.step()
+    assert [str(error) for error in errors] == ["no"]
+    assert [found[0], found[2]] == [alone(sentences[0]), alone(sentences[2])]
 
 
 def test_slots_are_used_again() -> None:
@@ -259,7 +308,7 @@ def test_slots_are_used_again() -> None:
         sentences, found = collected([(begin + n, [START], 4, KINDS[3]) for n in range(3)])
         batch.join(sentences)
         lane = next(iter(batch._lanes.values()), None)
-        while batch.rows:
+        while batch.busy:
             batch.step()
         assert all(found)
         if lane is not None:

@@ -270,7 +270,6 @@ def test_who_waits_for_captured_searches_enters_together(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("regard.decode.engine.session.Session.shrinks", False)
-    monkeypatch.setattr("regard.service.writers.COHORTS", 1)
     monkeypatch.setattr("regard.service.writers.GATHER", HANG)
     folder = translator(tmp_path / "en-de")
     want = load(folder).translate(TEXTS)  # type: ignore[union-attr]
@@ -288,6 +287,31 @@ def test_who_waits_for_captured_searches_enters_together(
         assert served.batch.cohorts <= 1
     assert [count for count in entered if count] == [1, len(TEXTS) - 1]
     assert [future.result()[0].text for future in asked] == want
+
+
+def test_whoever_has_left_waits_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("regard.service.writers.ROWS", 6)
+    monkeypatch.setattr("regard.service.writers.SWEEP", -1.0)
+    folder = translator(tmp_path / "en-de")
+    served = load_served("en-de", folder, device="cpu", precision="fp32", version=1)
+    assert isinstance(served, ServedTranslator)
+    asked: list[Future[Any]] = [Future() for _ in range(3)]
+    for n, future in enumerate(asked):
+        texts = tuple(TEXTS[7 * n : 7 * n + 7])
+        served.take(Job(Translate(texts=texts), future, time.monotonic() + HANG, None), Limits())
+    assert served.waiting == 21
+    begun = served.turn()
+    assert served.waiting == 21 - begun > 14
+    assert asked[1].cancel()
+    served.turn()
+    assert served.waiting <= 14
+    while served.busy:
+        served.turn()
+    assert served.waiting == 0
+    assert all(len(future.result()) == 7 for future in (asked[0], asked[2]))
+    served.take(Job(Translate(texts=("a", "b")), asked[1], 0.0, None), Limits())
+    served.give_up(Lost("over"))
+    assert (served.waiting, served.busy) == (0, False)
 
 
 def test_no_more_rows_run_than_the_engine_takes_at_once(

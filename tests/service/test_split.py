@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as some
 
-from regard.service.split import Piece, marked_up, pieces, plain
+from regard.service.split import Piece, _pieces, marked_up, pieces, plain
 
 SIGNS = some.lists(
     some.sampled_from([*"ab A.!?…\n\r\t \u2028\u3002\uff01<>/&;\"'()1é", "</b>", "<i>", "Mr. "]),
@@ -24,6 +24,12 @@ def test_pieces_are_the_text(text: str, markup: bool, long: int) -> None:
         if piece.translated:
             assert piece.text == piece.text.strip()
             assert len(piece.text.splitlines()) == 1
+
+
+@given(SIGNS | some.text(max_size=12), some.booleans(), some.integers(0, 20))
+def test_a_short_line_takes_a_short_way(text: str, markup: bool, long: int) -> None:
+    whole = [piece for piece in _pieces(text, markup, long) if piece.text]
+    assert pieces(text, markup=markup, long=long) == whole
 
 
 def test_lines_and_white_space_stay() -> None:

@@ -51,6 +51,8 @@ SPACES, KEPT = 12, 1 / 4
 """Number of unused spaces that are kept, and the share of the device's memory for them."""
 SHARE = 1 / 8
 """The maximum share of the device's memory for one space."""
+LARGER = 2
+"""How many times as large as wanted a space may be, in sentences and in lengths."""
 BEAMS = 32
 """The maximum beam size, for which the search kernel has registers."""
 STEPS = 8
@@ -83,6 +85,7 @@ class CudaEngine:
         blocks = [cast(Any, block) for block in self.decoder.blocks]
         self._own = sum(_cached(block.attention) for block in blocks)
         self._read = sum(_cached(block.cross) for block in blocks if block.cross is not None)
+        self._memory = _available(self.device)
         self.lock = threading.RLock()
         self._free: OrderedDict[Size, list[Space]] = OrderedDict()
         self._held = _held(model)
@@ -152,10 +155,24 @@ class CudaEngine:
     def lease(self, size: Size) -> "Space":
         """A space that nobody else has until it is given back."""
         with self.lock:
-            if free := self._free.get(size):
-                return free.pop()
+            if (near := self._nearest(size)) is not None:
+                return self._free[near].pop()
             with torch.inference_mode(False):  # it will serve outside of it as well
                 return Space(self, *size)
+
+    def _nearest(self, size: Size) -> Size | None:
+        """The smallest of the free spaces that are large enough, and not much larger: to capture
+        another takes longer than a few batches."""
+
+        def fits(other: Size) -> bool:
+            (B, beams, length, shape), (room, width, most, held) = size, other
+            if width != beams or len(held) != len(shape):
+                return False
+            pairs = zip((B, length, *shape), (room, most, *held))
+            return all(n <= m <= LARGER * n for n, m in pairs)
+
+        fitting = [other for other, free in self._free.items() if free and fits(other)]
+        return min(fitting, key=self._bytes, default=None)
 
     def give_back(self, space: "Space") -> None:
         with self.lock:
@@ -167,7 +184,7 @@ class CudaEngine:
 
     def _crowded(self) -> bool:
         kept = [size for size, free in self._free.items() for _ in free]
-        return len(kept) > SPACES or sum(map(self._bytes, kept)) > KEPT * self._memory()
+        return len(kept) > SPACES or sum(map(self._bytes, kept)) > KEPT * self._memory
 
     def places(self, shape: tuple[int, ...]) -> int:
         """How many places a source of this shape has for cross-attention to read."""
@@ -189,22 +206,17 @@ class CudaEngine:
         """How many rows of this length fit into a space, each with a source as long."""
         each = (self._own + self._read) * bucket(length, 32) + self.vocabulary
         # A bucket has up to a quarter more sentences than it is asked for.
-        return max(1, int(SHARE * self._memory() / (1.25 * each * self.dtype.itemsize)))
+        return max(1, int(SHARE * self._memory / (1.25 * each * self.dtype.itemsize)))
 
     def _fits(self, size: Size) -> bool:
         """Whether so many rows of full length fit easily on the device."""
-        return self._bytes(size) <= SHARE * self._memory()
+        return self._bytes(size) <= SHARE * self._memory
 
     def _bytes(self, size: Size) -> int:
         """Of a space: the KV cache, and the logits of a step."""
         sentences, beams, length, shape = size
         each = beams * (self._own * length + self.vocabulary) + self._read * self.places(shape)
         return sentences * each * self.dtype.itemsize
-
-    def _memory(self) -> int:
-        if self.device.type != "cuda":
-            return sys.maxsize
-        return torch.cuda.get_device_properties(self.device).total_memory
 
 
 class Space:
@@ -621,6 +633,15 @@ def bucket(n: int, least: int) -> int:
     n = max(n, least)
     step = max(least, 1 << max(0, n.bit_length() - 3))
     return -(-n // step) * step
+
+
+def _available(device: torch.device) -> int:
+    """Bytes of the device that this process has or can have: others may share it."""
+    if device.type != "cuda":
+        return sys.maxsize
+    free, total = torch.cuda.mem_get_info(device)
+    allowed = int(torch.cuda.get_per_process_memory_fraction(device) * total)
+    return min(free + torch.cuda.memory_reserved(device), allowed)
 
 
 def _cached(attention: MultiHeadAttention) -> int:
