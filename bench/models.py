@@ -234,7 +234,7 @@ VITS = {"ours": our_vit, "timm": timm_vit, "HF ViT": hf_vit, "torchvision": torc
 # The same weights give the same logits
 
 
-def agreement(device: str) -> None:
+def agreement(device: str, wanted: list[str] | None = None) -> None:
     """Peers' weights read by the importers: the largest difference beside the largest logit."""
     torch.manual_seed(0)
     batch = Batch.draw(3, device)
@@ -247,6 +247,8 @@ def agreement(device: str) -> None:
         "timm": lambda: _against_timm(timm_vit(images, labels)),
     }
     for name, check in checks.items():
+        if wanted and name not in wanted:
+            continue
         try:
             with torch.no_grad():
                 print(f"  {name}: logits differ by {check():.1e} of the largest", flush=True)
@@ -365,6 +367,12 @@ def report(
 ) -> None:
     """Ratios to ours, for training and inference, eager and compiled."""
     print(title, flush=True)
+    wanted = options.peers
+    makers = {
+        name: make
+        for name, make in makers.items()
+        if name == "ours" or not wanted or name in wanted
+    }
     systems = gather(makers, *data)
     for system in systems.values():
         system.model.to(options.device)
@@ -375,7 +383,8 @@ def report(
             for name, system in systems.items()
             for way in options.ways
         }
-        took = turns(runs, rounds=options.rounds)
+        # Long enough for the host to run ahead of a device, as it does over many batches.
+        took = turns(runs, rounds=options.rounds, at_least=0.2)
         for way in options.ways:
             ours = took[f"ours {way}"]
             ratios = " ".join(
@@ -413,11 +422,12 @@ def main() -> None:
     parser.add_argument("--ways", nargs="*", default=["eager", "compiled"])
     parser.add_argument("--kinds", nargs="*", default=["train", "infer"])
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--peers", nargs="+", help="these alone, such as timm")
     options = parser.parse_args()
     warnings.filterwarnings("ignore")
     torch.set_float32_matmul_precision("highest")
     print("The same weights, read by the importers:")
-    agreement(options.device)
+    agreement(options.device, options.peers)
     for sentences in options.sentences:
         torch.manual_seed(0)
         batch = Batch.draw(sentences, options.device)

@@ -26,7 +26,7 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -345,10 +345,10 @@ def command(options: argparse.Namespace, size: Preset) -> None:
 def report(
     title: str,
     subject: tuple[Ours, Sizes, dict[str, Callable[[], System]], float],
-    modes: Iterable[str],
-    rounds: int,
+    options: argparse.Namespace,
 ) -> None:
     task, size, peers, share = subject
+    rounds = options.rounds
     first = ours(task, size, rounds)
     del task
     _free()
@@ -356,7 +356,7 @@ def report(
         f"{title}\n  ours: {first.seconds * 1e3:.2f} ms, {first.gigabytes:.2f} GiB, {_shown(first)}"
     )
     for name, make in peers.items():
-        for mode in modes:
+        for mode in options.modes if not options.peers or name in options.peers else ():
             try:
                 torch.manual_seed(0)
                 found = peer(make(), mode, rounds)
@@ -387,24 +387,26 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("subjects", nargs="*", default=["translation", "vision", "language"])
     parser.add_argument("--modes", nargs="+", default=["eager", "compiled", "graphs"])
+    parser.add_argument("--peers", nargs="+", help="these alone, such as timm")
     parser.add_argument("--sentences", nargs="+", type=int, default=[256, 1024])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--source", help="for command")
     parser.add_argument("--target", help="for command")
     parser.add_argument("--steps", type=int, default=1000, help="of the command")
+    parser.add_argument("--sizes", nargs="+", default=["tiny", "base"], help="for command")
     options = parser.parse_args()
     warnings.filterwarnings("ignore")
     torch.manual_seed(0)
     if "translation" in options.subjects:
         for sentences in options.sentences:
             title = f"Base Transformer, {sentences} sentences"
-            report(title, translation(sentences), options.modes, options.rounds)
+            report(title, translation(sentences), options)
     if "vision" in options.subjects:
-        report("ViT-B/16, 256 images", vision(), options.modes, options.rounds)
+        report("ViT-B/16, 256 images", vision(), options)
     if "language" in options.subjects:
-        report("Language model", language(), options.modes, options.rounds)
+        report("Language model", language(), options)
     if "command" in options.subjects:
-        for size in ("tiny", "base"):
+        for size in options.sizes:
             command(options, size)
 
 
