@@ -211,7 +211,7 @@ def _share_gpu(device: str, sharing: int) -> None:
     from regard.device import device as named_device
 
     if (gpu := named_device(device)).type == "cuda":
-        torch.cuda.set_per_process_memory_fraction(0.95 / sharing, gpu)
+        torch.cuda.set_per_process_memory_fraction(0.95 / sharing, gpu.index)
 
 
 def resident() -> int:

@@ -264,7 +264,7 @@ def test_as_many_rows_as_it_names_fit(
         parts = [space.logits, *(one.slots for one in space.own)]
         parts += [one.memory for one in space.memory]
         assert engine._bytes(space.size) == sum(part.nbytes for part in parts)
-    monkeypatch.setattr(engine, "_memory", lambda: 8 * 40 * engine._bytes(space.size))
+    monkeypatch.setattr(engine, "_memory", 8 * 40 * engine._bytes(space.size))
     for beams, length in ((1, 40), (3, 40), (4, 200)):
         rows = engine.rows(length)
         assert rows > beams
@@ -285,9 +285,30 @@ def test_kept_spaces_take_no_more_than_their_share(
         engine.open(model, **given, length=length).close()
     kept = [size for size, free in engine._free.items() if free]
     assert len(kept) == 3
-    monkeypatch.setattr(engine, "_memory", lambda: 8 * engine._bytes(kept[-1]))
+    monkeypatch.setattr(engine, "_memory", 8 * engine._bytes(kept[-1]))
     engine.open(model, **given, length=160).close()
     assert [size for size, free in engine._free.items() if free] == kept[1:]
+
+
+@pytest.mark.gpu
+@pytest.mark.triton
+def test_a_space_serves_smaller_batches(cuda: Any) -> None:
+    model = made(TEXT).to(DEVICE)
+    engine, given = cuda(model), on(DEVICE, read(model))
+    large = {name: torch.cat([one, one]) for name, one in given.items()}
+    with engine.open(model, **large, length=128) as session:
+        for n in range(5):
+            session.step(torch.full((session.rows,), 5 + n))
+        size = session.space.size
+    with engine.open(model, **given, length=64) as session:
+        assert session.space.size == size
+        reference = EagerEngine().open(model, **given)
+        for n in range(9):
+            have, want = (one.step(torch.full((3,), 4 + n)) for one in (session, reference))
+            torch.testing.assert_close(have, want, atol=2e-3, rtol=2e-3)
+    # Not if it would be much too large.
+    with engine.open(model, **given, length=32) as session:
+        assert session.space.size != size
 
 
 @pytest.mark.gpu
