@@ -2,6 +2,7 @@
 
 import base64
 import binascii
+from difflib import get_close_matches
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
@@ -163,7 +164,7 @@ def parse(kind: type[Kind], body: bytes) -> Kind:
     try:
         return kind.model_validate_json(body)
     except ValidationError as error:
-        raise Refused(_problem(error)) from None
+        raise Refused(_problem(error, kind)) from None
 
 
 def validate(kind: type[Kind], fields: dict[str, Any]) -> Kind:
@@ -171,15 +172,18 @@ def validate(kind: type[Kind], fields: dict[str, Any]) -> Kind:
     try:
         return kind.model_validate(fields)
     except ValidationError as error:
-        raise Refused(_problem(error)) from None
+        raise Refused(_problem(error, kind)) from None
 
 
-def _problem(error: ValidationError) -> str:
+def _problem(error: ValidationError, kind: type[BaseModel]) -> str:
     first = error.errors(include_url=False, include_input=False, include_context=False)[0]
     place = ".".join(str(part) for part in first["loc"] if isinstance(part, int) or part in KNOWN)
     words = first["msg"] if first["type"] != "json_invalid" else "the body is not valid JSON"
     if first["type"] == "extra_forbidden":
-        words = "there is a field that is unknown here"
+        close = get_close_matches(str(first["loc"][-1])[:40], kind.model_fields, n=1)
+        guess = f"did you mean {close[0]}? " if close else ""
+        fields = ", ".join(kind.model_fields)
+        words = f"there is a field that is unknown here; {guess}there are {fields}"
     return f"{place}: {words}" if place else words
 
 

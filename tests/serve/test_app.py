@@ -199,6 +199,12 @@ def test_what_is_wrong_is_said(
     assert len(answer.json["error"]) < 300
 
 
+def test_an_unknown_field_is_answered_by_the_known_ones(app: Any) -> None:
+    said = call(app, "POST", "/v1/translate", {"text": "a", "beam": 4}).json["error"]
+    assert "did you mean beams?" in said
+    assert "text, beams, n_best" in said
+
+
 def test_no_answer_repeats_what_was_sent(app: Any) -> None:
     for body in (
         {"text": {"secret": 1}},
