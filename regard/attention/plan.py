@@ -239,8 +239,8 @@ def _flash_takes(bands: list[Band], packing: Packing | None, L: int, S: int) -> 
 def _whole(given: Arguments, dropout: float) -> bool:
     """Whether a program can have a whole sequence, and enough programs have one."""
     query, key, value = given[:3]
-    B, H, L, _ = query.shape
-    if dropout or B * H < MANY or L <= 64 or not _trains(query, key, value) or not fuses(query):
+    B, H = query.shape[:2]
+    if dropout or B * H < MANY or not _trains(query, key, value) or not fuses(query):
         return False
     from regard.attention.backends import whole  # needs Triton
 

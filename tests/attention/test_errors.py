@@ -179,6 +179,7 @@ SCALES: dict[str, Case] = {
 
 BACKENDS: dict[str, Case] = {
     "unknown": (lambda: attend(Q, K, V, backend="flash"), "'flash'", "auto", "sdpa", "flex"),
+    "whole": (lambda: attend(Q, Q, Q, backend="whole"), "'whole'", "CUDA", "auto"),
     "unknown, explain": (lambda: explain(Q, K, V, backend="fast"), "'fast'", "choose", "auto"),
     "no backend": (lambda: attend(Q, K, V, backend=None), "None", "choose", "auto"),
     "packed without a mask": (

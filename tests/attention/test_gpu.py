@@ -51,6 +51,18 @@ def test_sizes_at_which_the_choice_changes(name: str, training: bool) -> None:
         case.compare("auto", torch.bfloat16, "cuda", training)
 
 
+@pytest.mark.parametrize(("length", "width"), [(33, 64), (65, 32), (197, 64)])
+def test_many_short_sequences_train_in_a_kernel_of_our_own(length: int, width: int) -> None:
+    case = problem("none", 67, 4, 4, length, length, width, width)
+    case.compare("auto", torch.bfloat16, "cuda")
+    case.compare("whole", torch.bfloat16, "cuda")
+    x = torch.randn(67, 4, length, width, device="cuda", dtype=torch.bfloat16)
+    assert explain(x, x, x).backend == "sdpa"
+    x.requires_grad_()
+    assert explain(x, x, x).backend == "whole"
+    assert explain(x, x, x, causal()).backend == "sdpa"
+
+
 def some_masks(B: int, L: int) -> list[Mask | None]:
     """Masks whose tensors are on the device, one for each way to compute."""
     lengths = torch.randint(1, L + 1, (B,), device="cuda")

@@ -25,18 +25,18 @@ LOWEST = tl.constexpr(-1e30)
 """The score of keys that are not there: finite, because it is subtracted from itself."""
 FORWARD = {"ROWS": 64, "COLUMNS": 32, "num_warps": 4, "num_stages": 3}
 BACKWARD = {"COLUMNS": 64, "num_warps": 8, "num_stages": 3}
-"""Queries and keys of a tile: the fastest of ten on an H200, for 197 patches."""
-LONGEST = 256
-"""Positions of a sequence, at most: more queries than these are too many for a program."""
-WIDTHS = (16, 32, 64)
-"""Of keys and values."""
+"""Queries and keys of a tile: the fastest of ten on an H200, for 197 patches. There, forwards and
+backwards, it takes 0.81 times as long as cuDNN's, and 0.84 with 65; 0.6 to 0.7 times as long as the
+memory-efficient one with 33 and 50."""
+SHORTEST, LONGEST = 32, {16: 128, 32: 128, 64: 256}
+"""Positions of a sequence, at least, and by the width of heads at most: beyond, cuDNN's kernel is
+faster."""
 
 
 def takes(query: Tensor, key: Tensor, value: Tensor) -> bool:
     """Whether the kernel can compute these: self-attention, as many key heads as query heads."""
-    width = query.shape[-1]
-    alike = query.shape == key.shape == value.shape
-    return alike and query.shape[2] <= LONGEST and width in WIDTHS
+    S, K = query.shape[2:]
+    return query.shape == key.shape == value.shape and SHORTEST <= S <= LONGEST.get(K, 0)
 
 
 def dense(call: Call) -> Tensor:
