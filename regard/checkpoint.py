@@ -19,12 +19,12 @@ import re
 import shlex
 import shutil
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, cast, get_args
+from typing import Any, BinaryIO, Literal, TypeVar, cast, get_args
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -132,6 +132,26 @@ def load(
     target = named_device(device)
     if dtype is not None and not dtype.is_floating_point:
         raise ValueError(f"dtype ({dtype}) must be a floating one, such as torch.bfloat16")
+    return _settled(
+        folder, lambda place, text: _load(place, text, model, target, dtype, verify, keep_int8)
+    )
+
+
+def check(folder: str | os.PathLike[str]) -> None:
+    """Refuses a folder that is damaged, without building its model: any module's will do."""
+
+    def checked(place: Path, text: bytes) -> None:
+        _checked(place, _read_header(text, str(place / CONFIG)), verify=True)
+
+    _settled(folder, checked)
+
+
+Read = TypeVar("Read")
+_PATIENCE = 20
+
+
+def _settled(folder: str | os.PathLike[str], read: Callable[[Path, bytes], Read]) -> Read:
+    """What is read of a folder and its config.json, and again where it was saved anew meanwhile."""
     for _ in range(_PATIENCE):
         place = atomic.standing(Path(folder))
         config = _open_config(place)
@@ -141,19 +161,16 @@ def load(
         # While this file is open, none that comes in its place is taken for it.
         with config:
             try:
-                saved = _load(place, config.read(), model, target, dtype, verify, keep_int8)
+                found = read(place, config.read())
             except ValueError as error:
                 fault = error
             if _unchanged(config, place):
                 if fault is not None:
                     raise fault
-                return saved
+                return found
     raise ValueError(
         f"{folder} was saved anew each time it was read ({_PATIENCE} times); try later"
     )
-
-
-_PATIENCE = 20
 
 
 # What the folder says of the model
@@ -332,9 +349,7 @@ def _load(
                 f"the model given is not the one saved in {place}: {'; '.join(unlike)}; "
                 "build it with the saved config"
             )
-    _check_files(place, header.files, verify)
-    metadata, stored = _stored(place / WEIGHTS)
-    _check_about(place / WEIGHTS, header, metadata)
+    stored = _checked(place, header, verify)
     if model is None:
         with unfilled(config, stored, where), _Unfilled():
             model = cls(config)
@@ -344,6 +359,21 @@ def _load(
     return Saved(
         model.eval(), config, header.task, place, {name: place / name for name in header.files}
     )
+
+
+def _checked(place: Path, header: _Header, verify: bool) -> dict[str, Tensor]:
+    """The tensors of a folder whose files are what its config.json says."""
+    _check_files(place, header.files, verify)
+    metadata, stored = _stored(place / WEIGHTS)
+    _check_about(place / WEIGHTS, header, metadata)
+    return stored
+
+
+@contextmanager
+def without_values() -> Iterator[None]:
+    """Models that are built inside have shapes but no values, and take neither memory nor time."""
+    with torch.device("meta"), _Unfilled():
+        yield
 
 
 def _quantized(model: nn.Module, stored: dict[str, Tensor], keep: bool) -> dict[str, Tensor]:

@@ -155,6 +155,14 @@ def test_every_size_of_every_task(
     check_settings(changed(config, setting, int(named[2])))
 
 
+@pytest.mark.parametrize("task", NAMES)
+def test_shapes_that_do_not_fit_together_are_refused_before_any_data_are_read(task: str) -> None:
+    config = spec(task).preset("tiny")
+    check_settings(config)
+    with pytest.raises(ValueError, match=r"heads \(3\) must divide width \(100\)"):
+        check_settings(changed(changed(config, "model.width", 100), "model.heads", 3))
+
+
 def test_images_and_patches_without_bounds(have: Callable[[int], None]) -> None:
     have(4 * GB)
     config = replace(spec("classify").preset("tiny"), pixels=10**6, patch=10**6)

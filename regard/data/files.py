@@ -109,9 +109,12 @@ class LineFile:
 
     def rest(self) -> int:
         """How many lines there are still."""
-        begun = self.lines
-        while self.line() is not None:
-            pass
+        begun, last = self.lines, b"\n"
+        with self._whole():
+            while block := self.stream.read1(BUFFER):
+                self.lines += block.count(b"\n")
+                last = block[-1:]
+        self.lines += last != b"\n"
         return self.lines - begun
 
     def finish(self) -> None:

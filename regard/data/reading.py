@@ -59,6 +59,7 @@ class Text:
         self.sides, self.flags = sides, tuple(flags)
         """`flags` name the files of a group, such as `--source`, in messages."""
         self.problems = Problems()
+        self._counted = False
         if not self.groups:
             raise ValueError("there is no file to read; name at least one")
         for path, name in zip(self.paths, self.names):
@@ -143,6 +144,20 @@ class Text:
                 for file in files:
                     file.finish()
 
+    def check_lines(self) -> None:
+        """Refuses files side by side with unequal numbers of lines: to count them is cheap beside
+        what is then done with them."""
+        if self._counted or len(self.groups[0]) == 1:
+            return
+        names = iter(self.names)
+        for group in self.groups:
+            with contextlib.ExitStack() as stack:
+                files = [self.open(path, Reading(), stack, next(names)) for path in group]
+                for file in files:
+                    file.rest()
+                _check_counts(files)
+        self._counted = True
+
     def open(
         self, path: Path, reading: Reading, stack: contextlib.ExitStack, name: str
     ) -> LineFile:
@@ -168,13 +183,10 @@ class Text:
                 blobs = tuple(map(b"".join, parts))
                 lengths = tuple(file.overlong for file in files)
                 yield Chunk(names, blobs, number, offsets, lengths)
-        surplus = [0 if line is None else 1 + file.rest() for file, line in zip(files, row)]
-        if any(surplus):
-            counts = " but ".join(f"{file.lines:,} lines in {file.name}" for file in files)
-            raise ValueError(
-                f"{counts}: line n belongs to line n, so that from where one is missing on, all "
-                "pairs would be wrong; give them equally many lines"
-            )
+        for file, ended in zip(files, (line is None for line in row)):
+            if not ended:
+                file.rest()
+        _check_counts(files)
 
     def _full(self, lines: int, size: int, last: list[bytes | None]) -> bool:
         return lines >= _LINES or size >= _BYTES
@@ -207,6 +219,16 @@ class Text:
     def _cells(self, lines: tuple[str, ...], chunk: Chunk, i: int) -> "tuple[str, ...] | Fault":
         """The sides of an example that stands in these lines."""
         return lines
+
+
+def _check_counts(files: Sequence[LineFile]) -> None:
+    """Of files that were read to their ends."""
+    if len({file.lines for file in files}) > 1:
+        counts = " but ".join(f"{file.lines:,} lines in {file.name}" for file in files)
+        raise ValueError(
+            f"{counts}: line n belongs to line n, so that from where one is missing on, all pairs "
+            "would be wrong; give them equally many lines"
+        )
 
 
 class Lines(Text):

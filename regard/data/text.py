@@ -237,6 +237,7 @@ def _make(
     workers: int | None,
     progress: Progress | None,
 ) -> Store:
+    job.text.check_lines()
     total = sum(path.stat().st_size for path in job.text.paths)
     if workers is None:
         # Compressed text is about three times as long.

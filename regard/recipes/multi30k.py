@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from regard.device import multiplies_bfloat16
 from regard.model.transformer import TransformerShape
 from regard.recipes.recipe import Recipe, files
 from regard.task import translate
@@ -174,7 +173,6 @@ def en_de_cpu(data: Path) -> Recipe:
             lr=1e-2,
             schedule="cosine",
             warmup=100,
-            precision="bf16" if multiplies_bfloat16("cpu") else "fp32",
             device="cpu",
         ),
     )

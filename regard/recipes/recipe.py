@@ -44,6 +44,11 @@ def summary(make: Make) -> str:
     return (getdoc(make) or "").split("\n")[0]
 
 
+def needs_data(make: Make) -> bool:
+    """Whether a recipe reads a folder, as the line on its data says."""
+    return "\nData: none" not in (getdoc(make) or "")
+
+
 def files(data: Path, *names: str) -> tuple[str, ...]:
     """Files of a folder by their names, plain or compressed."""
     return tuple(str(_file(data, name)) for name in names)

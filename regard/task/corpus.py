@@ -20,8 +20,11 @@ from regard import checkpoint
 from regard.data.batch import Ids, windows
 from regard.data.text import Documents, Lines, OnBad, Rules, Store, Text, store
 from regard.data.tokenizer import AnyTokenizer, Tokenizer, read_pair
+from regard.model.encoder import EncoderShape
+from regard.model.language import LanguageShape
 from regard.task.settings import check_start
 from regard.task.text import Progress
+from regard.train.task import Sample
 
 Words: TypeAlias = Literal["pairs", "characters", "bytes"]
 Examples: TypeAlias = Literal["joined", "documents", "lines"]
@@ -42,7 +45,8 @@ class CorpusConfig:
     held_out: float = 0.05
     """Fraction of the text that is held out."""
     judged: int = 50_000
-    """Validation tokens that are read at each evaluation; at the end, all are."""
+    """Validation tokens that are read at each evaluation. The best model reads all at the end,
+    unless that would take over a twentieth of the training's time."""
     examples: Examples = "joined"
     """What a token may attend to."""
     context: int = 256
@@ -156,6 +160,12 @@ class Windows:
         return replace(self, places=self.places[:enough])
 
 
+def sample(judged: Windows, held: Windows) -> Sample:
+    """What is scored while training, of what is held out."""
+    count, total = (int(part.places[:, 2].sum()) for part in (judged, held))
+    return Sample(count, total, "tokens")
+
+
 @dataclass(frozen=True)
 class Corpus:
     """What a task without labels is trained on, and what is held out."""
@@ -202,6 +212,15 @@ def read(
             f"and to validate on{documents.problems.why}; add text, or name files with --valid"
         )
     return Corpus(tokenizer, train, held, notes)
+
+
+def check_positions(shape: LanguageShape | EncoderShape, context: int) -> None:
+    """Every token of a window needs a position."""
+    if shape.position == "learned" and shape.length < context:
+        raise ValueError(
+            f"learned positions ({shape.length}) must be at least context ({context}); raise the "
+            "model's length"
+        )
 
 
 def named(paths: Sequence[str], examples: Examples, flag: str) -> Text:

@@ -240,6 +240,8 @@ def build(config: Config, run: Path | None = None, progress: Progress | None = N
 class Dates(Transduction):
     """The dates' transduction, whose held-out dates know their language."""
 
+    written = "dates"
+
     def __init__(
         self, config: Config, tokenizer: Tokenizer, dates: Sequence[Date], judged: Sequence[Date]
     ):

@@ -133,6 +133,8 @@ def preset(size: Preset = "tiny") -> Config:
 
 def build(config: Config, run: Path | None = None, progress: Progress | None = None) -> "Hidden":
     """Reads and tokenizes the text, holds some out, and makes the model."""
+    if config.start is None:
+        corpus.check_positions(config.model, config.context)
     config = absolute(config, "text", "valid", "start", "tokenizer", "cache")
     saved = None if config.start is None else checkpoint.load(model_folder(config.start))
     return Hidden(config, saved, corpus.read(config, run, saved, progress))
@@ -153,6 +155,7 @@ class Hidden:
         self.notes = list(text.notes)
         """What the user should know of the data, one line each."""
         self._judged = self.held.first(config.judged)
+        self.sample = corpus.sample(self._judged, self.held)
 
     def plan(self, epoch: int) -> list[np.ndarray]:
         training = self.config.training
@@ -176,9 +179,14 @@ class Hidden:
         return _loss(self.model, batch, self.config.training.smoothing)
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
+        return self._scores(model, self._judged)
+
+    def evaluate_all(self, model: nn.Module) -> dict[str, float]:
+        return self._scores(model, self.held)
+
+    def _scores(self, model: nn.Module, held: Windows) -> dict[str, float]:
         assert isinstance(model, TextEncoder)
-        budget = self.config.training.batch
-        return measure(model, self._judged, self.tokenizer, self.hiding, budget)
+        return measure(model, held, self.tokenizer, self.hiding, self.config.training.batch)
 
     def files(self) -> dict[str, bytes | Path]:
         return dict(files(self.tokenizer, self.tokenizer))
@@ -230,11 +238,6 @@ def _model(config: Config, saved: checkpoint.Saved | None, tokenizer: AnyTokeniz
             )
         check_obeyed(config, preset, saved.model.config, saved.task, "words", "vocabulary")
         return saved.model
-    if config.model.position == "learned" and config.model.length < config.context:
-        raise ValueError(
-            f"learned positions ({config.model.length}) must be at least context "
-            f"({config.context}); raise the model's length"
-        )
     with seeded(config.training.seed):
         return TextEncoder(EncoderConfig(tokenizer.size, **asdict(config.model)))
 

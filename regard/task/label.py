@@ -223,6 +223,7 @@ def encoded(tokenizer: AnyTokenizer, texts: Sequence[str], longest: int) -> list
 
 def build(config: Config, run: Path | None = None, progress: Progress | None = None) -> "Labels":
     """Reads the texts, holds some out, and makes the model."""
+    _check_positions(config)
     config = absolute(config, "texts", "valid", "start", "tokenizer")
     rows, problems = read(config.texts, config, "--texts")
     train, held = (rows, []) if config.valid else _split(rows, config.held_out)
@@ -234,6 +235,7 @@ def build(config: Config, run: Path | None = None, progress: Progress | None = N
     if problems and config.on_bad == "refuse":
         raise problems.refusal()
     labels = sorted({label for label, _ in rows})
+    _check_columns(config, rows, len(labels))
     if len(labels) < 2 or not held or not train:
         raise ValueError(
             f"--texts {', '.join(config.texts)}: usable texts ({len(rows)}) in classes "
@@ -262,6 +264,28 @@ def build(config: Config, run: Path | None = None, progress: Progress | None = N
         Texts(held, labels, tokenizer, config.longest),
         notes,
     )
+
+
+def _check_positions(config: Config) -> None:
+    """A new model has a position for every token, and one for EOS."""
+    shape = config.model
+    if config.start is None and shape.position == "learned" and shape.length <= config.longest:
+        raise ValueError(
+            f"learned positions ({shape.length}) must be more than longest ({config.longest}); "
+            "raise the model's length"
+        )
+
+
+def _check_columns(config: Config, rows: Sequence[Labelled], classes: int) -> None:
+    """Refuses columns that look swapped: many classes, which share a few texts."""
+    texts = len({text for _, text in rows})
+    if classes > 0.9 * len(rows) and texts <= classes // 2:
+        label, text = config.columns
+        raise ValueError(
+            f"--texts {', '.join(config.texts)}: {classes:,} classes for {len(rows):,} texts, of "
+            f"which only {texts:,} differ; if label and text are swapped, add "
+            f"--columns {text} {label}"
+        )
 
 
 class Labels:
@@ -327,11 +351,6 @@ def _model(
     shape = config.model
     with seeded(config.training.seed):
         if saved is None:
-            if shape.position == "learned" and shape.length <= config.longest:
-                raise ValueError(
-                    f"learned positions ({shape.length}) must be more than longest "
-                    f"({config.longest}); raise the model's length"
-                )
             return TextClassifier(ClassifierConfig(len(labels), tokenizer.size, **asdict(shape)))
         match saved.model:
             case Transformer() | TextEncoder() as trained_on_text:

@@ -120,6 +120,8 @@ def build(
     config: Config, run: Path | None = None, progress: Progress | None = None
 ) -> "LanguageTask":
     """Reads and tokenizes the text, holds some out, and makes the model."""
+    if config.start is None:
+        corpus.check_positions(config.model, config.context)
     config = absolute(config, "text", "valid", "start", "tokenizer", "cache")
     saved = None if config.start is None else checkpoint.load(model_folder(config.start))
     return LanguageTask(config, saved, corpus.read(config, run, saved, progress))
@@ -146,6 +148,7 @@ class LanguageTask:
         self.search = SearchSettings.of(text.tokenizer, beams=1, length=config.context)
         self._judged = text.held.first(config.judged)
         self._bytes = self._judged.bytes(text.tokenizer)
+        self.sample = corpus.sample(self._judged, self.held)
 
     def plan(self, epoch: int) -> list[np.ndarray]:
         training = self.config.training
@@ -171,6 +174,11 @@ class LanguageTask:
         assert isinstance(model, LanguageModel)
         return measure(model, self._judged, self.search, self._bytes, self.config.training.batch)
 
+    def evaluate_all(self, model: nn.Module) -> dict[str, float]:
+        assert isinstance(model, LanguageModel)
+        size = self.held.bytes(self.tokenizer)
+        return measure(model, self.held, self.search, size, self.config.training.batch)
+
     def files(self) -> dict[str, bytes | Path]:
         return dict(files(self.tokenizer, self.tokenizer))
 
@@ -193,11 +201,6 @@ def _model(
             )
         check_obeyed(config, preset, saved.model.config, saved.task, "words", "vocabulary")
         return saved.model
-    if config.model.position == "learned" and config.model.length < config.context:
-        raise ValueError(
-            f"learned positions ({config.model.length}) must be at least context "
-            f"({config.context}); raise the model's length"
-        )
     with seeded(config.training.seed):
         return LanguageModel(LanguageConfig(tokenizer.size, **asdict(config.model)))
 

@@ -5,20 +5,28 @@ check_batches(config, task)     with the batches of its data, once these are kno
 """
 
 import os
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from regard import memory
+from regard.checkpoint import without_values
 from regard.device import device
 from regard.memory import Size
-from regard.model.classifier import ClassifierConfig, ClassifierShape
-from regard.model.encoder import EncoderConfig, EncoderShape
+from regard.model.classifier import ClassifierConfig, ClassifierShape, TextClassifier
+from regard.model.encoder import EncoderConfig, EncoderShape, TextEncoder
 from regard.model.fits import TRAINING, check_training
 from regard.model.formula import Config
-from regard.model.language import LanguageConfig, LanguageShape
-from regard.model.transformer import ImageSource, TextSource, TransformerConfig, TransformerShape
-from regard.model.vit import VisionConfig, VisionShape
+from regard.model.language import LanguageConfig, LanguageModel, LanguageShape
+from regard.model.transformer import (
+    ImageSource,
+    TextSource,
+    Transformer,
+    TransformerConfig,
+    TransformerShape,
+)
+from regard.model.vit import VisionConfig, VisionShape, VisionTransformer
 from regard.task.search import check_penalty, check_search
+from regard.train import precision
 from regard.train.config import TrainingConfig
 from regard.train.task import Task
 
@@ -40,10 +48,20 @@ def check_settings(config: Any) -> None:
     if hasattr(config, "length_penalty"):
         check_penalty(config.length_penalty)
     if getattr(config, "start", None) is None:
-        model = _model(config)
-        _check(model, 1, config.training)
+        kind, model = _model(config)
+        _check(model, 1, config.training, None)
+        _check_shape(kind, model)
         if hasattr(config, "beams"):
             check_search(model, config.beams, device(config.training.device))
+
+
+def _check_shape(kind: type[Any], model: Config) -> None:
+    """Refuses what does not fit together, such as heads that do not divide width, by building the
+    model without its values; of blocks that are alike, one."""
+    layers = ("layers", "encoder_layers", "decoder_layers")
+    counts = {name: getattr(model, name) for name in layers if hasattr(model, name)}
+    with without_values():
+        kind(replace(model, **{name: min(1, count) for name, count in counts.items()}))
 
 
 def check_batches(config: Any, task: Task) -> None:
@@ -60,20 +78,21 @@ def check_batches(config: Any, task: Task) -> None:
         most = min(most, examples * _longest(config))
     model = getattr(task.model, "config", None)
     if model is not None:
-        _check(model, -(-most // (training.accumulate * _processes())), training)
+        _check(model, -(-most // (training.accumulate * _processes())), training, task)
 
 
 _FEW = 2**16
 """Tokens, or images, of batches that need no second look."""
 
 
-def _check(model: Config, batch: int, training: TrainingConfig) -> None:
+def _check(model: Config, batch: int, training: TrainingConfig, task: Task | None) -> None:
     each = TRAINING + (4 if training.ema else 0)
     if training.parallel == "sharded":
         each = -(-each // _processes())
     where = device(training.device)
-    full = training.precision == "fp32" or (training.precision == "auto" and where.type == "cpu")
-    check_training(model, batch, where, each=each, number=4 if full else 2)
+    named = {name: dtype for dtype, name in precision.NAMES.items()}
+    dtype = named.get(training.precision) or precision.automatic(where, task)
+    check_training(model, batch, where, each=each, number=dtype.itemsize)
 
 
 def _processes() -> int:
@@ -87,8 +106,8 @@ def _longest(config: Any) -> int:
     return 2 * int(getattr(config, "longest", None) or getattr(config, "context", None) or 100) + 2
 
 
-def _model(config: Any) -> Config:
-    """The whole config of the model, as far as it is known without the data."""
+def _model(config: Any) -> tuple[type[Any], Config]:
+    """The model and its whole config, as far as it is known without the data."""
     shape = asdict(config.model)
     vocabulary = max(1, getattr(config, "vocabulary", 1))
     match config.model:
@@ -96,15 +115,15 @@ def _model(config: Any) -> Config:
             source: TextSource | ImageSource = TextSource()
             if hasattr(config, "pixels"):
                 source = ImageSource(**_image(config), position=config.place)
-            return TransformerConfig(vocabulary, source=source, **shape)
+            return Transformer, TransformerConfig(vocabulary, source=source, **shape)
         case LanguageShape():
-            return LanguageConfig(vocabulary, **shape)
+            return LanguageModel, LanguageConfig(vocabulary, **shape)
         case ClassifierShape():
-            return ClassifierConfig(2, vocabulary, **shape)
+            return TextClassifier, ClassifierConfig(2, vocabulary, **shape)
         case EncoderShape():
-            return EncoderConfig(vocabulary, **shape)
+            return TextEncoder, EncoderConfig(vocabulary, **shape)
         case VisionShape():
-            return VisionConfig(2, **_image(config), **shape)
+            return VisionTransformer, VisionConfig(2, **_image(config), **shape)
     raise TypeError(f"{type(config.model).__name__} is of no known model")
 
 

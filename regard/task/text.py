@@ -37,6 +37,7 @@ from regard.task.search import SearchSettings
 from regard.task.translator import Pair, Translator
 from regard.train.config import TrainingConfig
 from regard.train.loss import cross_entropy, divergence
+from regard.train.task import Sample
 
 About: TypeAlias = dict[str, Any]
 """A task's section of config.json."""
@@ -102,6 +103,8 @@ class Transduction:
     """Text to text, as `train.fit` wants a task: sequence transduction, in the paper's words."""
 
     unit = "tokens"
+    written = "sentences"
+    """What the examples are called."""
     signatures: Mapping[str, str] = MappingProxyType({})
 
     def __init__(
@@ -116,13 +119,17 @@ class Transduction:
         settings: SearchSettings,
         training: TrainingConfig,
         about: About,
+        judged: int | None = None,
         notes: Sequence[str] = (),
         r_drop: float = 0.0,
         bpe_dropout: float = 0.0,
     ):
+        """`judged` is how many of those held out are written while training; by default all."""
         self.model, self.score, self.r_drop = model, score, r_drop
         self.tokenizers, self.examples, self.held_out = tokenizers, examples, list(held_out)
         self.judge, self.search, self.training = judge, settings, training
+        count = len(held_out) if judged is None else min(judged, len(held_out))
+        self.sample = Sample(count, len(held_out), self.written, "greedy search")
         self.notes = list(notes)
         """What the user should know of the data, one line each."""
         self._about = about
@@ -165,20 +172,26 @@ class Transduction:
         return transduction_loss(self.model, batch, self.training.smoothing, self.r_drop)
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
+        return self._scores(model, self.held_out[: self.sample.count])
+
+    def evaluate_all(self, model: nn.Module) -> dict[str, float]:
+        return self._scores(model, self.held_out)
+
+    def _scores(self, model: nn.Module, held_out: Sequence[Pair]) -> dict[str, float]:
         """The judge's scores of greedy search, and the perplexity, both on held-out examples."""
         assert isinstance(model, Transformer)
         settings = replace(self.search, beams=1)
         translator = Translator(model, self.tokenizers, settings)
         # Without autocast, whose casts cannot be captured, the search is many times faster.
         with torch.autocast(model.output.weight.device.type, enabled=False):
-            written = translator.translate([source for source, _ in self.held_out], batch=256)
-        scores = self.judge(written, [target for _, target in self.held_out])
-        return {**scores, "perplexity": self._perplexity(model)}
+            written = translator.translate([source for source, _ in held_out], batch=256)
+        scores = self.judge(written, [target for _, target in held_out])
+        return {**scores, "perplexity": self._perplexity(model, held_out)}
 
     @torch.no_grad()
-    def _perplexity(self, model: Transformer) -> float:
+    def _perplexity(self, model: Transformer, held_out: Sequence[Pair]) -> float:
         """e to the mean loss of a token, without smoothing."""
-        pairs = Listed(self.held_out, *self.tokenizers)
+        pairs = Listed(held_out, *self.tokenizers)
         total, count = 0.0, 0
         for indices in plan(pairs.lengths, self.training.batch, 0, 0):
             batch = self._packed(pairs.packed(indices, 0), pairs.packed(indices, 1))
@@ -225,16 +238,21 @@ def build_transformer(
     """A new model of this shape for these tokenizers; the seed decides its first weights."""
     source, target = tokenizers
     joint = source is target
-    if not joint and shape.share == "all":
-        raise ValueError(
-            "share (all) needs one vocabulary for source and target, but there are two tokenizers; "
-            "choose --model.share target, which ties target embeddings and output, or none"
-        )
+    check_share(shape, joint)
     config = TransformerConfig(
         target.size, source=TextSource(vocabulary=None if joint else source.size), **asdict(shape)
     )
     with seeded(seed):
         return Transformer(config)
+
+
+def check_share(shape: TransformerShape, joint: bool) -> None:
+    """Source and target can have one embedding where they have one vocabulary."""
+    if not joint and shape.share == "all":
+        raise ValueError(
+            "share (all) needs one vocabulary for source and target, but there are two tokenizers; "
+            "choose --model.share target, which ties target embeddings and output, or none"
+        )
 
 
 def exact(written: Sequence[str], wanted: Sequence[str]) -> dict[str, float]:

@@ -29,7 +29,6 @@ from regard.data.table import Column, tagged, tags_of
 from regard.data.text import OnBad, Pairs, Rules, Store, Table, Text, store
 from regard.data.tokenizer import AnyTokenizer, Tokenizer, read_pair
 from regard.decode.engine.ensemble import Weights
-from regard.device import multiplies_bfloat16
 from regard.model.encoder import TextEncoder
 from regard.model.transformer import TextSource, Transformer, TransformerShape
 from regard.seeding import seeded
@@ -45,7 +44,7 @@ from regard.task.settings import (
     recorded,
 )
 from regard.task.spec import Evaluation, TaskSpec
-from regard.task.text import Chosen, Progress, Transduction, build_transformer
+from regard.task.text import Chosen, Progress, Transduction, build_transformer, check_share
 from regard.task.translator import Pair, Translator
 from regard.train.config import TrainingConfig
 
@@ -111,7 +110,9 @@ class Config:
     held_out: int = 1000
     """Number of sentences that are held out for validation, a tenth of all at most."""
     judged: int = 500
-    """Validation sentences that are translated at each evaluation; at the end, all are."""
+    """Validation sentences that are translated (by greedy search) at each evaluation. The best
+    model translates all at the end, unless that would take over a twentieth of the training's
+    time."""
     start: str | None = None
     """Fine-tune: the folder, or the run, of a translator, whose tokenizer and shape are kept; or of
     an encoder that was trained on text of both languages (regard train encoder), under a new
@@ -133,7 +134,8 @@ class Config:
     cache: str | None = None
     """Cache folder for tokenized text; by default in the user's own cache."""
     beams: int = 4
-    """Beam size when the trained model translates; 1 is greedy search."""
+    """Beam size when the trained model translates; 1 is greedy search, which evaluations while
+    training take."""
     length_penalty: float = 1.0
     """Length penalty: log p is divided by the number of tokens to this power."""
     bleu: Cut = "13a"
@@ -188,14 +190,10 @@ def preset(size: Preset = "tiny") -> Config:
 
 
 def _on_device(config: Config, device: torch.device) -> Config:
-    """In 20 minutes of two cores nothing is overfitted, but much is left to learn: hence Muon, and
-    bfloat16 where products of it are faster. A GPU has time for more dropout, and ends when
-    scores rise no more."""
+    """In 20 minutes of two cores nothing is overfitted, but much is left to learn: hence Muon. A
+    GPU has time for more dropout, and ends when scores rise no more."""
     if device.type != "cuda":
-        fast = multiplies_bfloat16(device.type)
-        return replace(
-            config, training=replace(config.training, precision="bf16" if fast else "auto")
-        )
+        return config
     training = replace(
         config.training,
         batch=16_384,
@@ -223,6 +221,7 @@ def build(
     config = absolute(config, "source", "target", "pairs")
     config = absolute(config, "valid_source", "valid_target", "valid_pairs")
     config = absolute(config, "start", "tokenizer", "cache")
+    _check_shape(config)
     text = _text(config, config.source, config.target, config.pairs)
     begun = run is not None and (run / "last").is_dir()
     saved = None if config.start is None else checkpoint.load(model_folder(config.start))
@@ -278,8 +277,23 @@ def build(
     return Translation(config, saved, tokenizers, chosen, held, notes, _tags(text))
 
 
+def _check_shape(config: Config) -> None:
+    """Refuses a new model that does not suit the other settings."""
+    shape = config.model
+    if config.start is not None:
+        return
+    if shape.position == "learned" and shape.length <= config.longest:
+        raise ValueError(
+            f"learned positions ({shape.length}) must be more than longest ({config.longest}); "
+            "raise the model's length"
+        )
+    check_share(shape, joint=config.words != "separate" or config.tokenizer is not None)
+
+
 class Translation(Transduction):
     """Parallel text as `train.fit` wants it."""
+
+    bfloat16_on_cpu = True
 
     def __init__(
         self,
@@ -302,12 +316,13 @@ class Translation(Transduction):
             model,
             tokenizers,
             examples,
-            held[: config.judged],
+            held,
             score="bleu",
             judge=quality,
             settings=settings,
             training=config.training,
             about=TASK.about(config, counts),
+            judged=config.judged,
             notes=notes,
             r_drop=config.r_drop,
             bpe_dropout=config.bpe_dropout,
@@ -332,13 +347,7 @@ def _model(
     config: Config, saved: checkpoint.Saved | None, tokenizers: tuple[AnyTokenizer, AnyTokenizer]
 ) -> Transformer:
     if saved is None:
-        shape = config.model
-        if shape.position == "learned" and shape.length <= config.longest:
-            raise ValueError(
-                f"learned positions ({shape.length}) must be more than longest ({config.longest}); "
-                "raise the model's length"
-            )
-        return build_transformer(shape, tokenizers, config.training.seed)
+        return build_transformer(config.model, tokenizers, config.training.seed)
     model = saved.model
     if isinstance(model, TextEncoder):
         with seeded(config.training.seed):
@@ -461,6 +470,8 @@ class _Split:
 def _learned(
     config: Config, text: Text, split: _Split | None, progress: Progress | None
 ) -> tuple[AnyTokenizer, AnyTokenizer]:
+    text.check_lines()
+
     def both() -> Iterator[str]:
         for pair in _read(text, "tokenizer", split, progress):
             yield from pair

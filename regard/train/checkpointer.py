@@ -3,12 +3,14 @@
 import copy
 import math
 import shutil
-from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from regard import checkpoint
@@ -20,7 +22,10 @@ from regard.train.interrupt import Interrupted, Interrupts
 from regard.train.optimizer import Adam, MovingAverage, Snapshots
 from regard.train.run import Run
 from regard.train.state import Kept, State
-from regard.train.task import Task
+from regard.train.task import Sampled, Task
+
+WHOLE = 0.05
+"""The share of a training's time that scores on the whole validation set may take at its end."""
 
 BESTS = "bests"
 """In a run's folder: the best models, by their step, where several are kept."""
@@ -38,6 +43,8 @@ class Checkpointer:
         self.snapshots = Snapshots(run.folder / "snapshots", config.average)
         self.ema: MovingAverage | None = None
         self.saved: tuple[int, int] | None = None
+        self._judging = math.inf
+        """Seconds that the last evaluation took."""
         self.notice: str | None = None
         """What the user should know of a run that resumes."""
 
@@ -73,7 +80,9 @@ class Checkpointer:
         if first:
             try:
                 with interrupts.at_once(), torch.no_grad(), autocast:
-                    scores = self.scores()
+                    begun = time.monotonic()
+                    scores = self._scores(self.task.evaluate)
+                    self._judging = time.monotonic() - begun
             except Interrupted:
                 pass
         score = scores.get(self.task.score, math.nan)
@@ -83,7 +92,7 @@ class Checkpointer:
         better = math.isfinite(score) and (now.best is None or score > now.best)
         now.evaluated, now.waited = now.step, 0 if better else now.waited + 1
         if better:
-            now.best, now.best_step = score, now.step
+            now.best, now.best_step, now.whole = score, now.step, None
         if self.config.keep_best > 1 and math.isfinite(score):
             ranked = sorted([*now.kept, Kept(now.step, score)], key=lambda kept: -kept.score)
             now.kept = tuple(ranked[: self.config.keep_best])
@@ -94,12 +103,43 @@ class Checkpointer:
                 checkpoint.save(self._kept(now.step), self.model, **self._beside())
         return scores, better
 
-    def scores(self) -> dict[str, float]:
+    def evaluate_whole(self, interrupts: Interrupts, autocast: AbstractContextManager[Any]) -> None:
+        """Scores the best model on the whole validation set, where that takes little time."""
+        now, task = self.now, self.task
+        if self.world.first and isinstance(task, Sampled) and self._affordable(task):
+            try:
+                with self._best(), interrupts.at_once(), torch.no_grad(), autocast:
+                    score = self._scores(task.evaluate_all)[task.score]
+                now.whole = score if math.isfinite(score) else None
+            except Interrupted:
+                pass
+        self.world.broadcast([0.0])  # The others wait.
+
+    def _affordable(self, task: Sampled) -> bool:
+        now, sample = self.now, task.sample
+        if now.best is None or now.whole is not None or sample.count == sample.total:
+            return False
+        return self._judging * sample.total / sample.count <= WHOLE * now.seconds
+
+    @contextmanager
+    def _best(self) -> Iterator[None]:
+        """The model has the best weights inside, and its own again afterwards."""
+        weights = self.model.state_dict()
+        own = {name: weight.clone() for name, weight in weights.items()}
+        try:
+            for name, weight in load_file(self.run.folder / "best" / checkpoint.WEIGHTS).items():
+                weights[name].copy_(weight)
+            yield
+        finally:
+            for name, weight in own.items():
+                weights[name].copy_(weight)
+
+    def _scores(self, evaluate: Callable[[nn.Module], dict[str, float]]) -> dict[str, float]:
         # Blocks are compiled for the shapes of training.
         compiled = any(module._compiled_call_impl for module in self.model.modules())
         try:
             with torch.compiler.set_stance("force_eager") if compiled else nullcontext():
-                scores = self.task.evaluate(self.model.eval())
+                scores = evaluate(self.model.eval())
         finally:
             self.task.model.train()
         if self.task.score not in scores:
@@ -126,12 +166,13 @@ class Checkpointer:
         now, lost = self.now, 0.0
         if self.world.first and now.best is not None:
             try:
-                checkpoint.load(self.run.folder / "best")
+                checkpoint.check(self.run.folder / "best")
             except (ValueError, OSError) as error:
                 self.notice = f"{one_line(error)}; the best model is chosen anew"
                 lost = 1.0
         if self.world.broadcast([lost])[0]:
             now.best, now.best_step, now.waited, now.evaluated = None, 0, 0, -1
+            now.whole = None
 
     def _keep(self, kept: tuple[Kept, ...]) -> None:
         """Removes models that a run resumed from here would not have."""

@@ -59,8 +59,8 @@ class TrainingConfig:
     """Best checkpoints to keep: best/ is the best of them, and bests/ has all where they are more
     than one. regard average makes one model of them."""
     precision: Precision = "auto"
-    """Mixed precision of matrix products: auto is bf16 on a GPU that has it, fp32 on a CPU,
-    where bf16 is faster if it has instructions for it (AVX-512 BF16)."""
+    """Mixed precision of matrix products: auto is bf16 on a GPU that has it and, when training
+    to translate, on a CPU with instructions for it (AVX-512 BF16); otherwise fp32."""
     capture: Literal["auto", "no"] = "auto"
     """Capture whole steps in CUDA graphs: auto does so on a GPU where it can."""
     compile: Literal["auto", "yes", "no"] = "auto"
@@ -119,7 +119,7 @@ USUAL_RATES = {"adamw": 1.5e-3, "adam": 1.5e-3, "muon": 1e-2}
 MAY_CHANGE = frozenset(
     {"steps", "epochs", "minutes", "patience", "evaluate_every", "save_every", "log_every"}
     | {"keep_best", "tensorboard", "tracker", "device", "capture", "compile", "parallel"}
-    | {"accumulate"}
+    | {"accumulate", "precision"}
 )
 """Settings that may change when a run resumes: when it ends, and where and how it computes."""
 

@@ -21,7 +21,7 @@ import torch
 from safetensors import SafetensorError
 
 from regard.seeding import combined
-from regard.train import capture, distributed, optimizer, precision, schedule, sharing
+from regard.train import capture, distributed, optimizer, precision, report, schedule, sharing
 from regard.train.checkpointer import Checkpointer
 from regard.train.config import TrainingConfig
 from regard.train.display import Display, display
@@ -29,7 +29,7 @@ from regard.train.distributed import World
 from regard.train.interrupt import Interrupts
 from regard.train.loader import StepBatch, batches
 from regard.train.meter import Meter
-from regard.train.run import Run
+from regard.train.run import Run, repeatable
 from regard.train.step import Numbers, Objective, Parts, Step
 from regard.train.task import Fillable, Task
 from regard.train.tracker import check_tracker
@@ -43,11 +43,13 @@ class Result:
     reason: str
     """steps, epochs, minutes or patience."""
     best: float | None
-    """The best score, and its step; None where no score was finite."""
+    """The best score while training, and its step; None where no score was finite."""
     best_step: int
     seconds: float
     folder: Path
     """Of the run; the model with the best score is in its `best/`."""
+    summary: str | None = None
+    """That score in words, with what it is of: the whole validation set, or a part."""
 
 
 def fit(
@@ -73,9 +75,11 @@ class _Fit:
     ):
         self.task, self.config, self.run, self.world = task, config, run, world
         self.total = _last_step(task, config)
-        self.dtype = precision.dtype(config, world)
+        self.dtype = precision.dtype(config, world, task)
         run.describe(task.about(), task.model, config, task.run_files())
         self.state, saved = run.resume(task.model)
+        self.notices = [precision.changed(config, self.dtype, self.state)]
+        self.state.precision = precision.NAMES[self.dtype]
         model = task.model.to(world.device).train()
         self.checkpointer = Checkpointer(task, config, run, world)
         self.shown: Display = (shown or display()) if world.first else Display()
@@ -87,6 +91,7 @@ class _Fit:
         self.optimizer = optimizer.make(model, config)
         self.scaler = precision.scaler(self.dtype, world, self.state)
         self.checkpointer.begin(self.state, saved, parameters, self.optimizer)
+        self.notices.append(self.checkpointer.notice)
         self.ema = self.checkpointer.ema
         parts = Parts(
             task,
@@ -126,8 +131,8 @@ class _Fit:
             self.shown.say(self.opening)
             if config.minutes is not None and now.step and now.seconds >= config.minutes * 60:
                 self.stop = "minutes"  # a finished run stays finished
-            if checkpointer.notice is not None:
-                self.shown.say(checkpointer.notice)
+            for notice in filter(None, self.notices):
+                self.shown.say(notice)
             if checkpointer.saved is None and _fine_tunes(self.task):
                 self.shown.say("the score before the first step:")
                 self._evaluate()
@@ -142,6 +147,9 @@ class _Fit:
                     self._evaluate()
                 if config.patience is not None and now.waited >= config.patience:
                     self.stop = self.stop or "patience"
+                if self.stop is not None and self.stop != "interrupted":
+                    checkpointer.evaluate_whole(self.interrupts, self.autocast())
+                    self.meter.pause()
                 due = self.stop is not None or now.step % config.save_every == 0
                 if due and checkpointer.saved != (now.step, now.evaluated):
                     self._save()
@@ -152,12 +160,21 @@ class _Fit:
             if ending := self.meter.summary():
                 self.shown.say(f"{self.run.folder}: {ending}")
             if self.stop == "interrupted":
-                folder = self.run.folder
-                resume = f"regard train --resume {folder}"
+                folder, resume = self.run.folder, "the same call of fit"
+                if repeatable(self.task.about()):
+                    resume = f"regard train --resume {folder}"
                 self.shown.say(f"{folder}: saved at step {now.step}; go on with: {resume}")
         self.interrupts.pass_on()
         reason = self.stop or "interrupted"
-        return Result(now.step, reason, now.best, now.best_step, now.seconds, self.run.folder)
+        return Result(
+            now.step,
+            reason,
+            now.best,
+            now.best_step,
+            now.seconds,
+            self.run.folder,
+            report.best(self.task, now),
+        )
 
     def _step(self, batch: StepBatch) -> None:
         now, world, last = self.state, self.world, len(batch.parts) - 1

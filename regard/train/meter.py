@@ -45,7 +45,8 @@ class Meter:
         self._clock = time.monotonic()
         # Of this process: the first steps, which take longer, are not counted.
         self._steps, self._units, self._seconds, self._apart = 0, 0.0, 0.0, 0.0
-        self._begun, self._warm = self._clock, False
+        self._warm = False
+        self._resumed = state.step, state.seconds
 
     def flags(self, caught: int) -> tuple[float, float, float]:
         """What this process tells the others at a step: a signal, that time is up, and how much of
@@ -141,11 +142,13 @@ class Meter:
         if not self._steps:
             return None
         per_second = max(self._seconds, 1e-9)
-        whole = time.monotonic() - self._begun
+        step, before = self._resumed
+        whole = self.state.seconds - before
+        since = f" since step {step:,}" if step else ""
         return (
             f"{self._steps / per_second:,.1f} steps and {self._units / per_second:,.0f} "
             f"{self.unit} a second while training; {self._apart / whole:.0%} of "
-            f"{duration(whole)} went into evaluation and checkpoints"
+            f"{duration(whole)}{since} went into evaluation and checkpoints"
         )
 
     def _send(self) -> None:

@@ -7,12 +7,19 @@ from torch import nn
 
 from regard.device import multiplies_bfloat16
 from regard.model.block import Block
-from regard.train.config import TrainingConfig
+from regard.train.config import Precision, TrainingConfig
 from regard.train.distributed import World
 from regard.train.state import State
+from regard.train.task import Mixed, Task
+
+NAMES: dict[torch.dtype, Precision] = {
+    torch.float32: "fp32",
+    torch.bfloat16: "bf16",
+    torch.float16: "fp16",
+}
 
 
-def dtype(config: TrainingConfig, world: World) -> torch.dtype:
+def dtype(config: TrainingConfig, world: World, task: Task) -> torch.dtype:
     """The dtype of matrix products (autocast); weights and sums stay float32."""
     match config.precision:
         case "bf16":
@@ -26,8 +33,25 @@ def dtype(config: TrainingConfig, world: World) -> torch.dtype:
             return torch.float16
         case "fp32":
             return torch.float32
-    able = world.device.type == "cuda" and multiplies_bfloat16("cuda")
-    return torch.bfloat16 if able else torch.float32
+    return automatic(world.device, task)
+
+
+def automatic(device: torch.device, task: Task | None) -> torch.dtype:
+    """What `auto` is on a device, for a task or before there is one."""
+    wanted = device.type == "cuda" or (isinstance(task, Mixed) and task.bfloat16_on_cpu)
+    return torch.bfloat16 if wanted and multiplies_bfloat16(device.type) else torch.float32
+
+
+def changed(config: TrainingConfig, dtype: torch.dtype, state: State) -> str | None:
+    """What the user should know where a run resumes in another precision than it had."""
+    before, now = state.precision, NAMES[dtype]
+    if before is None or before == now:
+        return None
+    why = "precision auto on this machine" if config.precision == "auto" else "as is set"
+    return (
+        f"the first {state.step:,} steps were computed in {before}, and those to come are in "
+        f"{now} ({why}); set training.precision to {before} to go on as before"
+    )
 
 
 def compiled(model: nn.Module, config: TrainingConfig, device: torch.device, captured: bool) -> str:

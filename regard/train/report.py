@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from regard import atomic
 from regard.config import Object
+from regard.train.state import State
+from regard.train.task import Sampled, Task
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard.writer import SummaryWriter
@@ -89,6 +91,23 @@ class Events:
     def close(self) -> None:
         if self._writer is not None:
             self._writer.close()
+
+
+def best(task: Task, now: State) -> str | None:
+    """`bleu 31.2 at step 5,000 (greedy search, all 1,000 validation sentences)`."""
+    if now.best is None:
+        return None
+    words = f"{task.score} {now.best if now.whole is None else now.whole:.4g}"
+    words += f" at step {now.best_step:,}"
+    if not isinstance(task, Sampled):
+        return words
+    sample = task.sample
+    if now.whole is None:
+        return f"{words} ({sample})"
+    return (
+        f"{words} ({sample.words(sample.total)}; it was chosen by {now.best:.4g} on "
+        f"{sample.count:,} of them)"
+    )
 
 
 def draw(lines: Sequence[Object], score: str, path: Path) -> bool:

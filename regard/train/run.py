@@ -144,11 +144,12 @@ class Run:
         parameters = sum(parameter.numel() for parameter in task.model.parameters())
         facts = {
             "model": f"{type(task.model).__name__} of {parameters:,} parameters",
-            "trained": f"{now.step:,} steps, {now.count:,.0f} {task.unit}, {duration(now.seconds)}",
+            "trained": f"{now.step:,} steps, {now.count:,.0f} {task.unit}, {duration(now.seconds)}"
+            f", in {now.precision}",
             "ended": ended or "not yet",
         }
-        if now.best is not None:
-            facts["best"] = f"{task.score} {now.best:.4g} at step {now.best_step:,}, in best/"
+        if best := report.best(task, now):
+            facts["best"] = f"{best}, in best/"
         facts |= task.signatures
         default = to_json(TrainingConfig())
         settings = {
@@ -182,10 +183,15 @@ class Run:
             )
         if unlike := differences(_fixed(want), _fixed(have)):
             more = f"; and {len(unlike) - FEW} more" if len(unlike) > FEW else ""
+            remedy = "continue it with the settings it has, or name another folder for a new run"
+            if repeatable(have["task"]):
+                remedy = (
+                    f"regard train --resume {self.folder} continues it as it was, and regard train "
+                    f"--again {self.folder} NEW … begins another with changed settings"
+                )
             raise ValueError(
                 f"{self.folder} is a run with other settings: {'; '.join(unlike[:FEW])}{more}; "
-                f"regard train --resume {self.folder} continues it as it was, and regard train "
-                f"--again {self.folder} NEW … begins another with changed settings"
+                f"{remedy}"
             )
 
     def _claim(self) -> None:
@@ -206,6 +212,12 @@ class Run:
             ) from None
         except OSError:
             pass  # A filesystem without locks.
+
+
+def repeatable(about: Mapping[str, Any]) -> bool:
+    """Whether a run's config.json is all that the command line needs to go on with it, or whether
+    its data and its model are in somebody's Python."""
+    return "name" in about and "config" in about
 
 
 def _fixed(data: Object) -> Object:

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from regard import atomic, checkpoint
 from regard.config import dumps, from_json, loads, to_json
 from regard.train import distributed
+from regard.train.config import Precision
 from regard.train.distributed import World
 from regard.train.optimizer import Adam, MovingAverage
 
@@ -64,6 +65,10 @@ class State:
     """Evaluations whose models are kept in bests/, the best first."""
     waited: int = 0
     """Evaluations since the best one."""
+    whole: float | None = None
+    """The best model's score on the whole validation set, where a part is scored while training."""
+    precision: Precision | None = None
+    """What matrix products were computed in at last; not known of older runs."""
     scale: float = 256.0
     """fp16: the loss scale, which keeps small gradients from underflowing. It grows."""
     growth: int = 0

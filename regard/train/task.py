@@ -1,6 +1,7 @@
 """The interface between the training loop and a task."""
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -43,6 +44,44 @@ class Task(Protocol):
 
     def about(self) -> dict[str, Any]:
         """What the model is for, as JSON, for config.json."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """The part of the validation set that is scored while training."""
+
+    count: int
+    total: int
+    unit: str
+    """What is counted: sentences, tokens."""
+    how: str = ""
+    """What the scores are of, where that is less than the model can do: greedy search."""
+
+    def __str__(self) -> str:
+        return self.words(self.count)
+
+    def words(self, count: int) -> str:
+        """`greedy search, 500 of 1,000 validation sentences`."""
+        part = f"all {count:,}" if count == self.total else f"{count:,} of {self.total:,}"
+        return f"{self.how}{', ' if self.how else ''}{part} validation {self.unit}"
+
+
+@runtime_checkable
+class Sampled(Task, Protocol):
+    """A task that scores a part of the validation set while training, and all of it at the end."""
+
+    sample: Sample
+
+    def evaluate_all(self, model: nn.Module) -> dict[str, float]:
+        """As `evaluate`, on the whole validation set."""
+
+
+@runtime_checkable
+class Mixed(Task, Protocol):
+    """A task that says whether precision auto is bf16 on a CPU, too: where it learns as much in
+    the steps of bfloat16, and more in the same time."""
+
+    bfloat16_on_cpu: bool
 
 
 @runtime_checkable

@@ -75,6 +75,25 @@ def test_however_compressed(squeeze, two: tuple[Path, Path]) -> None:  # type: i
 
 
 @pytest.mark.parametrize(
+    "squeeze", [bytes, gzip.compress, lzma.compress, bz2.compress, _zstd], ids=lambda f: f.__name__
+)
+@pytest.mark.parametrize("end", ["\n", ""])
+def test_lines_are_counted_before_they_are_read(squeeze, end: str, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    source, target, other = (tmp_path / name for name in ("source", "target", "other"))
+    rows = [f"{n}" for n in range(40_009)]
+    rows[7] = "long" * 2**19  # counts as one line, though none is read that is so long
+    source.write_bytes(squeeze(("\n".join(rows) + end).encode()))
+    target.write_bytes(squeeze(("\r".join([*rows[:7], "short", *rows[8:]])).encode()))
+    other.write_bytes(squeeze(("\n".join(rows[:-1]) + end).encode()))
+    Pairs([source, target], [target, source]).check_lines()
+    wrong = r"40,009 lines in .*target but 40,008 lines in .*other: line n belongs to line n"
+    with pytest.raises(ValueError, match=wrong):
+        Pairs([source, target], [source, other]).check_lines()
+    with pytest.raises(ValueError, match=wrong):
+        list(Pairs(target, other))
+
+
+@pytest.mark.parametrize(
     "squeeze", [gzip.compress, lzma.compress, bz2.compress, _zstd], ids=lambda f: f.__name__
 )
 def test_a_file_without_its_end(squeeze, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
@@ -185,7 +204,7 @@ def test_bad_lines_are_counted_and_shown(tmp_path: Path, tokenizer: Tokenizer, c
 
 
 def test_refusing_leaves_nothing(two: tuple[Path, Path], tokenizer: Tokenizer, cache: Path) -> None:
-    two[0].write_bytes(b"\n" + two[0].read_bytes())
+    two[0].write_bytes(b"\n" + two[0].read_bytes().split(b"\n", 1)[1])
     with pytest.raises(ValueError, match=r"1 × an empty side: line 1 of a.en beside"):
         store(Pairs(*two), tokenizer, cache=cache, on_bad="refuse")
     assert _stores(cache) == []

@@ -14,7 +14,7 @@ from PIL import Image
 from regard.cli.main import main
 from regard.recipes import images
 from regard.recipes.book import RECIPES
-from regard.recipes.recipe import SCORES, Recipe, files, score
+from regard.recipes.recipe import SCORES, Recipe, files, needs_data, score
 from regard.task.spec import Evaluation
 from regard.task.specs import spec
 from tests.task.samples import backwards, lines, sentences
@@ -56,6 +56,21 @@ def test_a_recipe_is_a_whole_run(name: str, data: Path) -> None:
     told = getdoc(RECIPES[name]) or ""
     assert "Data:" in told
     assert "\n\n" in told
+
+
+def test_a_folder_is_asked_for_where_one_is_needed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    without = [name for name, make in RECIPES.items() if not needs_data(make)]
+    assert without == ["strips", "dates"]
+    for name in without:
+        RECIPES[name](tmp_path / "none")
+        assert main(["recipes", name]) == 0
+        assert capsys.readouterr().out.endswith(f"regard train --recipe {name} RUN\n")
+    assert main(["recipes", "cifar10"]) == 0
+    assert capsys.readouterr().out.endswith("regard train --recipe cifar10 RUN --data FOLDER\n")
+    assert main(["recipes"]) == 0
+    assert "Without --data: strips, dates." in capsys.readouterr().out
 
 
 def test_the_commands(data: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -51,6 +51,13 @@ def test_a_table_is_split_by_its_texts(config: Config) -> None:
         assert (task.labels[number], tokenizer.decode(ids)) in ROWS
 
 
+def test_columns_that_look_swapped_are_refused(config: Config) -> None:
+    with pytest.raises(
+        ValueError, match=r"only 2 differ; if label and text are swapped, add .* 0 1"
+    ):
+        build(replace(config, columns=(1, 0)))
+
+
 def test_a_folder_for_each_class_is_the_same(tmp_path: Path, config: Config) -> None:
     for n, (name, text) in enumerate(ROWS):
         place = tmp_path / "texts" / name

@@ -26,6 +26,7 @@ from regard.task.text import build_transformer
 from regard.task.translate import Config, Translation, build
 from regard.task.translator import Part, Translator
 from regard.train.fit import fit
+from regard.train.task import Mixed, Sampled
 from tests.task.samples import SHAPE, TRAINING, backwards, lines, sentences, trained
 
 SOURCES = sentences(211)
@@ -471,13 +472,50 @@ def test_what_cannot_be_obeyed_beside_start_is_refused(
         build(replace(config, start=str(run), **changed))
 
 
-@pytest.mark.parametrize("fast", [True, False])
-def test_presets_suit_the_device(fast: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(translate, "multiplies_bfloat16", lambda kind: fast)
+@pytest.mark.usefixtures("unchecked")
+def test_a_part_is_judged_while_training_and_all_at_the_end(config: Config) -> None:
+    task = build(replace(config, judged=5))
+    assert str(task.sample) == "greedy search, 5 of 17 validation sentences"
+    assert isinstance(task, Sampled)
+    assert isinstance(task, Mixed)
+    assert task.bfloat16_on_cpu
+    judged = list[int]()
+    score = task.judge
+    task.judge = lambda written, wanted: judged.append(len(written)) or score(written, wanted)  # type: ignore[func-returns-value]
+    model = task.model.eval()
+    with torch.no_grad():
+        part, whole = task.evaluate(model), task.evaluate_all(model)
+    assert judged == [5, 17]
+    assert part.keys() == whole.keys()
+    assert part["perplexity"] != whole["perplexity"]
+    assert str(build(config).sample) == "greedy search, all 17 validation sentences"
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"model": replace(SHAPE, position="learned", length=30)}, "learned positions"),
+        ({"words": "separate", "model": replace(SHAPE, share="all")}, "share"),
+        ({"target": "shorter"}, "211 lines in --source .* but 210 lines in --target"),
+    ],
+)
+def test_what_is_wrong_is_said_before_a_tokenizer_is_learned(
+    tmp_path: Path,
+    config: Config,
+    changed: dict[str, Any],
+    words: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shorter = lines(tmp_path / "shorter", SOURCES[:-1])
+    changed = {name: (shorter,) if value == "shorter" else value for name, value in changed.items()}
+    monkeypatch.setattr(Tokenizer, "bpe", lambda *_: pytest.fail("a tokenizer was learned"))
+    with pytest.raises(ValueError, match=words):
+        build(replace(config, **changed))
+
+
+def test_presets_suit_the_device() -> None:
     cpu, gpu = (translate.TASK.preset_on("tiny", torch.device(kind)) for kind in ("cpu", "cuda"))
-    precision = "bf16" if fast else "auto"
-    tiny = translate.preset("tiny")
-    assert cpu == replace(tiny, training=replace(tiny.training, precision=precision))
+    assert cpu == translate.preset("tiny")
     assert gpu.training.batch > cpu.training.batch
     assert gpu.model.dropout > cpu.model.dropout
     assert gpu.training.patience is not None

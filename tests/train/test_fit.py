@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import math
 import os
 import shutil
 import signal
@@ -20,11 +21,12 @@ from torch import Tensor, nn
 from regard import checkpoint
 from regard.config import from_json
 from regard.model.block import Block
-from regard.train import meter, precision, report, state
+from regard.train import checkpointer, meter, precision, report, state
 from regard.train.config import TrainingConfig
-from regard.train.display import Display, Progress
+from regard.train.display import Display, Progress, duration
 from regard.train.fit import Result, fit
 from regard.train.optimizer import split
+from regard.train.task import Sample
 from tests.processes import HANG
 from tests.train.samples import Backwards, Batch, settings
 
@@ -357,7 +359,8 @@ def test_a_run_begun_otherwise(tmp_path: Path) -> None:
     train(tmp_path, steps=3)
     with pytest.raises(
         ValueError,
-        match=r"run with other settings: training.lr is 0.1 instead of 0.003; regard train",
+        match=r"run with other settings: training.lr is 0.1 instead of 0.003; continue it with the "
+        "settings it has, or name another folder",
     ):
         train(tmp_path, lr=0.1)
     with pytest.raises(ValueError, match=r"task.size is 5 instead of 7"):
@@ -365,6 +368,131 @@ def test_a_run_begun_otherwise(tmp_path: Path) -> None:
     assert train(tmp_path, steps=4).step == 4
     with pytest.raises(ValueError, match="holds something else than a run"):
         train(tmp_path / "best", steps=3)
+
+
+def test_a_run_of_the_command_line_is_continued_by_a_command(tmp_path: Path) -> None:
+    class Named(Backwards):
+        def about(self) -> dict[str, Any]:
+            return {"name": "backwards", "config": {}}
+
+    train(tmp_path, Named(), steps=3)
+    with pytest.raises(ValueError, match=f"; regard train --resume {tmp_path} continues it"):
+        train(tmp_path, Named(), lr=0.1)
+
+
+# Precision
+
+
+@pytest.mark.parametrize("fast", [True, False])
+def test_auto_is_bf16_on_a_cpu_for_tasks_that_say_so(
+    tmp_path: Path, fast: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Mixed(Backwards):
+        bfloat16_on_cpu = True
+
+    monkeypatch.setattr(precision, "multiplies_bfloat16", lambda kind: fast)
+    for task, name, words in (
+        (Mixed(), "mixed", "bfloat16" if fast else "float32"),
+        (Backwards(), "plain", "float32"),
+    ):
+        told = Told()
+        fit(task, settings(steps=2), tmp_path / name, shown=told)
+        assert f"on cpu, in {words}, " in told.words[0]
+        # The setting stays what it was, and what ran is kept beside it.
+        config = json.loads((tmp_path / name / "config.json").read_text())
+        assert config["training"]["precision"] == "auto"
+        ran = "fp32" if words == "float32" else "bf16"
+        numbers = json.loads((tmp_path / name / "last/training.json").read_text())
+        assert numbers["precision"] == ran
+        assert f", in {ran}\n" in (tmp_path / name / "report.md").read_text()
+
+
+def test_a_run_that_resumes_in_another_precision_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Mixed(Backwards):
+        bfloat16_on_cpu = True
+
+    monkeypatch.setattr(precision, "multiplies_bfloat16", lambda kind: True)
+    train(tmp_path, Mixed(), steps=2)
+    monkeypatch.setattr(precision, "multiplies_bfloat16", lambda kind: False)
+    told = Told()
+    fit(Mixed(), settings(steps=3), tmp_path, shown=told)
+    assert told.words[1] == (
+        "the first 2 steps were computed in bf16, and those to come are in fp32 (precision auto on "
+        "this machine); set training.precision to bf16 to go on as before"
+    )
+    told = Told()
+    fit(Mixed(), settings(steps=4, precision="fp32"), tmp_path, shown=told)
+    assert not any("were computed in" in words for words in told.words)
+
+
+# The whole validation set
+
+
+class Worse(Backwards):
+    """Each evaluation is worse than the one before."""
+
+    def evaluate(self, model: nn.Module) -> dict[str, float]:
+        super().evaluate(model)
+        return {"accuracy": 1 / self.evaluations}
+
+
+class Parts(Worse):
+    """Scores a part of its validation set while training."""
+
+    sample = Sample(3, 7, "numbers", "greedy search")
+
+    def evaluate_all(self, model: nn.Module) -> dict[str, float]:
+        assert not model.training
+        self.seen = {name: value.clone() for name, value in model.state_dict().items()}
+        return {"accuracy": 0.123}
+
+
+@pytest.mark.parametrize("ema", [0.0, 0.5])
+def test_the_best_model_is_scored_on_the_whole_validation_set_at_the_end(
+    tmp_path: Path, ema: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train(tmp_path / "plain", Worse(), steps=8, ema=ema)
+    monkeypatch.setattr(checkpointer, "WHOLE", math.inf)
+    task, run = Parts(), tmp_path / "run"
+    result = fit(task, settings(steps=8, ema=ema), run, shown=Display())
+    kept = weights(run / "best")
+    assert result.best_step == 4
+    assert same({name: task.seen[name] for name in kept}, kept)
+    # Training goes on with its own weights.
+    assert same(weights(run / "last"), weights(tmp_path / "plain/last"))
+    assert not same(weights(run / "last"), kept)
+    words = (
+        f"accuracy 0.123 at step {result.best_step} (greedy search, all 7 validation numbers; it "
+        f"was chosen by {result.best:.4g} on 3 of them)"
+    )
+    assert result.summary == words
+    assert f"- best: {words}, in best/\n" in (run / "report.md").read_text()
+    # A finished run knows it.
+    assert fit(task, settings(steps=8, ema=ema), run, shown=Display()).summary == words
+
+
+def test_a_whole_validation_set_that_takes_too_long_is_not_scored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpointer, "WHOLE", 0.0)
+    result = fit(Parts(), settings(steps=8), tmp_path, shown=Display())
+    assert result.summary == (
+        f"accuracy {result.best:.4g} at step {result.best_step} (greedy search, 3 of 7 validation "
+        "numbers)"
+    )
+
+
+def test_one_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drawing curves takes time, too, after the last step."""
+    monkeypatch.setattr(report, "draw", lambda *_: bool(time.sleep(1.5)))
+    told = Told()
+    result = fit(Backwards(), settings(steps=8), tmp_path / "run", shown=told)
+    assert f" of {duration(result.seconds)} went into evaluation" in told.words[-1]
+    again = Told()
+    fit(Backwards(), settings(steps=11), tmp_path / "run", shown=again)
+    assert " since step 8 went into evaluation" in again.words[-1]
 
 
 def test_one_at_a_time(tmp_path: Path) -> None:

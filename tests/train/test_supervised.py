@@ -55,6 +55,33 @@ def test_a_run_resumes_with_the_same_bits(tmp_path: Path) -> None:
     assert first.read_bytes() == second.read_bytes()
 
 
+class Constant(nn.Module):
+    """Rises from 0, so that a score of its fall is best at first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.value = nn.Parameter(torch.zeros(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.value + 0 * x
+
+
+def test_a_module_of_ones_own_resumes_with_its_best(tmp_path: Path) -> None:
+    def train(name: str, steps: int) -> float | None:
+        rows = torch.zeros(23, 1), torch.ones(23, 1)
+        score = lambda output, target: -output.mean()  # noqa: E731
+        made = Supervised(Constant(), rows, rows, loss=F.mse_loss, score=score)
+        config = TrainingConfig(
+            **{**vars(SHORT), "epochs": None, "steps": steps, "evaluate_every": 5}
+        )
+        return fit(made, config, tmp_path / name, shown=Display()).best
+
+    best = train("parts", 15)
+    assert train("parts", 30) == best == train("whole", 30)
+    parts, whole = (tmp_path / name / "best/model.safetensors" for name in ("parts", "whole"))
+    assert parts.read_bytes() == whole.read_bytes()
+
+
 def test_every_example_has_its_turn() -> None:
     made = task()
     for epoch in (0, 1):
