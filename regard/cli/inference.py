@@ -127,7 +127,7 @@ def settling(
         if open_question:
             open_question = False
             choice = settle(ready, inputs, model_folder(folder))
-            _tell(f"precision: {choice}", options, here, always=choice.new)
+            _tell(f"precision: {choice}", options, here, always=choice.worth_saying)
             _tell(_engine(ready.model), options, here)
 
     return prepare

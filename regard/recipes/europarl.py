@@ -62,6 +62,8 @@ def en_de(data: Path) -> Recipe:
     Data: a folder with train, valid and test, .en and .de; newstest2014 is scored where it is.
     Settings: 6 + 6 layers of width 512, pre-norm, rotary positions, 16,000 BPE, dropout 0.2, label
     smoothing 0.1, Muon, 2,500 updates of 50,000 tokens, a moving average of the weights.
+    Reached: 22.4 BLEU on a test set of our own split, 14.2 on newstest2014 (mean of three seeds);
+    six minutes of an H200 that two others share.
     """
     return _translation(data, "en", "de")
 
@@ -70,8 +72,9 @@ def de_en(data: Path) -> Recipe:
     """Europarl, German to English: the base Transformer on 160,000 pairs.
 
     Data: a folder with train, valid and test, .en and .de; newstest2014 is scored where it is.
-    Settings: 6 + 6 layers of width 512, pre-norm, rotary positions, 16,000 BPE, dropout 0.2, label
-    smoothing 0.1, Muon, 2,500 updates of 50,000 tokens, a moving average of the weights.
+    Settings: those of europarl-en-de.
+    Reached: 28.2 BLEU on a test set of our own split, 17.3 on newstest2014 (mean of three seeds);
+    five minutes of an H200 that two others share.
     """
     return _translation(data, "de", "en")
 
@@ -80,6 +83,7 @@ def english(data: Path) -> Recipe:
     """Europarl, English: a language model, in bits per character.
 
     Data: a folder with train.en and test.en.
+    Reached: not run yet.
     """
     preset = language.preset("base")
     config = replace(preset, text=files(data, "train.en"))

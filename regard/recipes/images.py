@@ -41,6 +41,7 @@ def cifar10(data: Path) -> Recipe:
     Settings: patches of 4, 8 layers of width 256, RandAugment, MixUp and CutMix, Muon, 250 epochs;
     5,000 of the training images are validated on.
     Published: 91.0% after 200 epochs, for a ViT of that size from scratch.
+    Reached: 94.7% (mean of three seeds); three and a half minutes of one H200.
     """
     return _cifar10(data, patch=4, epochs=250)
 
@@ -50,6 +51,7 @@ def cifar10_fine(data: Path) -> Recipe:
 
     Data: as for cifar10.
     Settings: those of cifar10, but for the patches, and 200 epochs.
+    Reached: not run to its end yet; about eight minutes of one H200.
     """
     return _cifar10(data, patch=2, epochs=200)
 
@@ -76,6 +78,7 @@ def fashion_mnist(data: Path) -> Recipe:
     plain or compressed.
     Settings: patches of 4, 8 layers of width 256, random crops, flips, erasing, MixUp and CutMix,
     Muon, 150 epochs; 6,000 of the training images are validated on.
+    Reached: 95.2% (mean of three seeds); four minutes of an H200 that others share.
     """
     names = ("images-idx3-ubyte", "labels-idx1-ubyte")
     train, test = (files(data, *(f"{part}-{name}" for name in names)) for part in ("train", "t10k"))
@@ -116,6 +119,8 @@ def strips(data: Path) -> Recipe:
 
     Data: none; the digits come with scikit-learn, and those of the test are in no training strip.
     Settings: 3 + 2 layers of width 64, patches of 4, Muon, 3,000 steps of 256 strips.
+    Reached: 93.3% of whole strips (mean of three seeds); two and a half minutes of an H200 that
+    others share.
     """
     preset = reading("tiny")
     return Recipe(

@@ -72,6 +72,7 @@ def en_de(data: Path) -> Recipe:
     0.1, beams of 5; pre-norm, rotary positions, dropout 0.2, R-Drop with weight 5, Muon, 3,500
     updates, a moving average of the weights.
     Published: 41.02 BLEU on test 2016, tokenised and lowercased.
+    Reached: 42.24, lowercased (mean of three seeds); two minutes of an H200 that others share.
     """
     config = translate.Config(
         **_corpus(data, "en", "de"),
@@ -104,6 +105,7 @@ def en_de_minute(data: Path) -> Recipe:
     of 5.
     Published: 41.02 BLEU on test 2016, tokenised and lowercased, by a smaller model (Wu et al.
     2021).
+    Reached: 42.39, lowercased (mean of three seeds), in 42 to 49 s of one H200.
     """
     preset = translate.preset("tiny")
     config = translate.Config(
@@ -138,6 +140,8 @@ def en_de_own(data: Path) -> Recipe:
     Settings: 6 + 6 layers of width 256, pre-norm, rotary positions, 8,000 BPE, R-Drop with weight
     5, dropout 0.4, label smoothing 0.1, Muon, 3,000 updates, a moving average of the weights, beams
     of 5.
+    Reached: 42.75 BLEU on test 2016, lowercased (mean of three seeds); five minutes of an H200 that
+    others share.
     """
     return _own(data, "en", "de")
 
@@ -146,6 +150,8 @@ def en_fr(data: Path) -> Recipe:
     """Multi30k, English to French, with our settings of English to German.
 
     Data: the folder of Multi30k's task 1 (train, val and the three tests, .en and .fr).
+    Reached: 63.5 BLEU on test 2016, cased (mean of three seeds); two and a half minutes of an H200
+    that others share.
     """
     return _own(data, "en", "fr")
 
@@ -157,6 +163,7 @@ def en_de_cpu(data: Path) -> Recipe:
     Settings: 3 + 3 layers of width 192, pre-norm, rotary positions, 6,000 BPE, dropout 0.05, Muon,
     a cosine schedule that ends with the minutes, a moving average of the weights, beams of 5; in
     bfloat16 where the processor has instructions for it.
+    Reached: 38.99 BLEU on test 2016, cased (mean of three seeds).
     """
     preset = translate.preset("tiny")
     config = replace(

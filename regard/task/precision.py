@@ -59,8 +59,8 @@ class Choice:
 
     precision: Precision
     reason: str
-    new: bool = False
-    """Whether it was found out just now, and was not known before."""
+    worth_saying: bool = False
+    """Whether the user should know: it was found out just now, or is slower than need be."""
 
     def __str__(self) -> str:
         return f"{self.precision} ({self.reason})"
@@ -113,7 +113,7 @@ def settle(ready: Writes, inputs: Sequence[Any], folder: Path) -> Choice:
         if compared.tokens < ENOUGH:
             return Choice("fp32", f"{compared.tokens} tokens are too few to compare int8 by")
         _keep(folder, compared)
-        choice = replace(_settled(compared), new=True)
+        choice = replace(_settled(compared), worth_saying=True)
     if choice.precision == "int8" and not isinstance(ready.model.output, Int8Linear):
         ready.model = int8(ready.model) if compared is None else quantized
     return choice
@@ -129,7 +129,10 @@ def compare(ready: Writes, quantized: nn.Module, inputs: Sequence[Any]) -> Compa
 def _settled(compared: Compared) -> Choice:
     if compared.agrees:
         return Choice("int8", str(compared))
-    return Choice("fp32", f"int8 chooses {compared} tokens, which is less than {AGREEMENT:.0%}")
+    reason = (
+        f"int8 chooses {compared} tokens, which is less than {AGREEMENT:.0%}; --precision int8 "
+    )
+    return Choice("fp32", f"{reason}takes it all the same, and is several times faster", True)
 
 
 # What is known already
