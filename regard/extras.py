@@ -4,6 +4,11 @@ The core is small: torch, tokenizers and what a command line wants. Everything e
 where it is used; where it is missing, a command says which extra of `pip install` brings it.
 """
 
+import shlex
+from pathlib import Path
+
+from regard.shell import python, short
+
 EXTRAS = {
     "vision": ("PIL",),
     "demo": ("babel", "sklearn"),
@@ -17,8 +22,18 @@ EXTRAS = {
 
 
 def install(extra: str) -> str:
-    """The line that installs an extra."""
-    return f"python -m pip install 'regard[{extra}]'"
+    """The line that installs an extra for this interpreter; in a checkout, at tested versions."""
+    checkout = Path(__file__).parent.parent
+    constraints = checkout / "constraints.txt"
+    if not constraints.is_file():
+        return install_package(f"regard[{extra}]")
+    path = shlex.split(short(checkout))[0]
+    return f"{python()} -m pip install -c {short(constraints)} -e {shlex.quote(f'{path}[{extra}]')}"
+
+
+def install_package(name: str) -> str:
+    """The line that installs a package for this interpreter."""
+    return f"{python()} -m pip install {shlex.quote(name)}"
 
 
 def remedy(error: ImportError) -> str | None:

@@ -2,14 +2,20 @@
 
 check_words(words)     refuses empty words, and dashes that only look like hyphens
 check_once(words)      refuses a flag that is given twice
+unknown_flag(…)        the line about a flag that nobody knows, with the closest that is known
+unknown_name(…)        the same for a command, a task, or another name out of a few
+found(rows, words)     the commands whose text has all of these words, to be printed
 Parser                 argparse, whose errors are ValueErrors of one line
 """
 
 import argparse
 import difflib
 import re
+import shutil
 import sys
-from collections.abc import Callable, Sequence
+import textwrap
+from collections.abc import Callable, Iterable, Sequence
+from itertools import takewhile
 from typing import Any, NoReturn
 
 
@@ -41,18 +47,59 @@ def check_once(words: Sequence[str], known: Callable[[str], str | None]) -> None
             seen.add(name)
 
 
+def unknown_flag(flag: str, known: Iterable[str], prog: str, meant: str | None = None) -> str:
+    """`meant` is known to be called so elsewhere; otherwise the closest flag may be meant."""
+    # Without the dashes, which would make all of them alike.
+    bare = {one.lstrip("-"): one for one in known}
+    near = difflib.get_close_matches(flag.lstrip("-"), bare, 1)
+    meant = meant or (bare[near[0]] if near else None)
+    remedy = f"did you mean {meant}? See" if meant else "see"
+    return f"{flag} is unknown; {remedy} {prog} --help"
+
+
+def unknown_name(what: str, name: str, known: Sequence[str]) -> str:
+    near = difflib.get_close_matches(name, known, 1)
+    remedy = f"did you mean {near[0]}?" if near else f"choose from {', '.join(known)}"
+    return f"{what} ({name!r}) is unknown; {remedy}"
+
+
+def found(rows: Iterable[tuple[str, str]], words: Sequence[str]) -> list[str]:
+    """Commands, each with its text below, of which together every word is a part."""
+    wanted = [word.casefold() for word in " ".join(words).split()]
+    width = min(96, shutil.get_terminal_size().columns)
+    lines = []
+    for command, text in rows:
+        if all(word in f"{command} {text}".casefold() for word in wanted):
+            lines.append(command)
+            lines += textwrap.wrap(text, width, initial_indent=" " * 4, subsequent_indent=" " * 4)
+    return lines
+
+
 class Parser(argparse.ArgumentParser):
     """argparse, in one line: what is wrong is a ValueError, which the command line prints."""
 
     def error(self, message: str) -> NoReturn:
-        what = _choice(message) or message
+        extra = message.partition("unrecognized arguments: ")[2].partition(" ")[0]
+        what = f"{extra} is one word too many" if extra else _choice(message) or message
         raise ValueError(f"{what}{' See' if what.endswith('?') else '; see'} {self.prog} --help")
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         words = sys.argv[1:] if args is None else list(args)
         actions = self._option_string_actions
         check_once(words, lambda flag: actions[flag].dest if flag in actions else None)
+        # argparse would first miss what is required, and leave the flags of a command to `regard`.
+        for word in self._own(words):
+            flag = word.partition("=")[0]
+            if re.match(r"--[A-Za-z]", flag) and flag not in actions:
+                raise ValueError(unknown_flag(flag, actions, self.prog))
         return super().parse_known_args(words, namespace)
+
+    def _own(self, words: list[str]) -> Iterable[str]:
+        """The words that may be flags of this parser: none after `--`, or a command's name."""
+        if "-" not in self.prefix_chars:
+            return []
+        commands = self._subparsers is not None
+        return takewhile(lambda word: word != "--" and not (commands and word[0] != "-"), words)
 
 
 def _choice(message: str) -> str | None:
@@ -61,7 +108,4 @@ def _choice(message: str) -> str | None:
     match = re.fullmatch(pattern, message, re.DOTALL)
     if match is None:
         return None
-    known = re.findall(r"[\w./-]+", match[3])
-    near = difflib.get_close_matches(match[2], known, 1)
-    remedy = f"did you mean {near[0]}?" if near else f"choose from {', '.join(known)}"
-    return f"{match[1]} ('{match[2]}') is unknown; {remedy}"
+    return unknown_name(match[1], match[2], re.findall(r"[\w./-]+", match[3]))

@@ -108,8 +108,9 @@ NEEDS = {
 """Commands, and the extra that each needs."""
 
 
-def test_a_command_says_what_to_install(tmp_path: Path) -> None:
+def test_a_command_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where no extra is installed."""
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "settings.yaml").write_text("task: translate\n")
     (tmp_path / "table.parquet").write_bytes(b"PAR1")
     script = WITHOUT.format(

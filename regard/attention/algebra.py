@@ -91,12 +91,24 @@ class Mask:
 
     def rule(self, at: At) -> Tensor:
         """True where the pair may attend."""
-        allowed = self._rule(at)
+        try:
+            allowed = self._rule(at)
+        except RuntimeError as error:
+            # The second is what a kernel's tracing says.
+            asked = ("Boolean value of Tensor", "data-dependent control flow")
+            if any(words in str(error) for words in asked):
+                raise ValueError(
+                    f"the rule of {self} decides by and, or, not or if, which take one value, and "
+                    "it receives tensors of indices; write & | ~, with each comparison in "
+                    "parentheses"
+                ) from None
+            raise
         if not isinstance(allowed, Tensor) or allowed.dtype != torch.bool:
             given = f"{allowed.dtype}" if isinstance(allowed, Tensor) else shown(allowed)
             raise ValueError(
                 f"the rule of {self} must give a boolean tensor, got {given}; "
-                "compare the indices that it receives, as in at.key <= at.position"
+                "compare the indices that it receives, as in at.key <= at.position, and combine "
+                "comparisons by & | ~"
             )
         size = broadcast_shape(*(index.shape for index in at[:4]))
         fits = (have in (1, need) for have, need in zip(allowed.shape[::-1], size[::-1]))

@@ -17,6 +17,7 @@ A tensor is never read back to the host, so decoding neither waits for the devic
 """
 
 import copy
+import inspect
 import math
 from typing import Literal, TypeAlias, get_args
 
@@ -31,6 +32,21 @@ from regard.attention.fusing import fuses
 
 Positions: TypeAlias = int | Int[Tensor, ""] | Int[Tensor, " L"] | Int[Tensor, "B L"]
 Layout: TypeAlias = Literal["interleaved", "halves"]
+
+
+def _check_signature(kind: type, name: str, wanted: str) -> None:
+    """Said where the class is written: deep inside a model, Python would only count arguments."""
+    method = vars(kind).get(name)
+    if method is None:
+        return
+    has = inspect.signature(method)
+    try:
+        has.bind("self", *wanted.split(", "))
+    except TypeError:
+        given = ", ".join(str(one) for one in list(has.parameters.values())[1:])
+        raise ValueError(
+            f"{kind.__name__}.{name}({given}) must take {wanted}; write def {name}(self, {wanted})"
+        ) from None
 
 
 class InputPosition(nn.Module):
@@ -48,6 +64,10 @@ class InputPosition(nn.Module):
         self.width = width
         self.length = length
 
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        _check_signature(cls, "encoding", "positions, dtype=None")
+
     def encoding(
         self, positions: Int[Tensor, "*P"], dtype: torch.dtype | None = None
     ) -> Float[Tensor, "*P D"]:
@@ -64,7 +84,7 @@ class InputPosition(nn.Module):
 
     def vectors(self, x: Float[Tensor, "*B L X"], at: Positions) -> Float[Tensor, "*R L P"]:
         """The vectors r for the rows of x, in its dtype and ready to broadcast against it."""
-        positions = _places(x, at)
+        positions = places(x, at)
         if self.length is not None:
             _check_reach(self.length, at, x.shape[-2])
         return self.encoding(positions, x.dtype)
@@ -242,6 +262,11 @@ class AttentionPosition(nn.Module):
     scores. By default neither does anything: a position overrides the one it needs.
     """
 
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        _check_signature(cls, "rotate", "x, at=0")
+        _check_signature(cls, "bias", "L, S, offset=None, device=None, dtype=None")
+
     def rotate(self, x: Float[Tensor, "*B L K"], at: Positions = 0) -> Float[Tensor, "*B L K"]:
         return x
 
@@ -304,7 +329,7 @@ class Rotary(AttentionPosition):
                 these = rotation_cpu.Pairs(self.width, self.base, halves)
                 return rotation_cpu.rotate(x, at[0], these)
         dtype = torch.promote_types(x.dtype, torch.float32)
-        angles = _angles(_places(x, at), self.width, self.base)
+        angles = _angles(places(x, at), self.width, self.base)
         cos, sin = angles.cos().to(dtype), angles.sin().to(dtype)
         sizes = (-1, 2) if self.pair_axis == -1 else (2, -1)
         a, b = x[..., : self.width].to(dtype).unflatten(-1, sizes).unbind(self.pair_axis)
@@ -369,7 +394,7 @@ class LinearBias(AttentionPosition):
         return f"{self.heads}"
 
 
-def _places(x: Float[Tensor, "*B L X"], at: Positions) -> Int[Tensor, "*R L"]:
+def places(x: Float[Tensor, "*B L X"], at: Positions) -> Int[Tensor, "*R L"]:
     """The position of each row of x, in a shape that broadcasts against x without its last axis."""
     if x.ndim < 2:
         raise ValueError(f"x of shape {tuple(x.shape)} needs rows and columns; give it (..., L, D)")

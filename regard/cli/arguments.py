@@ -12,7 +12,7 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from regard.config import fits_64_bits
-from regard.words import check_once
+from regard.words import check_once, unknown_flag
 
 Settings = TypeVar("Settings")
 
@@ -86,8 +86,17 @@ def _values(hint: Any) -> int | None:
     return 1
 
 
-def parse(kind: type[Settings], default: Settings, words: Sequence[str], prog: str) -> Settings:
-    """Settings from flags. What is wrong with them is one line; `--help` explains all."""
+def parse(
+    kind: type[Settings],
+    default: Settings,
+    words: Sequence[str],
+    prog: str,
+    more: Sequence[str] = (),
+) -> Settings:
+    """Settings from flags. What is wrong with them is one line; `--help` explains all.
+
+    `more` are flags that were read before, and may have been meant by one that is misspelt.
+    """
     check_once(words, _setting)
     if {"-h", "--help"} & set(words):
         from regard.cli.help import help_lines
@@ -101,10 +110,11 @@ def parse(kind: type[Settings], default: Settings, words: Sequence[str], prog: s
         with contextlib.redirect_stderr(errors):
             settings = tyro.cli(kind, prog=prog, args=list(words), default=default)
     except SystemExit:
+        program = prog.partition(" RUN")[0]
         problem = _one_line(errors.getvalue())
-        if "did you mean" not in problem:
-            problem += _called(kind, words)
-        raise ValueError(f"{problem} (see {prog.partition(' RUN')[0]} --help)") from None
+        if problem.startswith(_UNRECOGNIZED):
+            raise ValueError(_unknown(kind, words, problem, program, more)) from None
+        raise ValueError(f"{problem} (see {program} --help)") from None
     _check_numbers(settings)
     return settings
 
@@ -120,15 +130,20 @@ def spelled_out(kind: type[Any], words: Sequence[str]) -> list[str]:
     return [_in_full(word, full) for word in words]
 
 
-def setting_names(kind: type[Any], inside: str = "") -> Iterator[str]:
+def setting_names(kind: type[Any]) -> Iterator[str]:
     """The names of all settings, those of sections with a dot."""
-    hints = get_type_hints(kind)
+    return (path for path, _ in _settings(kind))
+
+
+def _settings(kind: type[Any], inside: str = "") -> Iterator[tuple[str, Any]]:
+    """The names of all settings, and their types."""
+    hints = get_type_hints(kind, include_extras=True)
     for field in dataclasses.fields(kind):
         hint = hints[field.name]
         if dataclasses.is_dataclass(hint) and isinstance(hint, type):
-            yield from setting_names(hint, f"{inside}{field.name}.")
+            yield from _settings(hint, f"{inside}{field.name}.")
         else:
-            yield f"{inside}{field.name}"
+            yield f"{inside}{field.name}", hint
 
 
 ELSEWHERE = {
@@ -148,14 +163,31 @@ ELSEWHERE = {
 """What other tools call a setting."""
 
 
-def _called(kind: type[Any], words: Sequence[str]) -> str:
-    """What a flag that other tools have is called here."""
+def _unknown(
+    kind: type[Any], words: Sequence[str], problem: str, program: str, more: Sequence[str]
+) -> str:
+    """The line about a flag that is no setting's, or about a word that belongs to none."""
+    known = [*more, *_flags(kind)]
     for word in words:
-        name = ELSEWHERE.get(word.partition("=")[0].replace("_", "-"))
-        for path in setting_names(kind) if name else ():
-            if path.rpartition(".")[2] == name:
-                return f"; did you mean --{path.replace('_', '-')}?"
-    return ""
+        flag = word.partition("=")[0].replace("_", "-")
+        if re.match(r"--?[A-Za-z]", flag) and flag not in known:
+            called = f".{ELSEWHERE.get(flag)}"
+            paths = (path for path in setting_names(kind) if f".{path}".endswith(called))
+            meant = next((f"--{path.replace('_', '-')}" for path in paths), None)
+            return unknown_flag(flag, known, program, meant)
+    extra = problem.removeprefix(_UNRECOGNIZED).partition(", ")[0]
+    return f"{extra} is one word too many, and belongs to no flag; see {program} --help"
+
+
+def _flags(kind: type[Any]) -> Iterator[str]:
+    """Every flag, in full and, as it may also be written, without its section."""
+    for path, hint in _settings(kind):
+        section, dot, name = path.replace("_", "-").rpartition(".")
+        bare = hint.__origin__ if get_origin(hint) is Annotated else hint
+        for spelled in (name, *[f"no-{name}"] * (bare is bool)):
+            yield from dict.fromkeys((f"--{spelled}", f"--{section}{dot}{spelled}"))
+        for extra in hint.__metadata__ if get_origin(hint) is Annotated else ():
+            yield from getattr(extra, "aliases", None) or ()
 
 
 def _in_full(word: str, full: dict[str, list[str]]) -> str:
@@ -201,14 +233,16 @@ def _numbers(value: object, name: str = "") -> Iterator[tuple[str, object]]:
 # What tyro says
 
 
+_UNRECOGNIZED = "Unrecognized options: "
+
+
 def _one_line(box: str) -> str:
     """tyro frames its errors, over several lines, and adds the help of each flag."""
     lines = [re.sub(r"[│╭╮╰╯─]+|[+-]{4,}", " ", line).strip(" |") for line in box.splitlines()]
     text = re.sub(r"\s+", " ", " ".join(lines[1:]))
     text = re.split(r" ?(?:Argument helptext:|For full helptext)", text)[0]
-    problem, _, near = text.partition(" Perhaps you meant: ")
-    meant = f"; did you mean {near.split()[0]}?" if near else ""
-    return f"{_plainly(problem.strip().rstrip('.'))}{meant}"
+    problem = text.partition(" Perhaps you meant: ")[0]
+    return _plainly(problem.strip().rstrip("."))
 
 
 def _plainly(problem: str) -> str:

@@ -18,6 +18,7 @@ from regard.cli.train import run_training
 from regard.config import from_json
 from regard.config import read as read_config
 from regard.look.plot import grid
+from regard.shell import typed
 from regard.task.folder import model_folder, run_config
 from regard.train.config import TrainingConfig
 from regard.train.state import NUMBERS, State
@@ -84,12 +85,14 @@ def dates(run: Path) -> None:
             + grid(found.weights[layer, head], _signs(found.target), _signs(found.source), indent=2)
         )
     print(
-        f"\nSaved in {run}: the model in {model_folder(run)}, curves.svg, report.md."
-        "\nWhat to try next:"
-        f"\n  regard studio {run}      (look inside: heads, words, the beam tree)"
-        f'\n  echo "3. Oktober 1990" | regard translate {run}'
-        "\n  regard demo digits"
-        "\n  regard train translate RUN --source train.en --target train.de"
+        typed(
+            f"\nSaved in {run}: the model in {model_folder(run)}, curves.svg, report.md."
+            "\nWhat to try next:"
+            f"\n  regard studio {run}      (look inside: heads, words, the beam tree)"
+            f'\n  echo "3. Oktober 1990" | regard translate {run}'
+            "\n  regard demo digits"
+            "\n  regard train translate RUN --source train.en --target train.de"
+        )
     )
 
 
@@ -140,10 +143,12 @@ def digits(run: Path) -> None:
     ]
     print("  " + "  ".join(f"{label:<16}" for label in labels).rstrip())
     print(
-        f"\nSaved in {run}. What to try next:"
-        f"\n  regard studio {run}     (look inside: patches, heads; draw a digit)"
-        "\n  regard demo read"
-        "\n  regard train classify RUN --images FOLDER     (one folder of images for each class)"
+        typed(
+            f"\nSaved in {run}. What to try next:"
+            f"\n  regard studio {run}     (look inside: patches, heads; draw a digit)"
+            "\n  regard demo read"
+            "\n  regard train classify RUN --images FOLDER     (a folder of images for each class)"
+        )
     )
 
 
@@ -171,9 +176,11 @@ def read(run: Path) -> None:
         print("\n".join("  " + line for line in _drawn(images[n, 0], wide=1)))
         print(f"  {'✓' if texts_read[n] == texts[n] else '✗'} {texts_read[n]}\n")
     print(
-        f"Saved in {run}. What to try next:"
-        f"\n  regard studio {run}     (where it looked for each digit; draw a strip)"
-        "\n  regard train read RUN --images FOLDER --captions captions.txt"
+        typed(
+            f"Saved in {run}. What to try next:"
+            f"\n  regard studio {run}     (where it looked for each digit; draw a strip)"
+            "\n  regard train read RUN --images FOLDER --captions captions.txt"
+        )
     )
 
 

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 
 from regard import __version__
-from regard.extras import EXTRAS, install
+from regard.extras import EXTRAS, install, install_package
 from regard.words import Parser
 
 
@@ -97,7 +97,7 @@ def _gpu() -> Finding:
                 "GPU",
                 found,
                 "without Triton, training steps and decoding run eagerly",
-                "python -m pip install triton",
+                install_package("triton"),
             )
         return Finding("GPU", found, "everything takes it by itself, in bf16 and captured steps")
     smi = shutil.which("nvidia-smi")

@@ -61,6 +61,10 @@ def _command(name: str) -> Callable[[Sequence[str]], int | None]:
                 options.run(options)
 
             return lambda words: completion(words, asked)
+        case "help":
+            from regard.cli.search import help_
+
+            return lambda words: help_(words, _parser())
         case "doctor":
             from regard.cli.doctor import doctor
 
@@ -178,6 +182,7 @@ def _parser() -> argparse.ArgumentParser:
         ("attend", "work out attention by hand, step by step"),
         ("cost", "count what a layer or a model costs, beside the formula"),
         ("lab", "test what is taught about attention, with a verdict"),
+        ("help", "find commands and flags by words: regard help beam size"),
         ("doctor", "say what this machine has, and what would make it faster"),
         ("completion", "have a shell complete commands and flags: bash, zsh, fish"),
         ("serve", "serve models over HTTP"),
@@ -291,7 +296,7 @@ def main(words: Sequence[str] | None = None) -> int:
     def run() -> int | None:
         check_words(given)
         options = _parser().parse_args(given)
-        if given[0] not in ("lab", "studio", "serve") and not asks:
+        if given[0] not in ("lab", "studio", "serve", "help") and not asks:
             with uninterrupted():
                 import_torch()
         status: int | None = options.run(options)

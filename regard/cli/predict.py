@@ -49,9 +49,11 @@ class Translate(EnsembleOptions):
     """Batch size in sentences; by default 64 on a CPU and 512 on a GPU."""
     n_best: int | None = None
     """Print the n best translations of each line as an n-best list: line number (from 0) |||
-    translation ||| score. The score is log p / length^penalty, with the model's length penalty."""
+    translation ||| score. The score, by which they are ranked, is log p / length^penalty, with the
+    model's length penalty; --scores appends log p itself."""
     scores: bool = False
-    """Append ||| log p of the translation ||| log p of each of its tokens, </s> included."""
+    """Append ||| log p of the translation ||| log p of each of its tokens, </s> included. Unlike
+    the score of --n-best, neither is divided by a length."""
     align: bool = False
     """Add ||| word alignments: 0-1 is the first word of the source and the second of the
     translation. Words are what white space separates."""
@@ -68,7 +70,9 @@ class Translate(EnsembleOptions):
     written, else 0. By default it is chosen on the run's validation set, or else on the first
     lines."""
     json: bool = False
-    """One JSON object for each line, for programs, with all of this in it."""
+    """One JSON object for each line, for programs: line, source and translations, each with text
+    and score, which is that of --n-best. --scores adds log_p, and tokens with the log_p of each;
+    --align adds alignment, pairs of words."""
 
     def __post_init__(self) -> None:
         check_positive(self, "beams", "batch", "n_best", "longest")
@@ -212,7 +216,8 @@ class Score(EnsembleOptions):
     longest: int = 40_000
     """Maximum length of a line in characters; longer ones are left out."""
     json: bool = False
-    """One JSON object for each line, for programs."""
+    """One JSON object for each line, for programs: line, source, target, log_p, and score, which is
+    what --normalize prints. --tokens adds tokens, with the log_p of each."""
 
     def __post_init__(self) -> None:
         check_positive(self, "batch", "longest")

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from regard.cli.arguments import parse
+from regard.extras import install
 from regard.service.requests import Limits
 from regard.task.settings import check_positive
 
@@ -94,9 +95,7 @@ def serve(words: Sequence[str]) -> int:
         import fastapi  # noqa: F401
         import uvicorn  # noqa: F401
     except ImportError:
-        raise ValueError(
-            "serve needs FastAPI and uvicorn: python -m pip install 'regard[serve]'"
-        ) from None
+        raise ValueError(f"serve needs FastAPI and uvicorn: {install('serve')}") from None
     from regard.serve import logs
     from regard.serve.app import Options
     from regard.serve.gpus import default_workers, gpus

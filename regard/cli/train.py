@@ -23,6 +23,7 @@ from regard.cli.arguments import Progress, parse, setting_names, spelled_out
 from regard.cli.help import described, flag_lines, help_lines, with_default
 from regard.config import from_json, read, to_json
 from regard.device import device
+from regard.shell import typed
 from regard.task.folder import run_config
 from regard.task.settings import Preset, check_preset
 from regard.task.size import check_batches, check_settings
@@ -33,6 +34,7 @@ from regard.train.display import duration
 from regard.train.fit import Result, fit
 from regard.train.run import check_folder
 from regard.train.warm import warm_up
+from regard.words import unknown_flag, unknown_name
 
 OVERVIEW = """usage: regard train TASK RUN [--size tiny|base|big] [--for LIBRARY] [settings]
        regard train --resume RUN [settings]
@@ -105,7 +107,7 @@ def train(words: Sequence[str]) -> None:
     if words[0] in FROM_RUN:
         task, config, run = _from_run(words[0], list(words[1:]))
     else:
-        task, flags = spec(words[0]), list(words[1:])
+        task, flags = _task(words[0]), list(words[1:])
         size, shape = _size(flags), _shape(task, flags)
         if not asks and (not flags or flags[0].startswith("-")):
             raise ValueError(f"train needs a folder for the run: regard train {task.name} RUN …")
@@ -121,6 +123,15 @@ def train(words: Sequence[str]) -> None:
     if not run:
         raise ValueError("the run's folder has no name; name one: regard train TASK RUN")
     print("\n".join(run_training(task, config, Path(run))[1]))
+
+
+def _task(word: str) -> TaskSpec:
+    """The task that the first word names."""
+    if word.startswith("-"):
+        raise ValueError(unknown_flag(word, [*FROM_RUN, "--recipe"], "regard train"))
+    if word not in NAMES:
+        raise ValueError(unknown_name("task", word, NAMES))
+    return spec(word)
 
 
 def _train_recipe(words: list[str]) -> None:
@@ -140,7 +151,7 @@ def _train_recipe(words: list[str]) -> None:
     task = spec(made.task)
     flags = spelled_out(task.config, flags)
     preset = _unlimited(made.config, _given(flags))
-    config = _changed(task, preset, flags, f"regard train --recipe {name} RUN")
+    config = _changed(task, preset, flags, f"regard train --recipe {name} RUN", ("--data",))
     begun = time.monotonic()
     result, lines = run_training(task, config, Path(run))
     print("\n".join(lines))
@@ -183,7 +194,7 @@ def _parsed(task: TaskSpec, size: Preset, flags: list[str], shape: dict[str, Any
     """The settings that flags make of a preset, which depends on the device that they name."""
     flags = spelled_out(task.config, flags)
     program = f"regard train {task.name} RUN"
-    config = parse(task.config, task.preset(size), flags, program)
+    config = parse(task.config, task.preset(size), flags, program, ("--size", "--for"))
     preset = task.preset_on(size, device(config.training.device))
     preset = replace(preset, model=replace(preset.model, **shape))
     given = _given(flags)
@@ -193,10 +204,12 @@ def _parsed(task: TaskSpec, size: Preset, flags: list[str], shape: dict[str, Any
     return replace(config, training=_with_warmup(config.training, preset.training))
 
 
-def _changed(task: TaskSpec, config: Any, flags: list[str], program: str) -> Any:
+def _changed(
+    task: TaskSpec, config: Any, flags: list[str], program: str, more: Sequence[str] = ()
+) -> Any:
     """The settings that flags make of others. Another optimizer takes steps of another size, and
     has a learning rate that suits it unless one is named."""
-    changed = parse(task.config, config, flags, program)
+    changed = parse(task.config, config, flags, program, more)
     before, after = config.training, changed.training
     # The rate of noam is a factor.
     if "lr" in _given(flags) or "noam" in (before.schedule, after.schedule):
@@ -270,9 +283,9 @@ def run_training(spec: TaskSpec, config: Any, run: Path) -> tuple[Result, list[s
         print("regard:", note, file=sys.stderr)
     result = fit(task, config.training, run)
     lines = [f"{run}: {result.step:,} steps in {duration(result.seconds)} ({result.reason})"]
-    if result.best is not None:
-        lines.append(f"{run / 'best'}: {task.score} {result.best:.4g} at step {result.best_step:,}")
-    return result, [*lines, f"try: {spec.use(run)}"]
+    if result.summary is not None:
+        lines.append(f"{run / 'best'}: {result.summary}")
+    return result, [*lines, f"try: {typed(spec.use(run))}"]
 
 
 def run_settings(run: Path) -> tuple[TaskSpec, Any]:

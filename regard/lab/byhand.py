@@ -23,7 +23,7 @@ from regard.lab.layer import Layer, Part, outputs, projections
 from regard.lab.matrix import Matrix, decimal
 from regard.lab.scoring import Operations, size
 from regard.lab.stages import Arithmetic, Convention, stages, worked
-from regard.lab.steps import Steps, steps
+from regard.lab.steps import NOT_COUNTED, Steps, steps
 from regard.lab.terminal import INDENT, indented, printing
 
 
@@ -103,7 +103,8 @@ def show_operations(
     for name, count in counted.items():
         figures = (f"{n:,}" for n in count.figures.values())
         table.add_row(name, *figures, style="bold" if name == "total" else None)
-    console.print(indented(table), "")
+    console.print(indented(table))
+    console.print(indented(Text(NOT_COUNTED, "dim")), "")
 
 
 def show_arithmetic(entries: Sequence[Arithmetic], console: Console, of: str = "") -> None:

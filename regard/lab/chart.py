@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 from itertools import pairwise
+from string import ascii_lowercase
 
 from rich.text import Text
 
@@ -17,6 +18,10 @@ from regard.lab.numbers import figure, power
 
 COLOURS = ("magenta", "cyan", "yellow", "green", "blue", "red")
 """For a terminal; an SVG has the classes c0 … c5 instead."""
+
+
+LETTERS = 3
+"""How often a curve's letter stands on it, in a terminal."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +63,10 @@ def axis(values: Sequence[float | int], log: bool, ticks: int, wide: bool) -> Ax
 
 
 def terminal(plot: Plot, width: int = 64, height: int = 12) -> Text:
-    """The plot in Braille characters of 2 × 4 dots, with axes and legend."""
+    """The plot in Braille characters of 2 × 4 dots, with axes and legend.
+
+    Several curves have letters besides colours, of which a file has none.
+    """
     curves = _drawable(plot)
     if not curves:
         return Text("nothing to draw: no finite points", "dim")
@@ -68,15 +76,24 @@ def terminal(plot: Plot, width: int = 64, height: int = 12) -> Text:
     columns = max(16, width - margin - 2)
     dots: dict[tuple[int, int], int] = {}
     colours: dict[tuple[int, int], int] = {}
+    letters: dict[tuple[int, int], int] = {}
     for number, curve in enumerate(curves):
         spots = [
             (across.place(x) * (2 * columns - 1), (1 - up.place(y)) * (4 * height - 1))
             for x, y in zip(curve.x, curve.y)
         ]
+        rows: dict[int, int] = {}
         for x, y in _traced(spots):
             cell = y // 4, x // 2
             dots[cell] = dots.get(cell, 0) | _BRAILLE[y % 4][x % 2]
             colours.setdefault(cell, number)
+            rows.setdefault(x // 2, y // 4)
+        if len(curves) > 1:
+            # Each at places of its own, so that curves that coincide are seen to.
+            for turn in range(LETTERS):
+                wanted = columns * (turn + (number + 1) / (len(curves) + 1)) / LETTERS
+                place = min(rows, key=lambda one: abs(one - wanted))
+                letters.setdefault((rows[place], place), number)
     drawn = Text()
     drawn.append(f"{plot.y}\n", "dim")
     for row in range(height):
@@ -84,7 +101,10 @@ def terminal(plot: Plot, width: int = 64, height: int = 12) -> Text:
         drawn.append(f"{mark:>{margin}} {'┤' if mark else '│'}", "dim")
         for place in range(columns):
             cell = row, place
-            if cell in dots:
+            if cell in letters:
+                number = letters[cell]
+                drawn.append(_letter(number), COLOURS[number % len(COLOURS)])
+            elif cell in dots:
                 drawn.append(chr(0x2800 + dots[cell]), COLOURS[colours[cell] % len(COLOURS)])
             else:
                 drawn.append(" ")
@@ -95,9 +115,13 @@ def terminal(plot: Plot, width: int = 64, height: int = 12) -> Text:
     if len(curves) > 1:
         for number, curve in enumerate(curves):
             drawn.append("\n" + " " * (margin + 2))
-            drawn.append("━━ ", COLOURS[number % len(COLOURS)])
+            drawn.append(f"━{_letter(number)}━ ", COLOURS[number % len(COLOURS)])
             drawn.append(curve.name)
     return drawn
+
+
+def _letter(number: int) -> str:
+    return ascii_lowercase[number % len(ascii_lowercase)]
 
 
 def svg(plot: Plot) -> str:

@@ -1,8 +1,7 @@
 """The coding assignments of the course, and its theory, as notebooks with blanks and checks.
 
-    regard lab exercise multihead      multi-head attention
-    regard lab exercise vit            a Vision Transformer, which then learns digits
-    regard lab exercise words          attention in your own words: short formulas
+    regard lab exercise                what there is
+    regard lab exercise multihead      writes the notebook of one
 
 A notebook is made from a Python file that holds its solution (exercises/notebooks). Its checks
 (exercises/multihead.py, vit.py and words.py) recognise common mistakes by their results.
@@ -15,14 +14,20 @@ from pathlib import Path
 
 from regard.lab import notebook
 from regard.lab.notebook import Cell
+from regard.words import unknown_name
 
-EXERCISES = ("multihead", "vit", "words")
+EXERCISES = {
+    "multihead": "multi-head attention, in four small functions",
+    "vit": "a Vision Transformer, in four parts, which then learns handwritten digits",
+    "words": "attention in your own words: theory, answered by short formulas",
+}
+"""By name, what is to be done."""
 
 
 def cells(name: str, solved: bool = False) -> list[Cell]:
     """The cells of an exercise, with blanks or with its solution."""
     if name not in EXERCISES:
-        raise ValueError(f"exercise ({name!r}) is unknown; choose from {', '.join(EXERCISES)}")
+        raise ValueError(unknown_name("exercise", name, tuple(EXERCISES)))
     source = Path(__file__).parent / "exercises" / "notebooks" / f"{name}.py"
     return notebook.cells(source.read_text(encoding="utf-8"), blank=not solved)
 

@@ -13,7 +13,7 @@ from regard.lab.layer import Layer, layer_operations, outputs, projections
 from regard.lab.matrix import Cell, Matrix, exact, latex, plain
 from regard.lab.scoring import Dot, Operations, Scoring, size
 from regard.lab.stages import Arithmetic, Convention, Stage, stages
-from regard.lab.steps import Steps, operations
+from regard.lab.steps import NOT_COUNTED, Steps, operations
 
 
 def _inputs(steps: Steps, convention: Convention) -> dict[str, Matrix]:
@@ -75,7 +75,7 @@ def _tabular(counted: Mapping[str, Operations]) -> str:
     rows = [("", *counted["total"].figures)]
     rows += [(name, *map(str, count.figures.values())) for name, count in counted.items()]
     lines = [f"{' & '.join(row)} \\\\" for row in rows]
-    return "\n".join((r"\begin{tabular}{lrrrrr}", *lines, r"\end{tabular}"))
+    return "\n".join((r"\begin{tabular}{lrrrrr}", *lines, r"\end{tabular}", NOT_COUNTED))
 
 
 def layer_to_latex(
@@ -198,7 +198,7 @@ def _counts(counted: Mapping[str, Operations]) -> str:
         f"| {name} | " + " | ".join(f"{n:,}" for n in count.figures.values()) + " |"
         for name, count in counted.items()
     ]
-    return "### Operations\n\n" + "\n".join([head, *rows])
+    return "### Operations\n\n" + "\n".join([head, *rows, "", NOT_COUNTED])
 
 
 def layer_to_markdown(

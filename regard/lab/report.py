@@ -52,6 +52,7 @@ def page(results: Sequence[Result], seconds: float) -> str:
 <p class="lead">{len(results)} experiments about what course documents say of attention,
 Transformers and ViT, {added} of them added beside it. Each verdict is computed from what was
 measured.</p>
+{SEARCH}
 {_counts(results)}
 {_glance(grouped)}
 {"".join(_family(family, some) for family, some in grouped)}
@@ -63,7 +64,7 @@ seeds or more each. <code>regard lab NAME</code> runs one of them again.</footer
 
 
 def html(title: str, body: str, style: str = "") -> str:
-    """A page that fetches nothing; `body` has contents and main part."""
+    """A page that fetches nothing; `body` has contents, main part and the box of `SEARCH`."""
     css = STYLE + (files("regard.lab") / "page.css").read_text(encoding="utf-8") + style
     return f"""<!doctype html>
 <html lang="en">
@@ -78,9 +79,16 @@ def html(title: str, body: str, style: str = "") -> str:
 <div class="page">
 {body}
 </div>
+<script type="module">{(files("regard.lab") / "search.js").read_text(encoding="utf-8")}</script>
 </body>
 </html>
 """
+
+
+SEARCH = """<p class="search" role="search" hidden><label for="find">Search</label>
+<input type="search" id="find" autocomplete="off" spellcheck="false" aria-describedby="found">
+<span id="found" role="status"></span></p>"""
+"""The box that filters a page; its script shows it."""
 
 
 def fragment(result: Result) -> str:

@@ -19,6 +19,7 @@ from regard.lab.experiment import Table as Numbers
 from regard.lab.numbers import columns, figure
 from regard.lab.perform import Result
 from regard.lab.terminal import INDENT, indented
+from regard.shell import program
 
 COLOURS: dict[Verdict, str] = {
     "holds": "green",
@@ -51,10 +52,12 @@ def listing(
     usage = Text.assemble(
         (f"{count} experiments", "bold"),
         ". The number on the left is the item of the course documents.\n",
-        ("regard lab NAME", "bold"),
+        (f"{program()} lab NAME", "bold"),
         " runs one, ",
-        ("regard lab --all", "bold"),
-        " all of them. NAME can also be the number of an item or a family.",
+        (f"{program()} lab --all", "bold"),
+        " all of them. NAME can also be the number of an item or a family. ",
+        (f"{program()} lab --find WORDS", "bold"),
+        " searches.",
     )
     console.print(indented(usage))
 
@@ -143,9 +146,11 @@ def table(numbers: Numbers) -> Table:
     drawn = Table(box=_RULED, show_edge=False, pad_edge=False, padding=(0, 2, 0, 0))
     aligned = columns(numbers)
     for name, right, _ in aligned:
-        drawn.add_column(Text(name, "dim"), justify="right" if right else "left")
+        # A word that is too long goes on below: nothing is cut off.
+        head = Text(name, "dim", overflow="fold")
+        drawn.add_column(head, justify="right" if right else "left")
     for row in zip(*(cells for _, _, cells in aligned)):
-        drawn.add_row(*(Text(cell) for cell in row))
+        drawn.add_row(*(Text(cell, overflow="fold") for cell in row))
     return drawn
 
 

@@ -235,11 +235,18 @@ def _shares(exponentials: list[Cell], rounded: list[Cell]) -> list[Cell]:
 # Costs
 
 
+NOT_COUNTED = (
+    "Not counted, as in the course: to find each query's maximum and to subtract it, which only "
+    "prevents overflow."
+)
+"""What the exponentials take beside those operations."""
+
+
 def operations(steps: Steps) -> dict[str, Operations]:
     """The operations of each step, by its name; "total" is their sum.
 
     A dot product of length d takes d multiplications and d - 1 additions; a mask is added to every
-    score. Subtracting the maximum, which only prevents overflow, is not counted.
+    score. What is not counted, `NOT_COUNTED` says.
     """
     (L, S), V = steps.scores.shape, steps.value.shape[1]
     match steps.beta:

@@ -11,6 +11,7 @@ terminal's heat map where it shows no HTML.
 import base64
 import io
 import json
+import shutil
 import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -26,7 +27,7 @@ from torch import Tensor
 
 from regard import atomic
 from regard.look.heads import Habits, habits
-from regard.look.plot import grid
+from regard.look.plot import cells, fill, grid, patches
 from regard.look.record import Asked, Recording, sampled
 
 WEIGHTS = 8_000_000
@@ -207,18 +208,39 @@ class View:
     def terminal(
         self, name: str | None = None, layer: int | None = None, head: int | None = None
     ) -> str:
-        """A heat map for the terminal, a row for each query."""
+        """A heat map no wider than the terminal: a row for each query, each shaded up to its
+        largest weight, since the weights of many keys are all small.
+
+        Over a picture's patches it is the picture: one for each token that was written, or else
+        one for the class token or the mean of all queries.
+        """
         one, layer, head = self.chosen(name, layer, head)
         if one.overview:
             return "Too many tokens for a terminal; a page shows a sample of them: -o page.html"
         weights = one.weights[layer].mean(0) if head is None else one.weights[layer, head]
-        rows = one.written or one.rows
         who = "The mean of all heads" if head is None else f"Head {head + 1}"
-        columns = _signs(one.columns)
-        if max(map(len, columns), default=0) > 1:
-            columns = [f"{name} " for name in columns]  # else long names would run together
-        drawn = grid(weights, _signs(rows), columns, indent=2)
-        return f"{who} of layer {layer + 1}, {TITLES[one.name]}:\n{drawn}"
+        rows, width = _signs(one.written or one.rows), shutil.get_terminal_size().columns
+        about = ""
+        if self.picture is not None and one.picture:
+            about = f"; {self.picture.rows} × {self.picture.columns} patches"
+            first = self.picture.first
+            if one.name == "encoder":
+                rows, weights = [""], weights[:1] if first else weights.mean(0, keepdim=True)
+                about += ", from the class token" if first else ", the mean of all queries"
+            weights = weights[:, first:]
+            drawn = _patches(_scaled(weights), rows, self.picture, width)
+        else:
+            columns = _signs(one.columns)
+            if max(map(len, columns), default=0) > 1:
+                columns = [f"{name} " for name in columns]  # else long names would run together
+            drawn = grid(_scaled(weights), rows, columns, indent=2, width=width)
+        largest = weights.amax(-1)
+        low, high = f"{float(largest.min()):.2g}", f"{float(largest.max()):.2g}"
+        means = f"{high}, the largest weight"
+        if low != high:
+            means = f"the largest weight of each query, {low} to {high}"
+        title = f"{who} of layer {layer + 1}, {TITLES[one.name]}:"
+        return f"{title}\n{drawn}\n\n  █ is {means}{about}"
 
     def html(self, title: str | None = None) -> str:
         """The page, in one file."""
@@ -294,8 +316,28 @@ def _file(name: str) -> str:
 
 
 def _signs(pieces: Sequence[str]) -> list[str]:
-    """Spaces as spaces, and the end as one sign."""
-    return [{"▁": " ", "</s>": "∎", "<s>": "⊢"}.get(piece, piece) for piece in pieces]
+    """Spaces as spaces; the end, and that of a line, as one sign."""
+    signs = {"▁": " ", "</s>": "∎", "<s>": "⊢"}
+    return [signs.get(piece, piece).replace("\n", "⏎") for piece in pieces]
+
+
+def _scaled(weights: Float[Tensor, "L S"]) -> Float[Tensor, "L S"]:
+    """Each row by its largest weight; one that attends to nothing stays empty."""
+    return weights / weights.amax(-1, keepdim=True).clamp(min=torch.finfo(weights.dtype).tiny)
+
+
+def _patches(
+    weights: Float[Tensor, "L S"], names: Sequence[str], picture: Picture, width: int
+) -> str:
+    """A picture of the patches for each query, beside its name."""
+    side = max(map(cells, names))
+    margin = 2 + side + bool(side)
+    lines = []
+    for name, row in zip(names, weights):
+        drawn = patches(row.unflatten(0, (picture.rows, picture.columns)), width - margin)
+        beside = [name, *[""] * (len(drawn) - 1)]
+        lines += [f"{fill(f'  {n}', margin)}{line}" for n, line in zip(beside, drawn)]
+    return "\n".join(line.rstrip() for line in lines)
 
 
 def maps(
@@ -453,15 +495,16 @@ def _drawn(one: Map, layer: int, head: int | None, every: bool, kind: str) -> by
         if every:
             figure = Figure(figsize=(1.3 * heads + 0.6, 1.3 * layers + 0.6), layout="constrained")
             axes = figure.subplots(layers, heads, squeeze=False)
+            full = float(one.weights.max())  # one scale for all
             for n in range(layers):
                 for h in range(heads):
-                    axes[n][h].imshow(one.weights[n, h].numpy(), cmap="Purples", vmin=0, vmax=1)
+                    axes[n][h].imshow(one.weights[n, h].numpy(), cmap="Purples", vmin=0, vmax=full)
                     axes[n][h].set(xticks=[], yticks=[], title=f"{n + 1}.{h + 1}")
         else:
             figure = Figure(figsize=(0.24 * S + 1.2, 0.24 * L + 1), layout="constrained")
             axis = figure.subplots()
             shown = one.weights[layer].mean(0) if head is None else one.weights[layer, head]
-            axis.imshow(shown.numpy(), cmap="Purples", vmin=0, vmax=1)
+            axis.imshow(shown.numpy(), cmap="Purples", vmin=0)
             axis.set_xticks(range(S), _signs(one.columns), rotation=90 if S > 12 else 0)
             axis.set_yticks(range(L), _signs(one.written or one.rows))
             who = "mean of heads" if head is None else f"head {head + 1}"

@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
+from regard.extras import install_package
+
 Name: TypeAlias = Literal["none", "wandb", "mlflow"]
 Line: TypeAlias = Mapping[str, float | int | None]
 
@@ -79,6 +81,4 @@ def _imported(name: str) -> Any:
     try:
         return importlib.import_module(name)
     except ImportError:
-        raise ValueError(
-            f"tracker ({name}) needs its package: python -m pip install {name}"
-        ) from None
+        raise ValueError(f"tracker ({name}) needs its package: {install_package(name)}") from None

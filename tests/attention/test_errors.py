@@ -270,6 +270,17 @@ MASKS: dict[str, Case] = {
         *("4 heads", "the query has 1", "use 1$"),
     ),
     "a rule that is a number": (lambda: Mask(3, "x"), "rule", "3 and 'x'", r"lambda at: at\.key"),
+    "a rule with Python's and": (
+        lambda: Mask(lambda at: at.key < 3 and at.query < 3, "corner").draw(4, 5),
+        "corner",
+        r"& \| ~",
+        "parentheses",
+    ),
+    "a rule with Python's not": (
+        lambda: attend(Q, K, V, causal() & Mask(lambda at: not at.key < 3, "corner")),
+        "corner",
+        r"& \| ~",
+    ),
     "a text that is none": (lambda: Mask(lambda at: at.key > 2, None), "text", "None", "lambda at"),
     "a rule that says yes": (
         lambda: attend(Q, K, V, Mask(lambda at: True, "own")),

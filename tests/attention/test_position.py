@@ -3,6 +3,7 @@
 import copy
 import math
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -877,3 +878,23 @@ def test_the_rotation_is_differentiated_twice(monkeypatch: pytest.MonkeyPatch) -
         )
         found += torch.autograd.grad(slope.pow(2).sum(), leaf)
     torch.testing.assert_close(*found)
+
+
+@pytest.mark.parametrize(
+    ("base", "name", "method", "words"),
+    [
+        (
+            AttentionPosition,
+            "bias",
+            lambda self, L, S: None,
+            r"Own.bias\(L, S\) must take L, S, offset=None, device=None, dtype=None; write def",
+        ),
+        (AttentionPosition, "rotate", lambda self, x: x, r"Own.rotate\(x\) must take x, at=0"),
+        (InputPosition, "encoding", lambda self, n: n, r"Own.encoding\(n\) must take positions, d"),
+    ],
+)
+def test_a_position_of_ones_own_has_the_signature_that_is_called(
+    base: type, name: str, method: Any, words: str
+) -> None:
+    with pytest.raises(ValueError, match=words):
+        type("Own", (base,), {name: method})

@@ -13,7 +13,7 @@ from regard.cli.arguments import setting_names, spelled_out
 from regard.cli.completion import Flags, bash, collected, fish, zsh
 from regard.cli.main import _parser, main
 from regard.cli.train import COMMON, SHORT
-from regard.extras import EXTRAS
+from regard.extras import EXTRAS, install
 from regard.task.specs import NAMES, spec
 
 
@@ -179,4 +179,12 @@ def test_the_doctor_says_what_to_do(
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     findings = {one["what"]: one for one in json.loads(said(capsys, "doctor", "--json"))}
     assert "install g++" in findings["compiler"]["remedy"]
-    assert findings["[vision]"]["remedy"] == "python -m pip install 'regard[vision]'"
+    assert findings["[vision]"]["remedy"] == install("vision")
+
+
+def test_what_a_score_is_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    """It is length-normalised in n-best lists and JSON; --scores gives log p."""
+    text = " ".join(said(capsys, "translate", "--help").split())
+    assert "The score, by which they are ranked, is log p / length^penalty" in text
+    assert "Unlike the score of --n-best, neither is divided by a length" in text
+    assert "each with text and score, which is that of --n-best. --scores adds log_p" in text

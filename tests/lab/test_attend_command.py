@@ -17,7 +17,7 @@ from regard.lab.byhand import by_hand
 from regard.lab.commands.attend import read_mask
 from regard.lab.matrix import Matrix, Root, decimal, inverse_root, latex, plain, read
 from regard.lab.stages import arithmetic, stages
-from regard.lab.steps import operations, steps
+from regard.lab.steps import NOT_COUNTED, operations, steps
 
 Q, K, V = "1 2; 3 1", "2 1; 1 1; 0 1", "1 2 -2; 1 1 2; 0 1 -1"
 GIVEN = ["--query", Q, "--key", K, "--value", V]
@@ -386,3 +386,12 @@ def test_help_shows_examples_that_work(capsys: pytest.CaptureFixture[str]) -> No
     assert len(shown) == 5
     for words in shown:
         assert "Output" in said(capsys, *words)
+
+
+@pytest.mark.parametrize("form", [(), ("--latex",), ("--markdown",)])
+def test_what_is_not_counted_is_said(
+    form: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The exponentials subtract a maximum, which the course's count leaves out."""
+    assert cli.main(["attend", "-q", "1 2", "-k", "1 0; 0 1", *form]) == 0
+    assert NOT_COUNTED in " ".join(capsys.readouterr().out.split())

@@ -7,11 +7,13 @@ import re
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+import torch
 
 from regard.cli import main as cli
 from regard.lab import claims, perform, run
@@ -19,6 +21,7 @@ from regard.lab.claims import FAMILIES, by_family, experiments, lines
 from regard.lab.claims.stated import ITEMS, STATED
 from regard.lab.commands import lab as command
 from regard.lab.commands.results import perform_chosen
+from regard.lab.exercise import EXERCISES
 from regard.lab.experiment import Experiment, Finding
 from regard.lab.perform import Result
 from regard.lab.place import SECTIONS
@@ -149,7 +152,7 @@ def test_an_item_that_is_only_stated(capsys: pytest.CaptureFixture[str]) -> None
         (["--all", "equivariance"], r"--all and 'equivariance'"),
         (["--plot", "x.svg"], r"--plot draws named experiments"),
         (["equivariance", "--plot", "nowhere/x.svg"], r"--plot nowhere/x.svg: no folder .*nowhere"),
-        (["exercise"], r"regard lab exercise takes a name"),
+        (["exercise", "vit", "a", "b"], r"regard lab exercise takes a name"),
     ],
 )
 def test_wrong_words_are_one_line(
@@ -306,3 +309,58 @@ def test_few_experiments_have_a_progress_bar_too(
     said = capsys.readouterr().err
     assert names[-1] in said
     assert f"{len(names)}/{len(names)}" in said
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_an_experiment_computes_with_one_thread(fails: bool) -> None:
+    """On a busy machine two of them took seven times as long."""
+    seen = []
+
+    def finding() -> Finding:
+        seen.append(torch.get_num_threads())
+        if fails:
+            raise ZeroDivisionError
+        return Finding("holds", {}, conclusion="so it is")
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        with suppress(ZeroDivisionError):
+            perform.perform(replace(experiments()[0], run=finding))
+        assert (seen, torch.get_num_threads()) == ([1], 2)
+    finally:
+        torch.set_num_threads(before)
+
+
+# Searching
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["heads-and"], "regard lab heads-and-noise"),
+        (["causal", "MASK"], "regard lab causal-mask"),
+        (["top right half"], "regard lab causal-mask"),
+        (["convolutions"], "regard lab answers homework 1.2b"),
+        (["stable diffusion"], "regard lab 30"),
+        (["your own words"], "regard lab exercise words"),
+    ],
+)
+def test_find(words: list[str], line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["lab", "--find", *words]) == 0
+    assert line in capsys.readouterr().out.splitlines()
+
+
+def test_find_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["lab", "--find", "colourless", "ideas"]) == 1
+    captured = capsys.readouterr()
+    assert (captured.out, captured.err.count("\n")) == ("", 1)
+    assert captured.err.startswith("regard: nothing in the lab has to do with 'colourless ideas'")
+
+
+@pytest.mark.parametrize("words", [["exercise"], ["exercise", "--help"]])
+def test_exercises_are_listed(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["lab", *words]) == 0
+    listed = capsys.readouterr().out
+    for name, about in EXERCISES.items():
+        assert re.search(rf"^  {name} +{re.escape(about)}$", listed, re.MULTILINE)

@@ -1,8 +1,12 @@
 """The page: whole, by itself, and the same in a notebook."""
 
+import json
 import re
+import shutil
+import subprocess
 from dataclasses import replace
 from html.parser import HTMLParser
+from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
@@ -14,6 +18,7 @@ from regard.lab.equation import mathml
 from regard.lab.experiment import Curve, Finding, Plot
 from regard.lab.perform import Result
 from regard.lab.report import STYLE, page, section, words
+from tests.processes import HANG
 
 ALONE = {"meta", "br", "input"}
 """Elements without an end."""
@@ -60,7 +65,7 @@ def test_the_page_is_well_formed(html: str) -> None:
 
 
 def test_the_page_fetches_nothing(html: str) -> None:
-    assert not re.search(r"<(link|script|img|iframe)|@import|url\(", html)
+    assert not re.search(r"<(link|img|iframe)|<script[^>]*src|@import|url\(", html)
     assert set(re.findall(r"https?://[^\s\"'<]+", html)) <= {
         "http://www.w3.org/2000/svg",
         "http://www.w3.org/1998/Math/MathML",
@@ -128,3 +133,54 @@ def test_a_drawing_is_svg(log: bool) -> None:
     assert len(root.findall(".//{*}path[@class='curve c0']")) == 2 * 2 * 2
     numbers = re.findall(r"[MLH ](-?[\d.]+)", svg(plot))
     assert all(-1 <= float(number) <= 600 for number in numbers)
+
+
+# The search box
+
+SEARCHED = """
+const { JSDOM } = require("jsdom");
+const html = require("fs").readFileSync("page.html", "utf8").replace('type="module"', "");
+const { window } = new JSDOM(html, { runScripts: "dangerously" });
+const { document } = window, box = document.getElementById("find");
+const shown = (what) => [...document.querySelectorAll(what)].filter((one) => !one.hidden);
+const state = () => ({
+  articles: shown("article").map((one) => one.id), links: shown("nav li li").length,
+  headings: shown("main h2").length, count: document.getElementById("found").textContent,
+});
+const key = (key) => document.dispatchEvent(new window.KeyboardEvent("keydown", { key }));
+const typed = (text) => { box.value = text; box.dispatchEvent(new window.Event("input")); };
+const states = [state()];
+key("/");
+for (const text of ["PERMUT", "colourless"]) { typed(text); states.push(state()); }
+states.push({ hidden: box.closest("p").hidden, focused: document.activeElement === box });
+key("Escape");
+states.push(state());
+console.log(JSON.stringify(states));
+"""
+
+
+@pytest.mark.slow
+def test_the_search_box_filters(html: str, tmp_path: Path) -> None:
+    node, npm = shutil.which("node"), shutil.which("npm")
+    if node is None or npm is None:
+        pytest.skip("needs Node 20 or newer: https://nodejs.org")
+    install = [npm, "install", "--silent", "--no-save", "--prefix", str(tmp_path), "jsdom@24"]
+    subprocess.run(install, capture_output=True, timeout=HANG)
+    if not (tmp_path / "node_modules" / "jsdom").is_dir():
+        pytest.skip("npm cannot fetch jsdom here")
+    (tmp_path / "page.html").write_text(html)
+    (tmp_path / "run.js").write_text(SEARCHED)
+    done = subprocess.run([node, "run.js"], cwd=tmp_path, capture_output=True, timeout=HANG)
+    whole, some, none, box, cleared = json.loads(done.stdout)
+    assert set(whole["articles"]) == set(NAMES)
+    assert 0 < len(some["articles"]) < len(NAMES)
+    assert some["links"] == len(some["articles"])
+    assert "equivariance" in some["articles"]
+    assert (none["articles"], none["headings"]) == ([], 0)
+    assert none["count"].startswith("0 of ")
+    assert box == {"hidden": False, "focused": True}
+    assert cleared == whole
+
+
+def test_without_a_script_there_is_no_box(html: str) -> None:
+    assert re.search(r'<p class="search" role="search" hidden><label for="find">', html)

@@ -112,6 +112,17 @@ def test_a_plot_keeps_to_its_width(width: int) -> None:
     assert all(line.strip("│┤└ 0123456789") for line in (lines[1], lines[12]))
 
 
+def test_curves_are_told_apart_without_colours() -> None:
+    """Those that coincide too: their letters stand at different places."""
+    x = (1.0, 2.0, 3.0)
+    curves = tuple(Curve(name, x, (1.0, 2.0, last)) for name, last in (("one", 3), ("other", 3)))
+    above, _, legend = terminal(Plot("title", "x", "y", curves), 60).plain.rpartition("   x\n")
+    assert [above.count(letter) for letter in "ab"] == [3, 3]
+    assert [line.split() for line in legend.splitlines()] == [["━a━", "one"], ["━b━", "other"]]
+    alone = terminal(Plot("title", "x", "y", curves[:1]), 60).plain
+    assert not re.search("[ab]", alone)
+
+
 def test_what_has_no_place_on_a_plot_is_left_out() -> None:
     odd = Curve("odd", [0, 1, 2, 3], [1.0, math.inf, 0.0, math.nan])
     assert "nothing to draw" in terminal(Plot("", "x", "y", (odd,), log_x=True, log_y=True)).plain
@@ -129,6 +140,15 @@ def test_a_table_is_set_in_columns() -> None:
         " 0.1    0.367",
         "10.0    1.000",
     ]
+
+
+def test_a_table_that_is_narrow_cuts_nothing_off() -> None:
+    numbers = Table("", ("layer", "multiply-adds"), (("convolutions", "parameters"),))
+    drawn = printed(show.table(numbers), 16)
+    assert "…" not in drawn
+    assert max(map(len, drawn.splitlines())) <= 16
+    letters = "layermultiply-addsconvolutionsparameters"
+    assert sorted(re.sub(r"[\s─]", "", drawn)) == sorted(letters)
 
 
 def test_a_summary_counts_verdicts(results: dict[str, Result]) -> None:

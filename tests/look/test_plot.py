@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from regard.look.plot import SHADES, cells, grid
+from regard.look.plot import SHADES, cells, grid, patches
 
 
 def test_a_picture() -> None:
@@ -29,3 +29,25 @@ def test_cells(text: str, width: int) -> None:
 def test_as_many_names_as_weights() -> None:
     with pytest.raises(ValueError, match=r"2 × 3 need as many names, got 1 rows and 3 columns"):
         grid(torch.ones(2, 3), ["a"], ["a", "b", "c"])
+
+
+def test_columns_beyond_the_width_go_on_below() -> None:
+    weights = torch.tensor([[0.0, 1.0, 0.0, 1.0, 0.5]])
+    names = ["aa ", "bb ", "cc ", "dd ", "e "]
+    assert grid(weights, ["r"], names, indent=1, width=9).splitlines() == [
+        "   aa bb",
+        " r    ███",
+        "",
+        "   cc dd",
+        " r    ███",
+        "",
+        "   e",
+        " r ▒▒",
+    ]
+
+
+def test_patches_lie_where_they_are_in_the_picture() -> None:
+    weights = torch.tensor([[1.0, 0.0, 0.5], [0.0, 0.25, 0.0]])
+    assert patches(weights, 6) == ["██  ▒▒", "  ░░"]
+    assert patches(weights, 5) == ["█ ▒", " ░"]
+    assert patches(weights, 2) == ["░░"]

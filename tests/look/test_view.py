@@ -11,7 +11,7 @@ import torch
 
 from regard.attention.mask import causal
 from regard.look.record import Asked, Recording
-from regard.look.view import Map, View, maps, view_of
+from regard.look.view import Map, Picture, View, maps, view_of
 
 
 def recorded(length: int = 5) -> Recording:
@@ -131,3 +131,38 @@ def test_a_view_of_anybodys_model(monkeypatch: pytest.MonkeyPatch) -> None:
     small = view_of(found, list("abcde"))
     assert (small.maps[0].rows, small.maps[0].columns) == (("b", "e"), ("a", "d"))
     assert "-o page.html" in small.terminal()
+
+
+@pytest.mark.parametrize(("first", "asking"), [(1, "the class token"), (0, "mean of all queries")])
+def test_the_terminal_shows_patches_in_their_places(first: int, asking: str) -> None:
+    """Weights of many patches are all small; the largest is a full block nevertheless."""
+    weights = torch.full((1, 2, first + 35, first + 35), 0.01)
+    weights[..., first + 7 + 2] = 0.03  # row 2, column 3 of 5 × 7
+    rows = tuple(str(n) for n in range(first + 35))
+    picture = Picture(torch.zeros(1, 10, 14, dtype=torch.uint8), 5, 7, first)
+    drawn = View("", (Map("encoder", ("a",), weights, rows, rows, picture=True),), picture=picture)
+    lines = drawn.terminal().splitlines()
+    assert lines[1:6] == ["  " + "░" * 14, "  ░░░░██" + "░" * 8, *["  " + "░" * 14] * 3]
+    assert lines[-1].startswith("  █ is 0.03, the largest weight; 5 × 7 patches, ")
+    assert lines[-1].endswith(asking)
+
+
+def test_the_terminal_shows_a_picture_for_each_token_written() -> None:
+    weights = torch.zeros(1, 1, 2, 6)
+    weights[0, 0, 0, 0], weights[0, 0, 1, 5] = 0.25, 0.5
+    columns = tuple(str(n) for n in range(6))
+    picture = Picture(torch.zeros(1, 4, 6, dtype=torch.uint8), 2, 3)
+    one = Map("cross", ("a",), weights, ("<s>", "7"), columns, ("7", "</s>"), picture=True)
+    lines = View("", (one,), picture=picture).terminal().splitlines()
+    assert lines[1:5] == ["  7 ██", "", "  ∎", "        ██"]
+    assert "largest weight of each query, 0.25 to 0.5; 2 × 3 patches" in lines[-1]
+
+
+def test_the_terminal_is_wide_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "50")
+    weights = torch.full((1, 1, 23, 23), 1 / 23)
+    names = tuple(f"word{n}\n" for n in range(23))
+    lines = View("", (Map("encoder", ("a",), weights, names, names),)).terminal().splitlines()
+    assert max(map(len, lines[1:-1])) <= 50
+    assert all(any(f"word{n}⏎ " in f"{line} " for line in lines) for n in range(23))
+    assert "█" in lines[2]

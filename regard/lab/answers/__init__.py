@@ -16,8 +16,9 @@ from typing import get_args
 
 from regard.lab.answers.answer import Answer, Erratum, Page
 from regard.lab.claims.stated import STATED
-from regard.lab.perform import Result
+from regard.lab.perform import Result, one_thread
 from regard.lab.place import SECTIONS, Document, Place
+from regard.words import unknown_name
 
 FILES: dict[Document, tuple[str, ...]] = {
     "exercises": ("exercises",),
@@ -57,7 +58,7 @@ def document(word: str) -> Document:
     for known in get_args(Document):
         if word == known:
             return known
-    raise ValueError(f"document ({word!r}) is unknown; choose from {', '.join(get_args(Document))}")
+    raise ValueError(unknown_name("document", word, get_args(Document)))
 
 
 def places(of: Document, words: Sequence[str]) -> list[Place]:
@@ -78,34 +79,36 @@ def places(of: Document, words: Sequence[str]) -> list[Place]:
 def _known(of: Document, word: str) -> list[str]:
     found = _named(of, word)
     if not found:
-        known = ", ".join(map(_typed, SECTIONS[of]) if of != "handout" else SECTIONS[of])
+        known = ", ".join(map(typed, SECTIONS[of]) if of != "handout" else SECTIONS[of])
         raise ValueError(f"{of} has no {word!r}; choose from {known}")
     return found
 
 
 def _named(of: Document, word: str) -> list[str]:
     """The sections that a word names: one, or those below it."""
-    wanted = _typed(word)
+    wanted = typed(word)
     return [
         section
         for section in SECTIONS[of]
-        if (typed := _typed(section)).startswith(wanted)
+        if (short := typed(section)).startswith(wanted)
         and wanted
-        and not (wanted[-1:].isdigit() and typed[len(wanted) : len(wanted) + 1].isdigit())
+        and not (wanted[-1:].isdigit() and short[len(wanted) : len(wanted) + 1].isdigit())
     ]
 
 
-def _typed(section: str) -> str:
+def typed(section: str) -> str:
     """A section as one types it: without parentheses and spaces, in small letters."""
     return "".join(letter for letter in section.lower() if letter not in "() ")
 
 
 def perform(answer: Answer, results: Sequence[Result]) -> Page:
     """Runs an answer's demonstrations, and adds the lab's results on its place."""
+    with one_thread():
+        shown, mistakes = answer.run(), tuple(mistake.run() for mistake in answer.mistakes)
     return Page(
         answer,
-        answer.run(),
-        tuple(mistake.run() for mistake in answer.mistakes),
+        shown,
+        mistakes,
         tuple(result for result in results if result.experiment.place == answer.place),
     )
 

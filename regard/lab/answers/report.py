@@ -26,6 +26,7 @@ def page(document: Document, pages: Sequence[Page], wrong: Sequence[Erratum]) ->
 <h1>{escape(title)}</h1>
 <p class="lead">{counted(len(pages), "answer")}, {marks}. {counted(runs, "demonstration")} ran while
 this page was made; their numbers are what was measured.</p>
+{report.SEARCH}
 {_errata(wrong)}
 <h2 id="answers">Answers</h2>
 {"".join(map(section, pages))}

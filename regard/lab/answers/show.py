@@ -14,6 +14,7 @@ from regard.lab.perform import Result
 from regard.lab.place import SECTIONS, TITLES, Document
 from regard.lab.show import heading, measurements, paragraph, row, table, verdict_mark
 from regard.lab.terminal import INDENT, indented
+from regard.shell import program
 
 
 def listing(console: Console) -> None:
@@ -25,8 +26,8 @@ def listing(console: Console) -> None:
             grid.add_row(Text(section, "bold"), about)
         console.print(indented(grid), "")
     usage = (
-        "regard lab answers homework 1.1c shows one answer, regard lab answers homework all of "
-        "them and the errata."
+        f"{program()} lab answers homework 1.1c shows one answer, {program()} lab answers homework "
+        "all of them and the errata."
     )
     console.print(indented(Text(usage)))
 

@@ -21,7 +21,7 @@ from regard import atomic
 from regard.lab.answers.answer import Demonstration, Erratum, Page
 from regard.lab.claims import experiments
 from regard.lab.commands.parser import Parser, check_output
-from regard.lab.commands.results import WIDTH, as_entry, finite, perform_chosen
+from regard.lab.commands.results import WIDTH, as_entry, finite, perform_chosen, progress
 from regard.lab.perform import Result
 from regard.lab.place import Document, Place
 from regard.lab.terminal import printing
@@ -106,7 +106,14 @@ def _pages(name: Document, chosen: Sequence[Place], results: Sequence[Result]) -
     from regard.lab.answers import answers as every
     from regard.lab.answers import perform
 
-    return [perform(answer, results) for answer in every(name) if answer.place in chosen]
+    asked = [answer for answer in every(name) if answer.place in chosen]
+    pages = []
+    with progress(len(asked)) as tell:
+        for answer in asked:
+            tell(answer.place.section, 0)
+            pages.append(perform(answer, results))
+            tell(answer.place.section, 1)
+    return pages
 
 
 def _write(

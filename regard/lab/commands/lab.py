@@ -6,6 +6,7 @@ regard lab --all                    runs all, and ends with a table of the verdi
 regard lab [NAME …] --json          the results for other programs
 regard lab [NAME …] --report FILE   the results as an HTML page
 regard lab NAME --plot FILE         its plots as an SVG
+regard lab --find WORD …            experiments, questions and exercises that have these words
 regard lab exercise NAME [FOLDER]   a notebook to fill in
 regard lab answers DOCUMENT …       answers to a document's questions (commands/answers.py)
 """
@@ -21,11 +22,13 @@ from regard import atomic
 from regard.lab import claims, show
 from regard.lab.claims import lines
 from regard.lab.claims.stated import STATED, Stated
+from regard.lab.commands.find import find
 from regard.lab.commands.parser import Parser, check_output
 from regard.lab.commands.results import WIDTH, as_entry, perform_chosen
 from regard.lab.experiment import Experiment
 from regard.lab.perform import Result, by_family
 from regard.lab.terminal import printing
+from regard.shell import typed
 
 EXAMPLE = """\
 For example:
@@ -34,6 +37,7 @@ For example:
   regard lab symmetry 48 --json               a family and an item, as JSON
   regard lab --all --report lab.html          all of them, as one page
   regard lab position-kernel --plot plot.svg
+  regard lab --find causal mask               what has to do with it, and how to run it
   regard lab exercise multihead FOLDER        a notebook to fill in; or vit, words
   regard lab answers homework 1.1c            a question's answer, run; see lab answers --help
 """
@@ -52,17 +56,23 @@ def parser() -> argparse.ArgumentParser:
     add("--json", action="store_true", help="print the results as JSON, and nothing else")
     add("--report", metavar="FILE.html", help="write the results as one HTML page")
     add("--plot", metavar="FILE.svg", help="write the plots of the named experiments")
+    add("--find", nargs="+", metavar="WORD", help="search experiments, answers and exercises")
     return words
 
 
 def lab(words: Sequence[str]) -> int:
     """Runs `regard lab` and returns its exit status: 1 where an experiment failed."""
+    if words[:1] == ["exercise"] and {"-h", "--help"} & {*words}:
+        print(_exercises())
+        return 0
     if words[:1] == ["answers"]:
         from regard.lab.commands.answers import answers
 
         return answers(words[1:])
     options = parser().parse_args(words)
     names: list[str] = options.names
+    if options.find is not None:
+        return find(options.find)
     if names and names[0] == "exercise":
         return _exercise(names[1:])
     if options.all and names:
@@ -131,10 +141,30 @@ def _chosen(words: Sequence[str]) -> tuple[list[Experiment], list[Stated]]:
     ]
 
 
+def _exercises() -> str:
+    from regard.lab.exercise import EXERCISES
+
+    lines = (f"  {name:<10} {about}" for name, about in EXERCISES.items())
+    return "\n".join(
+        [
+            "usage: regard lab exercise NAME [FOLDER]",
+            "",
+            "Writes a notebook to fill in, whose checks say what is wrong and where.",
+            "",
+            *lines,
+            "",
+            typed("regard lab answers shows model answers to the questions of the documents."),
+        ]
+    )
+
+
 def _exercise(words: Sequence[str]) -> int:
     from regard.lab.exercise import write
 
-    if not 1 <= len(words) <= 2:
+    if not words:
+        print(_exercises())
+        return 0
+    if len(words) > 2:
         raise ValueError("regard lab exercise takes a name and, if you like, a folder")
     written = write(words[0], Path(words[1] if len(words) == 2 else "."))
     print(f"{written}: a notebook to fill in; its checks say what is wrong and where")

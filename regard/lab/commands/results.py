@@ -1,8 +1,8 @@
 """What the lab's commands do with experiments: perform them in order, and give them as JSON."""
 
 import math
-from collections.abc import Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from regard.lab.experiment import Experiment, Measured
@@ -14,32 +14,51 @@ WIDTH = 120
 """Columns of a listing that goes to a file."""
 
 
-def perform_chosen(chosen: Sequence[Experiment]) -> tuple[list[Result], list[Failure]]:
-    """Runs experiments, many of them in processes, and gives results in the order asked for."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+@contextmanager
+def progress(total: int) -> Iterator[Callable[[str, int], None]]:
+    """A line on a terminal, and nothing elsewhere: what is at work, and how many are done.
 
-    outcomes: list[Result | Failure] = []
+    Called with a name, and with by how many more are done.
+    """
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        SpinnerColumn,
+        TextColumn,
+        TimeElapsedColumn,
+    )
+
+    console = Console(stderr=True)
+    if not console.is_terminal or total == 0:
+        yield lambda name, done: None
+        return
     columns = (
-        TextColumn("   {task.description:<24}"),
+        SpinnerColumn("line"),
+        TextColumn("{task.description:<24}"),
         BarColumn(),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
     )
-    console = Console(stderr=True)
-    bar = Progress(*columns, console=console, transient=True)
-    # Not `disable`: before rich 14.3 a bar so disabled still ends with an empty line.
-    with bar if console.is_terminal else nullcontext():
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("", total=total)
+        yield lambda name, done: bar.update(task, description=name, advance=done)
+
+
+def perform_chosen(chosen: Sequence[Experiment]) -> tuple[list[Result], list[Failure]]:
+    """Runs experiments, many of them in processes, and gives results in the order asked for."""
+    outcomes: list[Result | Failure] = []
+    with progress(len(chosen)) as tell:
         if len(chosen) < 2 * PROCESSES:
-            task = bar.add_task("", total=len(chosen))
             for experiment in chosen:
-                bar.update(task, description=experiment.name)
+                tell(experiment.name, 0)
                 outcomes.append(_performed(experiment))
-                bar.update(task, advance=1)
+                tell(experiment.name, 1)
         else:
-            task = bar.add_task("the first ones", total=len(chosen))
+            tell("the first ones", 0)
             for outcome in perform_all(chosen, PROCESSES):
-                bar.update(task, advance=1, description=outcome.experiment.name)
+                tell(outcome.experiment.name, 1)
                 outcomes.append(outcome)
     order = {experiment.name: place for place, experiment in enumerate(chosen)}
     outcomes.sort(key=lambda outcome: order[outcome.experiment.name])
