@@ -343,5 +343,5 @@ def test_other_refusals(tmp_path: Path) -> None:
 
 def test_without_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "ctranslate2", None)
-    with pytest.raises(ValueError, match=r"needs its package: .*pip install 'regard\[export\]'"):
+    with pytest.raises(ValueError, match=r"needs its package: .*pip install .*\[export\]'"):
         write(Transformer(TransformerConfig(47, **SMALL)), tmp_path / "out", "ctranslate2")
