@@ -313,6 +313,24 @@ def test_a_space_serves_smaller_batches(cuda: Any) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.triton
+@pytest.mark.parametrize("name", ["greedy", "beams", "beams, banned"])
+def test_searches_find_the_same_in_a_larger_space(name: str, cuda: Any) -> None:
+    model, option = made(TEXT).to(DEVICE), OPTIONS[name]
+    engine, sizes = cuda(model), set()
+    # Shorter sources after longer ones, fewer sentences after more, and the other way round.
+    for long, often, length in ((61, 2, 64), (33, 1, 40), (50, 2, 64), (11, 1, 33), (61, 2, 64)):
+        one = on(DEVICE, read(model, long))
+        given = {key: torch.cat([part] * often) for key, part in one.items()}
+        prompts = [*sentences(option)] * often
+        want = option.find(EagerEngine().open(model, **given), prompts)
+        with engine.open(model, **given, beams=option.width, length=length) as session:
+            sizes.add(session.space.size)
+            same(option.find(session, prompts), want, 2e-3)
+    assert len(sizes) == 1
+
+
+@pytest.mark.gpu
+@pytest.mark.triton
 def test_learned_positions_reach_to_their_end(cuda: Any) -> None:
     model = made(replace(TEXT, position="learned", share="none", length=13)).to(DEVICE)
     given = on(DEVICE, read(model))
