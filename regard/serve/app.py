@@ -100,7 +100,8 @@ def _straight(posts: dict[str, _Post], others: ASGIApp) -> ASGIApp:
     FastAPI, which looks for parameters and dependencies, would take half of its time."""
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        function = posts.get(scope["path"]) if scope["method"] == "POST" else None
+        asks = scope["type"] == "http" and scope["method"] == "POST"
+        function = posts.get(scope["path"]) if asks else None
         if function is None:
             await others(scope, receive, send)
         else:
@@ -157,6 +158,13 @@ def _body(kind: type[BaseModel], *more: str) -> dict[str, Any]:
     return {"requestBody": {"required": True, "content": content}}
 
 
+def _answer(body: dict[str, Any], kind: type[BaseModel]) -> dict[str, Any]:
+    """The answer to such a body; where it may ask for a stream, as server-sent events too."""
+    asked = body["requestBody"]["content"]["application/json"]["schema"]["properties"]
+    events = {"text/event-stream": {"schema": {"type": "string"}}}
+    return {"model": kind, "content": events} if "stream" in asked else {"model": kind}
+
+
 _PROBLEMS: dict[int | str, dict[str, Any]] = {
     status: {"model": schema.Problem, "description": words}
     for status, words in (
@@ -202,7 +210,7 @@ class _Api:
             app.post(
                 f"/v1/{path}",
                 summary=about,
-                responses={**_PROBLEMS, 200: {"model": answer}},
+                responses={**_PROBLEMS, 200: _answer(body, answer)},
                 openapi_extra=body,
             )(function)
         app.get("/v1/models", responses={200: {"model": schema.ModelsAnswer}})(self.models)

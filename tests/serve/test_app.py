@@ -199,6 +199,21 @@ def test_what_is_wrong_is_said(
     assert len(answer.json["error"]) < 300
 
 
+def test_other_servers_may_begin_by_lifespan(app: Any) -> None:
+    """Which uvicorn is told to leave out, and Ray Serve is not."""
+    said: list[str] = []
+    told = iter(["lifespan.startup", "lifespan.shutdown"])
+
+    async def receive() -> dict[str, str]:
+        return {"type": next(told)}
+
+    async def send(message: dict[str, str]) -> None:
+        said.append(message["type"])
+
+    asyncio.run(app({"type": "lifespan", "asgi": {"version": "3.0"}}, receive, send))
+    assert said == ["lifespan.startup.complete", "lifespan.shutdown.complete"]
+
+
 def test_an_unknown_field_is_answered_by_the_known_ones(app: Any) -> None:
     said = call(app, "POST", "/v1/translate", {"text": "a", "beam": 4}).json["error"]
     assert "did you mean beams?" in said
@@ -226,6 +241,16 @@ def test_health_models_metrics_and_documents(app: Any) -> None:
         assert re.fullmatch(
             r"# (HELP|TYPE) \w+ .+|\w+(\{\w+=\"[^\"]*\"(,\w+=\"[^\"]*\")*\})? [0-9.e+-]+", line
         ), line
+    paths = call(app, "GET", "/openapi.json").json["paths"]
+    for path, streams in (
+        ("translate", True),
+        ("generate", True),
+        ("read", True),
+        ("label", False),
+    ):
+        content = paths[f"/v1/{path}"]["post"]["responses"]["200"]["content"]
+        assert "application/json" in content
+        assert ("text/event-stream" in content) == streams
     page = call(app, "GET", "/docs").body.decode()
     assert "http://" not in page
     assert "https://" not in page
