@@ -161,8 +161,11 @@ def _body(kind: type[BaseModel], *more: str) -> dict[str, Any]:
 def _answer(body: dict[str, Any], kind: type[BaseModel]) -> dict[str, Any]:
     """The answer to such a body; where it may ask for a stream, as server-sent events too."""
     asked = body["requestBody"]["content"]["application/json"]["schema"]["properties"]
-    events = {"text/event-stream": {"schema": {"type": "string"}}}
-    return {"model": kind, "content": events} if "stream" in asked else {"model": kind}
+    if "stream" not in asked:
+        return {"model": kind}
+    words = {"type": "string"}
+    event = {"type": "object", "properties": {"event": words, "data": words}, "required": ["data"]}
+    return {"model": kind, "content": {"text/event-stream": {"schema": event}}}
 
 
 _PROBLEMS: dict[int | str, dict[str, Any]] = {
