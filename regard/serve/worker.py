@@ -71,7 +71,10 @@ class Line:
                 return
 
     def _read(self, count: int) -> bytes:
-        data = self._input.read(count)
+        try:
+            data = self._input.read(count)
+        except ConnectionError:  # closed there before all that was said here was read
+            raise EOFError from None
         if len(data) < count:
             raise EOFError
         return data

@@ -171,7 +171,7 @@ def torchrun(words: list[Any], given: bytes) -> subprocess.CompletedProcess[byte
 @pytest.mark.slow
 def test_two_processes_write_what_one_writes(folder: Path) -> None:
     given = "\n".join(sentences(301, seed=5)).encode() + b"\n" + b"\n".join(BAD)
-    words = ["translate", folder, "--n-best", 2, "--align"]
+    words = ["translate", folder, "--n-best", 2, "--align", "--precision", "fp32"]
     alone, note = piped(words, given)
     done = torchrun(words, given)
     assert done.returncode == 0, done.stderr.decode()
