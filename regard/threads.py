@@ -50,7 +50,7 @@ class Threads:
             self._choices[key] = Choice(most, count=1 if self._small(rows) else most)
         choice = self._choices[key]
         self._latest, count = choice, choice.next()
-        with _threads(count, most):
+        with limited(count):
             begun = self._clock()
             yield
             choice.took(count, self._clock() - begun)
@@ -60,7 +60,7 @@ class Threads:
         """A call that comes once: all threads, unless it is small, or the machine was busy."""
         most, latest = torch.get_num_threads(), self._latest
         fewer = latest.count if latest is not None and latest.crowded else most
-        with _threads(1 if self._small(rows) else min(most, fewer), most):
+        with limited(1 if self._small(rows) else min(most, fewer)):
             yield
 
     def _small(self, rows: int) -> bool:
@@ -124,8 +124,9 @@ class Choice:
 
 
 @contextmanager
-def _threads(count: int, most: int) -> Iterator[None]:
-    if count == most:
+def limited(count: int) -> Iterator[None]:
+    """With so many of torch's threads, and afterwards as many as before."""
+    if count == (most := torch.get_num_threads()):
         yield
         return
     torch.set_num_threads(count)

@@ -148,7 +148,7 @@ def _by_formula(given: Arguments, dropout: float) -> Tensor:
 def _whole(call: Call) -> Tensor:
     from regard.attention.backends import whole  # needs Triton
 
-    return whole.dense(call)
+    return whole.unmasked(call)
 
 
 def _tiles(call: Call) -> Tensor:

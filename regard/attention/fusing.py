@@ -18,21 +18,21 @@ LARGE = 2**20
 
 def fuses(x: Tensor) -> bool:
     """Whether what is trained, and follows from x, is computed by fused kernels."""
-    return torch.is_grad_enabled() and runs(x) and compute_dtype(x) in HALF
+    return torch.is_grad_enabled() and _runs(x) and compute_dtype(x) in HALF
 
 
 def infers(x: Tensor) -> bool:
     """Whether what follows from x without gradients is, where weights are in half precision too."""
     return (
         not torch.is_grad_enabled()
-        and runs(x)
+        and _runs(x)
         and x.numel() >= LARGE
         and compute_dtype(x) == x.dtype
         and x.dtype in HALF
     )
 
 
-def runs(x: Tensor) -> bool:
+def _runs(x: Tensor) -> bool:
     """Whether kernels of our own can run where x is."""
     if torch.compiler.is_compiling() or not _available(x.device):
         return False

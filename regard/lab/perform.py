@@ -7,7 +7,7 @@ a `Failure` of that experiment alone; the others continue.
 import time
 import traceback
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
@@ -46,18 +46,12 @@ Outcome: TypeAlias = tuple[Finding, float] | str
 """What a worker sends back: the finding and its seconds, or the reason why there is none."""
 
 
-@contextmanager
-def one_thread() -> Iterator[None]:
+def one_thread() -> AbstractContextManager[None]:
     """The lab's problems are small: a second thread would wait for the first after every operation,
     and on a busy machine for another process."""
-    import torch  # the list of experiments needs none
+    from regard.threads import limited  # imports torch, which the list of experiments does without
 
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
+    return limited(1)
 
 
 def perform(experiment: Experiment) -> Result:

@@ -88,8 +88,8 @@ class GatedFeedForward(nn.Module):
         return self.reduce(self.dropout(F.silu(self.gate(x)) * self.expand(x)))
 
 
-class Sum(NamedTuple):
-    """x + Dropout(y), which whoever reads it computes."""
+class DeferredSum(NamedTuple):
+    """The residual sum x + Dropout(y), which the next LayerNorm computes."""
 
     x: Tensor
     y: Tensor
@@ -135,13 +135,15 @@ class PreNorm(nn.Module):
             return fused.residual(*self.terms(x, sublayer, rows))
         return x[:, :rows] + self.dropout(sublayer(self.norm(x)))
 
-    def terms(self, x: Tensor | Sum, sublayer: Sublayer, rows: int | None = None) -> Sum:
+    def terms(
+        self, x: Tensor | DeferredSum, sublayer: Sublayer, rows: int | None = None
+    ) -> DeferredSum:
         """What is to be summed, by fused kernels; x may be a sum itself, which they compute."""
         from regard.model import fused
 
-        x, y, dropout = x if isinstance(x, Sum) else (x, None, 0.0)
-        normed, whole = fused.norm(x, self.norm, y, dropout)
-        return Sum(whole[:, :rows], sublayer(normed), _rate(self.dropout))
+        x, y, dropout = x if isinstance(x, DeferredSum) else (x, None, 0.0)
+        normed, total = fused.norm(x, self.norm, y, dropout)
+        return DeferredSum(total[:, :rows], sublayer(normed), _rate(self.dropout))
 
 
 def _fuses(x: Tensor, norm: nn.Module, dropout: nn.Module) -> bool:
@@ -185,24 +187,24 @@ class Block(nn.Module):
         self.feed_forward = feed_forward
         self.add_feed_forward = residual()
 
-    def chains(self, x: Float[Tensor, "B L D"]) -> bool:
+    def defers(self, x: Float[Tensor, "B L D"]) -> bool:
         """Whether residual sums are left to the LayerNorms after them."""
         parts = (self.add_attention, self.add_cross, self.add_feed_forward)
-        return (fuses(x) or infers(x)) and all(_chains(part) for part in parts if part is not None)
+        return (fuses(x) or infers(x)) and all(_defers(part) for part in parts if part is not None)
 
     def forward(
         self,
-        x: Float[Tensor, "B L D"] | Sum,
+        x: Float[Tensor, "B L D"] | DeferredSum,
         memory: Float[Tensor, "M S E"] | None = None,
         *,
         mask: Mask | None = None,
         memory_mask: Mask | None = None,
         cache: BlockCache | None = None,
         rows: int | None = None,
-        whole: bool = True,
-    ) -> Float[Tensor, "B R D"] | Sum:
-        """`rows` computes the first rows alone. If not `whole`, the last sum is left to the next
-        block, as only one that `chains` can; such a block may be given a sum, too."""
+        defer: bool = False,
+    ) -> Float[Tensor, "B R D"] | DeferredSum:
+        """`rows` computes the first rows alone. `defer` leaves the last residual sum to the next
+        block; only a block that `defers` can give or be given such a sum."""
         own, across = cache or (None, None)
 
         def attend(x: Tensor) -> Tensor:
@@ -217,18 +219,20 @@ class Block(nn.Module):
             queries = x.unflatten(0, (-1, across.beams)).flatten(1, 2)
             return self.cross(queries, memory, mask=memory_mask, cache=across).view_as(x)
 
-        if isinstance(x, Sum) or self.chains(x):
-            return self._chained(x, attend, read, rows, whole)
+        if isinstance(x, DeferredSum) or self.defers(x):
+            from regard.model import fused
+
+            terms = self._terms(x, attend, read, rows)
+            return terms if defer else fused.residual(*terms)
         x = self.add_attention(x, attend, rows)
         if self.add_cross is not None:
             x = self.add_cross(x, read)
         return self.add_feed_forward(x, self.feed_forward)
 
-    def _chained(
-        self, x: Tensor | Sum, attend: Sublayer, read: Sublayer, rows: int | None, whole: bool
-    ) -> Tensor | Sum:
-        from regard.model import fused
-
+    def _terms(
+        self, x: Tensor | DeferredSum, attend: Sublayer, read: Sublayer, rows: int | None
+    ) -> DeferredSum:
+        """The last residual sum; those before it are computed by the LayerNorms after them."""
         sublayers = (
             (self.add_attention, attend, rows),
             (self.add_cross, read, None),
@@ -237,12 +241,12 @@ class Block(nn.Module):
         for add, sublayer, wanted in sublayers:
             if isinstance(add, PreNorm):
                 x = add.terms(x, sublayer, wanted)
-        assert isinstance(x, Sum)
-        return fused.residual(*x) if whole else x
+        assert isinstance(x, DeferredSum)
+        return x
 
 
-def _chains(residual: nn.Module) -> bool:
-    """Whether these are residuals of which fused kernels can do the parts; hooks see the whole."""
+def _defers(residual: nn.Module) -> bool:
+    """Whether fused kernels know this residual, and no hook waits for its result."""
     return (
         type(residual) is PreNorm
         and _usual(residual.norm, residual.dropout)

@@ -102,7 +102,7 @@ class Stack(nn.Module):
         if cache is not None:
             self._check_cache(cache)
         last = len(self.blocks) - 1
-        chained = [_chains(block, x) for block in self.blocks]
+        defers = [_defers(block, x) for block in self.blocks]
         for n, block in enumerate(self.blocks):
             run = partial(
                 block,
@@ -113,8 +113,8 @@ class Stack(nn.Module):
             )
             if self.checkpointing and torch.is_grad_enabled():
                 x = checkpoint(run, x, memory, use_reentrant=False)
-            elif n < last and chained[n] and chained[n + 1]:
-                x = run(x, memory, whole=False)
+            elif n < last and defers[n] and defers[n + 1]:
+                x = run(x, memory, defer=True)
             else:
                 x = run(x, memory)
         return x if self.norm is None else self.norm(x)
@@ -129,7 +129,7 @@ class Stack(nn.Module):
             )
 
 
-def _chains(block: nn.Module, x: Tensor) -> bool:
-    """Whether a block can give or take a residual sum in parts; hooks see the whole."""
+def _defers(block: nn.Module, x: Tensor) -> bool:
+    """Whether a block can give and take deferred sums, and no hook waits for its result."""
     seen = block._forward_hooks or block._forward_pre_hooks
-    return type(block) is Block and not seen and block.chains(x)
+    return type(block) is Block and not seen and block.defers(x)

@@ -107,7 +107,7 @@ def test_whole(length: int, width: int) -> None:
         return [part.transpose(1, 2) for part in parts]
 
     def ours(joint: Tensor) -> Tensor:
-        return whole.dense(Call(*heads(joint), None, 0.3, None, 0.0))
+        return whole.unmasked(Call(*heads(joint), None, 0.3, None, 0.0))
 
     def plain(joint: Tensor) -> Tensor:
         query, key, value = (part.float() for part in heads(joint))

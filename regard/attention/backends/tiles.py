@@ -78,7 +78,7 @@ class _Attention(torch.autograd.Function):
     def forward(
         ctx: Any, query: Tensor, key: Tensor, value: Tensor, seen: Seen, beta: float
     ) -> Tensor:
-        query, key, value = (_dense(t) for t in (query, key, value))
+        query, key, value = (dense(t) for t in (query, key, value))
         (T, H, K), (S, G, V) = query.shape, value.shape
         out = query.new_empty(T, H, V)
         sums = query.new_empty(H, T, dtype=torch.float32)
@@ -96,7 +96,7 @@ class _Attention(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         query, key, value, out, sums, *edges = ctx.saved_tensors
-        seen, beta, grad = Seen(*edges), ctx.beta, _dense(grads[0])
+        seen, beta, grad = Seen(*edges), ctx.beta, dense(grads[0])
         (T, H, K), (S, G, V) = query.shape, value.shape
         d_query = query.new_empty(T, H, K)
         d_key, d_value = key.new_empty(S, G, K), value.new_empty(S, G, V)
@@ -120,7 +120,7 @@ def _power(width: int) -> int:
     return max(16, triton.next_power_of_2(width))
 
 
-def _dense(tokens: Tensor) -> Tensor:
+def dense(tokens: Tensor) -> Tensor:
     """Tokens whose last axis is contiguous."""
     return tokens if tokens.stride(-1) == 1 else tokens.contiguous()
 

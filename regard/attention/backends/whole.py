@@ -9,7 +9,6 @@ The gradients of queries, keys and values lie side by side, as the projections d
 matrix product.
 """
 
-import math
 from typing import Any, no_type_check
 
 import torch
@@ -19,10 +18,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from regard.attention.backends import Call
+from regard.attention.backends.tiles import LOG2E, NOTHING, dense
 
-LOG2E = math.log2(math.e)
-LOWEST = tl.constexpr(-1e30)
-"""The score of keys that are not there: finite, because it is subtracted from itself."""
 FORWARD = {"ROWS": 64, "COLUMNS": 32, "num_warps": 4, "num_stages": 3}
 BACKWARD = {"COLUMNS": 64, "num_warps": 8, "num_stages": 3}
 """Queries and keys of a tile: the fastest of ten on an H200, for 197 patches. There, forwards and
@@ -39,16 +36,11 @@ def takes(query: Tensor, key: Tensor, value: Tensor) -> bool:
     return query.shape == key.shape == value.shape and SHORTEST <= S <= LONGEST.get(K, 0)
 
 
-def dense(call: Call) -> Tensor:
+def unmasked(call: Call) -> Tensor:
     """softmax(β·Q Kᵀ) V of (B, H, S, K)."""
-    query, key, value = (_rows(tensor) for tensor in (call.query, call.key, call.value))
+    query, key, value = (dense(tensor) for tensor in (call.query, call.key, call.value))
     out: Tensor = _Attention.apply(query, key, value, call.beta)  # type: ignore[no-untyped-call]
     return out
-
-
-def _rows(tensor: Tensor) -> Tensor:
-    """Vectors that are contiguous."""
-    return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
 
 
 class _Attention(torch.autograd.Function):
@@ -71,7 +63,7 @@ class _Attention(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         query, key, value, out, level = ctx.saved_tensors
         B, H, S, K = query.shape
-        grad = _rows(grads[0])
+        grad = dense(grads[0])
         joint = query.new_empty(B, S, 3, H, K)
         _backward[(H, B)](
             query, key, value, out, grad, level, joint,
@@ -109,7 +101,7 @@ def _forward(q_ptr, k_ptr, v_ptr, out_ptr, level_ptr,
     q = tl.load(
         _place(q_ptr + b * q_batch + h * q_head, rows, q_row, WIDTH), mask=real[:, None], other=0.0
     )
-    peak = tl.full((ROWS,), LOWEST, tl.float32)
+    peak = tl.full((ROWS,), NOTHING, tl.float32)
     total = tl.zeros((ROWS,), tl.float32)
     sums = tl.zeros((ROWS, WIDTH), tl.float32)
     for n in range(TILES):
@@ -123,7 +115,7 @@ def _forward(q_ptr, k_ptr, v_ptr, out_ptr, level_ptr,
         there = columns < S
         k = tl.load(_place(k_ptr, columns, k_row, WIDTH), mask=there[:, None], other=0.0)
         v = tl.load(_place(v_ptr, columns, v_row, WIDTH), mask=there[:, None], other=0.0)
-        scores = tl.where(there[None, :], tl.dot(q, tl.trans(k)) * scale, LOWEST)
+        scores = tl.where(there[None, :], tl.dot(q, tl.trans(k)) * scale, NOTHING)
         peak, total, sums = _online(scores, v, peak, total, sums)
     out = (sums / total[:, None]).to(out_ptr.dtype.element_ty)
     out_ptr += b * S * H * WIDTH + h * WIDTH
