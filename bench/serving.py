@@ -476,7 +476,7 @@ def _measured(options: argparse.Namespace, exported: Path, sentences: int) -> li
         f"regard serve {flags}".strip(): ([*ours, *shlex.split(flags)], known)
         for flags in options.serve_flags or [""]
     }
-    own_kinds = list(kinds)
+    servers = list(kinds)
     if not options.alone:
         kinds["one at a time"] = ([*own, "one"], known)
     if options.device == "cpu" and not options.alone:
@@ -509,8 +509,9 @@ def _measured(options: argparse.Namespace, exported: Path, sentences: int) -> li
         for error in statistics.multimode(total.errors)[:3]:
             print(f"  {error}")
     cost = {name: total.server_cpu / len(total.seconds) for name, total in totals.items()}
-    for one in own_kinds:
-        for name in kinds.keys() - set(own_kinds):
+    peers = [name for name in kinds if name not in servers]
+    for one in servers:
+        for name in peers:
             print(
                 f"{one} beside {name}: {totals[one].rate / totals[name].rate:.2f} × as many "
                 f"requests a second, {cost[name] / cost[one]:.2f} × as many in a second of CPU time"
@@ -521,7 +522,7 @@ def _measured(options: argparse.Namespace, exported: Path, sentences: int) -> li
     return [
         f"{one}, {sentences} sentences a request: {totals[one].rate * sentences:,.0f} sentences/s, "
         f"{totals[one].rate * sentences / bare:.2f} of the bare engine's {bare:,.0f}"
-        for one in own_kinds
+        for one in servers
     ]
 
 

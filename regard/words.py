@@ -4,7 +4,7 @@ check_words(words)     refuses empty words, and dashes that only look like hyphe
 check_once(words)      refuses a flag that is given twice
 unknown_flag(…)        the line about a flag that nobody knows, with the closest that is known
 unknown_name(…)        the same for a command, a task, or another name out of a few
-found(rows, words)     the commands whose text has all of these words, to be printed
+matching(rows, words)  the commands whose text has all of these words, to be printed
 Parser                 argparse, whose errors are ValueErrors of one line
 """
 
@@ -63,7 +63,7 @@ def unknown_name(what: str, name: str, known: Sequence[str]) -> str:
     return f"{what} ({name!r}) is unknown; {remedy}"
 
 
-def found(rows: Iterable[tuple[str, str]], words: Sequence[str]) -> list[str]:
+def matching(rows: Iterable[tuple[str, str]], words: Sequence[str]) -> list[str]:
     """Commands, each with its text below, of which together every word is a part."""
     wanted = [word.casefold() for word in " ".join(words).split()]
     width = min(96, shutil.get_terminal_size().columns)

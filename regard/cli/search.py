@@ -15,7 +15,7 @@ from functools import cache
 from pathlib import Path
 
 from regard.shell import program, typed
-from regard.words import found
+from regard.words import matching
 
 HELP = """usage: regard help [WORD ...]
 
@@ -36,7 +36,7 @@ def help_(words: Sequence[str], commands: argparse.ArgumentParser) -> int:
     if not wanted:
         commands.print_help()
         return 0
-    lines = found(((typed(command), text) for command, text in rows(commands)), wanted)
+    lines = matching(((typed(command), text) for command, text in rows(commands)), wanted)
     if not lines:
         print(
             f"regard: no command or flag has to do with {' '.join(wanted)!r}; {program()} --help "

@@ -24,7 +24,7 @@ from regard.train.run import Run
 from regard.train.state import Kept, State
 from regard.train.task import Sampled, Task
 
-WHOLE = 0.05
+FINAL_SHARE = 0.05
 """The share of a training's time that scores on the whole validation set may take at its end."""
 
 BESTS = "bests"
@@ -43,7 +43,7 @@ class Checkpointer:
         self.snapshots = Snapshots(run.folder / "snapshots", config.average)
         self.ema: MovingAverage | None = None
         self.saved: tuple[int, int] | None = None
-        self._judging = math.inf
+        self._evaluation_seconds = math.inf
         """Seconds that the last evaluation took."""
         self.notice: str | None = None
         """What the user should know of a run that resumes."""
@@ -82,7 +82,7 @@ class Checkpointer:
                 with interrupts.at_once(), torch.no_grad(), autocast:
                     begun = time.monotonic()
                     scores = self._scores(self.task.evaluate)
-                    self._judging = time.monotonic() - begun
+                    self._evaluation_seconds = time.monotonic() - begun
             except Interrupted:
                 pass
         score = scores.get(self.task.score, math.nan)
@@ -92,7 +92,7 @@ class Checkpointer:
         better = math.isfinite(score) and (now.best is None or score > now.best)
         now.evaluated, now.waited = now.step, 0 if better else now.waited + 1
         if better:
-            now.best, now.best_step, now.whole = score, now.step, None
+            now.best, now.best_step, now.best_on_all = score, now.step, None
         if self.config.keep_best > 1 and math.isfinite(score):
             ranked = sorted([*now.kept, Kept(now.step, score)], key=lambda kept: -kept.score)
             now.kept = tuple(ranked[: self.config.keep_best])
@@ -103,23 +103,23 @@ class Checkpointer:
                 checkpoint.save(self._kept(now.step), self.model, **self._beside())
         return scores, better
 
-    def evaluate_whole(self, interrupts: Interrupts, autocast: AbstractContextManager[Any]) -> None:
+    def evaluate_all(self, interrupts: Interrupts, autocast: AbstractContextManager[Any]) -> None:
         """Scores the best model on the whole validation set, where that takes little time."""
         now, task = self.now, self.task
         if self.world.first and isinstance(task, Sampled) and self._affordable(task):
             try:
                 with self._best(), interrupts.at_once(), torch.no_grad(), autocast:
                     score = self._scores(task.evaluate_all)[task.score]
-                now.whole = score if math.isfinite(score) else None
+                now.best_on_all = score if math.isfinite(score) else None
             except Interrupted:
                 pass
         self.world.broadcast([0.0])  # The others wait.
 
     def _affordable(self, task: Sampled) -> bool:
         now, sample = self.now, task.sample
-        if now.best is None or now.whole is not None or sample.count == sample.total:
+        if now.best is None or now.best_on_all is not None or sample.count == sample.total:
             return False
-        return self._judging * sample.total / sample.count <= WHOLE * now.seconds
+        return self._evaluation_seconds * sample.total / sample.count <= FINAL_SHARE * now.seconds
 
     @contextmanager
     def _best(self) -> Iterator[None]:
@@ -172,7 +172,7 @@ class Checkpointer:
                 lost = 1.0
         if self.world.broadcast([lost])[0]:
             now.best, now.best_step, now.waited, now.evaluated = None, 0, 0, -1
-            now.whole = None
+            now.best_on_all = None
 
     def _keep(self, kept: tuple[Kept, ...]) -> None:
         """Removes models that a run resumed from here would not have."""

@@ -148,7 +148,7 @@ class _Fit:
                 if config.patience is not None and now.waited >= config.patience:
                     self.stop = self.stop or "patience"
                 if self.stop is not None and self.stop != "interrupted":
-                    checkpointer.evaluate_whole(self.interrupts, self.autocast())
+                    checkpointer.evaluate_all(self.interrupts, self.autocast())
                     self.meter.pause()
                 due = self.stop is not None or now.step % config.save_every == 0
                 if due and checkpointer.saved != (now.step, now.evaluated):

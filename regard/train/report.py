@@ -97,12 +97,12 @@ def best(task: Task, now: State) -> str | None:
     """`bleu 31.2 at step 5,000 (greedy search, all 1,000 validation sentences)`."""
     if now.best is None:
         return None
-    words = f"{task.score} {now.best if now.whole is None else now.whole:.4g}"
+    words = f"{task.score} {now.best if now.best_on_all is None else now.best_on_all:.4g}"
     words += f" at step {now.best_step:,}"
     if not isinstance(task, Sampled):
         return words
     sample = task.sample
-    if now.whole is None:
+    if now.best_on_all is None:
         return f"{words} ({sample})"
     return (
         f"{words} ({sample.words(sample.total)}; it was chosen by {now.best:.4g} on "

@@ -65,7 +65,7 @@ class State:
     """Evaluations whose models are kept in bests/, the best first."""
     waited: int = 0
     """Evaluations since the best one."""
-    whole: float | None = None
+    best_on_all: float | None = None
     """The best model's score on the whole validation set, where a part is scored while training."""
     precision: Precision | None = None
     """What matrix products were computed in at last; not known of older runs."""

@@ -454,7 +454,7 @@ def test_the_best_model_is_scored_on_the_whole_validation_set_at_the_end(
     tmp_path: Path, ema: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     train(tmp_path / "plain", Worse(), steps=8, ema=ema)
-    monkeypatch.setattr(checkpointer, "WHOLE", math.inf)
+    monkeypatch.setattr(checkpointer, "FINAL_SHARE", math.inf)
     task, run = Parts(), tmp_path / "run"
     result = fit(task, settings(steps=8, ema=ema), run, shown=Display())
     kept = weights(run / "best")
@@ -476,7 +476,7 @@ def test_the_best_model_is_scored_on_the_whole_validation_set_at_the_end(
 def test_a_whole_validation_set_that_takes_too_long_is_not_scored(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(checkpointer, "WHOLE", 0.0)
+    monkeypatch.setattr(checkpointer, "FINAL_SHARE", 0.0)
     result = fit(Parts(), settings(steps=8), tmp_path, shown=Display())
     assert result.summary == (
         f"accuracy {result.best:.4g} at step {result.best_step} (greedy search, 3 of 7 validation "

@@ -79,24 +79,24 @@ def places(of: Document, words: Sequence[str]) -> list[Place]:
 def _known(of: Document, word: str) -> list[str]:
     found = _named(of, word)
     if not found:
-        known = ", ".join(map(typed, SECTIONS[of]) if of != "handout" else SECTIONS[of])
+        known = ", ".join(map(section_word, SECTIONS[of]) if of != "handout" else SECTIONS[of])
         raise ValueError(f"{of} has no {word!r}; choose from {known}")
     return found
 
 
 def _named(of: Document, word: str) -> list[str]:
     """The sections that a word names: one, or those below it."""
-    wanted = typed(word)
+    wanted = section_word(word)
     return [
         section
         for section in SECTIONS[of]
-        if (short := typed(section)).startswith(wanted)
+        if (short := section_word(section)).startswith(wanted)
         and wanted
         and not (wanted[-1:].isdigit() and short[len(wanted) : len(wanted) + 1].isdigit())
     ]
 
 
-def typed(section: str) -> str:
+def section_word(section: str) -> str:
     """A section as one types it: without parentheses and spaces, in small letters."""
     return "".join(letter for letter in section.lower() if letter not in "() ")
 

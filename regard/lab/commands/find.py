@@ -6,18 +6,18 @@ Everything here is read without running, or importing, an experiment.
 import sys
 from collections.abc import Iterator, Sequence
 
-from regard.lab.answers import typed as section_word
+from regard.lab.answers import section_word
 from regard.lab.claims import lines
 from regard.lab.claims.stated import STATED
 from regard.lab.exercise import EXERCISES
 from regard.lab.place import SECTIONS, TITLES
 from regard.shell import program, typed
-from regard.words import found
+from regard.words import matching
 
 
 def find(words: Sequence[str]) -> int:
     """Prints what has all the words, with the command that shows it; 1 where nothing has."""
-    shown = found(((typed(command), text) for command, text in rows()), words)
+    shown = matching(((typed(command), text) for command, text in rows()), words)
     if shown:
         print("\n".join(shown))
         return 0
