@@ -3,7 +3,7 @@ same precision and in float32, as `load(RUN)` gives a model to whoever writes a 
 CTranslate2 with dynamic batching, all behind the same HTTP layer.
 
     python -m bench.serving RUN --source test.en --clients 500 --seconds 60
-    python -m bench.serving RUN --source test.en --device cuda --sentences 1 32
+    python -m bench.serving RUN --source test.en --device cuda --sentences 1 32 --warm-up 10
     … --alone --serve-flags "--workers 1" --serve-flags "--workers 3 --http-processes 4"
 
 Clients are processes of their own, on loopback; each asks for one sentence, or --sentences at a
@@ -430,6 +430,12 @@ def main() -> None:
     parser.add_argument("--source", required=True, help="sentences, one in each line")
     parser.add_argument("--clients", type=int, default=500)
     parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument(
+        "--warm-up",
+        type=float,
+        default=0.0,
+        help="seconds of the same traffic before, in which a GPU's graphs are captured",
+    )
     parser.add_argument("--rounds", type=int, default=3, help="in which servers take turns")
     parser.add_argument("--precision", choices=["int8", "fp32", "bf16"])
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
@@ -495,6 +501,8 @@ def _measured(options: argparse.Namespace, exported: Path, sentences: int) -> li
         for name, (words, traffic) in kinds.items():
             server = Server(words)
             totals[name].idle = 0
+            if options.warm_up:
+                measure(server, traffic, count, options.warm_up, Total())
             seconds = options.seconds / options.rounds
             measure(server, traffic, count, seconds, totals[name])
             server.stop()

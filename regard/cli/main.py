@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from regard import __version__
+from regard.cli.driver import starting
 from regard.cli.errors import guarded, prepare_streams, uninterrupted
 from regard.words import Parser, check_words
 
@@ -267,6 +268,10 @@ def share_cores() -> None:
         os.environ.setdefault("GOMP_SPINCOUNT", "4000")
 
 
+GARBAGE = 100_000
+"""Objects between two searches for garbage: answers are many small ones, without cycles."""
+
+
 def import_torch() -> None:
     """Imports torch, without a search for garbage among what it makes.
 
@@ -280,6 +285,7 @@ def import_torch() -> None:
         import torch  # noqa: F401
 
         gc.freeze()
+        gc.set_threshold(GARBAGE)
     finally:
         gc.enable()
 
@@ -297,7 +303,7 @@ def main(words: Sequence[str] | None = None) -> int:
         check_words(given)
         options = _parser().parse_args(given)
         if given[0] not in ("lab", "studio", "serve", "help") and not asks:
-            with uninterrupted():
+            with uninterrupted(), starting(given):
                 import_torch()
         status: int | None = options.run(options)
         return status

@@ -2,6 +2,8 @@
 
 import io
 import json
+import os
+import stat
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
@@ -96,8 +98,16 @@ def without_answer(as_json: bool) -> Callable[[int, str], str]:
     return lambda number, reason: as_object(line=number, error=reason) if as_json else ""
 
 
+def awaited() -> bool:
+    """Whether somebody may wait for each answer: a terminal or a pipe does, a file does not."""
+    try:
+        return not stat.S_ISREG(os.fstat(sys.stdout.fileno()).st_mode)
+    except (OSError, ValueError):  # no file at all
+        return True
+
+
 def say(text: str) -> None:
     """Always UTF-8, whatever a terminal's settings; a file's name comes out as it came in."""
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors != "surrogateescape":
         sys.stdout.reconfigure(encoding="utf-8", errors="surrogateescape")
-    print(text, flush=True)
+    print(text, flush=awaited())

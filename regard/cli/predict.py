@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from regard.cli.arguments import with_inputs
 from regard.cli.inference import EnsembleOptions, InferenceOptions, ensembled, loaded, settling
-from regard.cli.output import LeftOut, as_object, each, say, without_answer, write
+from regard.cli.output import LeftOut, as_object, awaited, each, say, without_answer, write
 from regard.cli.stream import STDIN, Line, Lines, Unreadable, answers
 from regard.data.files import LINE
 from regard.processes import Processes, launched
@@ -122,7 +122,7 @@ def translate(words: Sequence[str]) -> int:
 
         # Enough batches for lines of similar length to meet in one.
         at_once = 32 * (options.batch or usual(next(model.model.parameters()).device))
-        found = answers(lines, answer, here, prepare, at_once)
+        found = answers(lines, answer, here, prepare, at_once, awaited())
         return write(lines, found, without, lambda: _chosen(model))
 
 

@@ -25,9 +25,9 @@ class Serve:
     """Port to listen at; 0 is any that is free."""
     workers: int = 0
     """Worker processes that compute, behind one port. 0 is one on a CPU and one for each GPU; where
-    all models together have up to 1 GiB of weights and there are four cores for each, two for each
-    GPU: what Python does for the one is done while the other's are computed. More than there are
-    GPUs take them in turn, and share their memory."""
+    all models together have up to 1 GiB of weights and there are four cores for each, up to four
+    for each GPU: what Python does for the one is done while others' are computed. More than there
+    are GPUs take them in turn, and share their memory."""
     http_processes: int = 0
     """Processes that speak HTTP, behind the same port; 0 is one, and beside a GPU, which answers
     more than one of them can ask, one for every four cores, up to four."""

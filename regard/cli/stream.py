@@ -248,18 +248,22 @@ def answers(
     here: Processes,
     prepare: Callable[[list[str]], None] = lambda sample: None,
     most: int = MOST,
+    low_latency: bool = True,
 ) -> Iterator[str | Unreadable]:
     """An answer for each line, in order. Processes other than the first yield none.
 
-    A process is handed `most` lines at a time, and fewer of those that come slowly. `prepare` is
-    shown some lines of every window before it is answered, the same in every process, for whatever
-    all of them must agree on.
+    A process is handed `most` lines at a time, and fewer of those that come slowly; with
+    `low_latency` also fewer at first, for somebody who waits. `prepare` is shown some lines of
+    every window before it is answered, the same in every process, for whatever all of them must
+    agree on.
     """
     if not here.first:
         _help(answer, here, prepare)
         return
+    most = max(FIRST, most) * here.size
+    first = FIRST * here.size if low_latency else most
     try:
-        for window in windows(_numbered(lines), FIRST * here.size, max(FIRST, most) * here.size):
+        for window in windows(_numbered(lines), first, most):
             texts = [(number, text) for number, text in window if isinstance(text, str)]
             found = _shared(texts, answer, here, prepare)
             for _, text in window:

@@ -184,11 +184,14 @@ class Tokenizer:
 
     def decode(self, ids: Iterable[SupportsIndex]) -> str:
         """The text of the tokens; specials are dropped."""
-        kept = [i for i in map(int, ids) if i not in self._specials]
-        return self.inner.decode(kept, skip_special_tokens=True)
+        return self.inner.decode(self._shown(ids), skip_special_tokens=True)
 
     def decode_batch(self, batch: Iterable[Iterable[SupportsIndex]]) -> list[str]:
-        return [self.decode(ids) for ids in batch]
+        kept = [self._shown(ids) for ids in batch]
+        return self.inner.decode_batch(kept, skip_special_tokens=True)
+
+    def _shown(self, ids: Iterable[SupportsIndex]) -> list[int]:
+        return [i for i in map(int, ids) if i not in self._specials]
 
     def pieces(self, ids: Iterable[SupportsIndex]) -> list[str]:
         """Each token as a person reads it: ▁ is a space, <0xE2> a byte that is no whole letter."""

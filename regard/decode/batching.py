@@ -7,6 +7,7 @@ decoded.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
 import torch
@@ -21,6 +22,8 @@ FIRST = 64
 """Items of the first window, for somebody who waits."""
 TOKENS = 64
 """Of a sentence of a full batch; of longer ones it has fewer."""
+WINDOW = 4096
+"""Items that are sorted together."""
 
 
 def usual(device: torch.device) -> int:
@@ -30,13 +33,14 @@ def usual(device: torch.device) -> int:
 
 def in_order(
     items: Iterable[Item | None],
-    decode: Callable[[list[Item]], Sequence[Result]],
+    decode: Callable[[list[Item]], Any],
     *,
     length: Callable[[Any], int] = len,
     sentences: int = 64,
     tokens: int | None = None,
-    window: int = 4096,
+    window: int = WINDOW,
     low_latency: bool = True,
+    finish: Callable[[Any], Sequence[Result]] | None = None,
 ) -> Iterator[Result]:
     """Decodes all items in batches; yields each result as soon as all before it are there.
 
@@ -44,13 +48,17 @@ def in_order(
     64 for each by default; a longer one has a batch of its own. `length` is the sort key. At most
     `window` items are held. With `low_latency` the first window is a small batch, and windows
     double in size, so that the first results come soon. None is no item: it ends a window early.
+
+    Where there is `finish`, it makes the results of a batch from what `decode` gives, in another
+    thread, while the next batch of the window is decoded.
     """
     tokens = TOKENS * sentences if tokens is None else tokens
     for name, size in (("sentences", sentences), ("tokens", tokens), ("window", window)):
         check_integer(name, size)
     first = min(FIRST, sentences, window) if low_latency else window
     for some in windows(items, first, window):
-        yield from _window(some, decode, [length(one) for one in some], sentences, tokens)
+        found = _decoded(some, batches([length(one) for one in some], sentences, tokens), decode)
+        yield from _sorted(found if finish is None else _finished(found, finish))
 
 
 def windows(items: Iterable[Item | None], first: int, most: int) -> Iterator[list[Item]]:
@@ -82,17 +90,32 @@ def batches(lengths: Sequence[int], sentences: int, tokens: int) -> list[list[in
     return sorted(batched, key=min)
 
 
-def _window(
-    items: list[Item],
-    decode: Callable[[list[Item]], Sequence[Result]],
-    lengths: list[int],
-    sentences: int,
-    tokens: int,
-) -> Iterator[Result]:
+def _decoded(
+    items: list[Item], batched: list[list[int]], decode: Callable[[list[Item]], Any]
+) -> Iterator[tuple[list[int], Any]]:
+    for places in batched:
+        yield places, decode([items[n] for n in places])
+
+
+def _finished(
+    found: Iterable[tuple[list[int], Any]], finish: Callable[[Any], Sequence[Result]]
+) -> Iterator[tuple[list[int], Sequence[Result]]]:
+    with ThreadPoolExecutor(1) as pool:
+        before: tuple[list[int], Future[Sequence[Result]]] | None = None
+        for places, one in found:
+            after = places, pool.submit(finish, one)
+            if before is not None:
+                yield before[0], before[1].result()
+            before = after
+        if before is not None:
+            yield before[0], before[1].result()
+
+
+def _sorted(found: Iterable[tuple[list[int], Sequence[Result]]]) -> Iterator[Result]:
+    """Results by their places, each as soon as all before it are there."""
     ready: dict[int, Result] = {}
     due = 0
-    for places in batches(lengths, sentences, tokens):
-        results = decode([items[n] for n in places])
+    for places, results in found:
         if len(results) != len(places):
             raise ValueError(
                 f"decode gave {len(results)} results for {len(places)} items; give one for each"

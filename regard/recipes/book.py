@@ -18,7 +18,7 @@ RECIPES: Mapping[str, Make] = MappingProxyType(
         "europarl-de-en": europarl.de_en,
         "europarl-language": europarl.english,
         "cifar10": images.cifar10,
-        "cifar10-fine": images.cifar10_fine,
+        "cifar10-long": images.cifar10_long,
         "fashion-mnist": images.fashion_mnist,
         "strips": images.strips,
         "dates": dates.many,

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from regard.model.language import LanguageShape
 from regard.recipes.recipe import Recipe, files
 from regard.task import language, translate
 from regard.train.config import TrainingConfig
@@ -82,9 +83,28 @@ def de_en(data: Path) -> Recipe:
 def english(data: Path) -> Recipe:
     """Europarl, English: a language model, in bits per character.
 
-    Data: a folder with train.en and test.en.
+    Data: a folder with train.en, valid.en and test.en.
+    Settings: 6 layers of width 384, 8,000 BPE, a context of 256 tokens, dropout 0.2, Muon, 1,000
+    updates of 65,536 tokens, a moving average of the weights.
     Reached: not run yet.
     """
-    preset = language.preset("base")
-    config = replace(preset, text=files(data, "train.en"))
+    config = language.Config(
+        text=files(data, "train.en"),
+        valid=files(data, "valid.en"),
+        vocabulary=8000,
+        model=LanguageShape(width=384, heads=6, feed_forward=1024, layers=6, dropout=0.2),
+        training=TrainingConfig(
+            steps=1000,
+            batch=65_536,
+            optimizer="muon",
+            lr=5e-3,
+            schedule="cosine",
+            warmup=100,
+            weight_decay=0.1,
+            smoothing=0.0,
+            evaluate_every=200,
+            save_every=500,
+            ema=0.998,
+        ),
+    )
     return Recipe("language", config, {"test": {"texts": files(data, "test.en")}})

@@ -9,9 +9,8 @@ from pathlib import Path
 
 SMALL = 2**30
 """Bytes of weights. A GPU takes a step of a smaller model in less time than Python needs for what
-is around it, so that a second worker has work for it meanwhile; more workers would share the
-sentences that come, and smaller batches are hardly faster."""
-SHARING, CORES = 2, 4
+is around it, so that other workers have work for it meanwhile."""
+SHARING, CORES = 4, 4
 """Workers that share a GPU, and cores for each of them."""
 
 

@@ -22,7 +22,7 @@ from regard.checkpoint import CONFIG, Saved
 from regard.data.batch import text_batch, text_source
 from regard.data.table import tagged
 from regard.data.tokenizer import AnyTokenizer, read_pair
-from regard.decode.batching import FIRST, TOKENS, in_order, usual
+from regard.decode.batching import FIRST, TOKENS, WINDOW, in_order, usual
 from regard.decode.engine.ensemble import Weights, ensemble, shares
 from regard.decode.engine.pick import pick
 from regard.decode.engine.session import Session
@@ -232,7 +232,8 @@ class Translator:
         the best, and so on. A `batch` has 64 sentences on a CPU and 512 on a GPU unless told, or as
         many as its memory has room for.
         """
-        batch = usual(self.model.target.table.weight.device) if batch is None else batch
+        device = self.model.target.table.weight.device
+        batch = usual(device) if batch is None else batch
         for name, number in (("n_best", n_best), ("batch", batch)):
             check_integer(name, number)
         settings = self.search if beams is None else replace(self.search, beams=beams)
@@ -253,17 +254,28 @@ class Translator:
                 if len(some) < FIRST:
                     yield None
 
-        def decode(some: list[Part]) -> list[list[Written]]:
-            return self._decode(some, settings, n_best, attention, align)
+        def search(some: list[Part]) -> tuple[list[Part], list[list[Hypothesis]]]:
+            return some, self._search(some, settings, n_best)
 
-        ready: list[list[Written]] = []
-        for written in in_order(
+        def write(found: tuple[list[Part], list[list[Hypothesis]]]) -> list[list[Written]]:
+            return self._written(*found, settings)
+
+        def looked(some: list[Part]) -> list[list[Written]]:
+            return self._looked_at(some, write(search(some)), attention, align)
+
+        # A GPU goes on with the next batch while the texts of the last are written down.
+        apart = device.type == "cuda" and not (attention or align)
+        found: Iterator[list[Written]] = in_order(
             parts(),
-            decode,
+            search if apart else looked,
             length=lambda part: len(part.ids),
             sentences=batch,
+            window=max(WINDOW, 32 * batch),
             low_latency=low_latency,
-        ):
+            finish=write if apart else None,
+        )
+        ready: list[list[Written]] = []
+        for written in found:
             ready.append(written)
             if len(ready) == counts[0]:
                 yield ready[0] if len(ready) == 1 else self.joined(ready)
@@ -349,39 +361,50 @@ class Translator:
             for one, two in zip(places, [*places[1:], len(ids)])
         ]
 
-    def _decode(
-        self,
-        parts: list[Part],
-        settings: SearchSettings,
-        n_best: int,
-        attention: bool,
-        align: bool,
-    ) -> list[list[Written]]:
-        real = [part for part in parts if part.ids]
-        found = self._with_prefixes(real, self._search(real, settings, n_best))
-        written = [[self.written(one, settings) for one in best] or [NOTHING] for best in found]
-        if any(part.prefix for part in real):  # whose tokens were not ranked
-            written = [sorted(best, key=lambda one: -one.score) for best in written]
-        if attention or align:
-            if align and self.head is None:
-                self._find([(part, best[0]) for part, best in zip(real, written)])
-            written = [
-                self._looked([(part, one) for one in best], attention, align)
-                for part, best in zip(real, written)
-            ]
-        results = iter(written)
-        nothing = [replace(NOTHING, alignment=[])] if align else [NOTHING]
-        return [next(results) if part.ids else nothing for part in parts]
-
     def _search(
         self, parts: Sequence[Part], settings: SearchSettings, n_best: int
     ) -> list[list[Hypothesis]]:
-        if not parts:
-            return []
-        most = [longest(len(part.ids)) for part in parts]
-        opened = partial(self.open, parts)
-        prefixes = [part.prefix for part in parts]
-        return find(opened, len(parts), settings, most=most, n_best=n_best, prefixes=prefixes)
+        """What is found for each part; nothing for those without tokens."""
+        real = [part for part in parts if part.ids]
+        if not real:
+            return [[] for _ in parts]
+        found = find(
+            partial(self.open, real),
+            len(real),
+            settings,
+            most=[longest(len(part.ids)) for part in real],
+            n_best=n_best,
+            prefixes=[part.prefix for part in real],
+        )
+        whole = iter(self._with_prefixes(real, found))
+        return [next(whole) if part.ids else [] for part in parts]
+
+    def _written(
+        self, parts: Sequence[Part], found: list[list[Hypothesis]], settings: SearchSettings
+    ) -> list[list[Written]]:
+        """The texts of what was found, best first."""
+        texts = iter(self._texts([one.tokens for best in found for one in best]))
+        written = [
+            [self._scored(next(texts), one, settings) for one in best] or [NOTHING]
+            for best in found
+        ]
+        if any(part.prefix for part in parts):  # whose tokens were not ranked
+            written = [sorted(best, key=lambda one: -one.score) for best in written]
+        return written
+
+    def _looked_at(
+        self, parts: Sequence[Part], written: list[list[Written]], attention: bool, align: bool
+    ) -> list[list[Written]]:
+        """The same texts with what else is asked for."""
+        if not (attention or align):
+            return written
+        if align and self.head is None:
+            self._find([(part, best[0]) for part, best in zip(parts, written) if part.ids])
+        nothing = [replace(NOTHING, alignment=[])] if align else [NOTHING]
+        return [
+            self._looked([(part, one) for one in best], attention, align) if part.ids else nothing
+            for part, best in zip(parts, written)
+        ]
 
     def _check_prefix(self, forced: str, ids: tuple[int, ...], settings: SearchSettings) -> None:
         if len(ids) >= settings.length:
@@ -472,10 +495,15 @@ class Translator:
         return open_reading(self.model, source, lengths, **hints)
 
     def written(self, hypothesis: Hypothesis, settings: SearchSettings) -> Written:
-        tokens, scores = hypothesis.tokens, hypothesis.token_scores
+        (text,) = self._texts([hypothesis.tokens])
+        return self._scored(text, hypothesis, settings)
+
+    def _texts(self, tokens: Sequence[list[int]]) -> list[str]:
         # A model may say a line break, but a text stays one line.
-        text = " ".join(self.tokenizer.decode(tokens).splitlines())
-        return Written(text, _ranked(scores, settings), tokens, scores)
+        return [" ".join(text.splitlines()) for text in self.tokenizer.decode_batch(tokens)]
+
+    def _scored(self, text: str, one: Hypothesis, settings: SearchSettings) -> Written:
+        return Written(text, _ranked(one.token_scores, settings), one.tokens, one.token_scores)
 
     def joined(self, parts: list[list[Written]]) -> list[Written]:
         """Of the parts of a text, the best with the best; where one has fewer, its last again."""

@@ -244,6 +244,19 @@ def test_order_whatever_the_number_of_lines_and_processes(processes: int, count:
     assert shared(processes, lines, echo) == want
 
 
+@pytest.mark.parametrize(("low_latency", "sizes"), [(True, [64, 128, 108]), (False, [300])])
+def test_where_nobody_waits_windows_are_whole(low_latency: bool, sizes: list[int]) -> None:
+    seen = []
+
+    def answer(items: list[tuple[int, str]]) -> Iterator[str]:
+        seen.append(len(items))
+        yield from (text for _, text in items)
+
+    lines = [f"{n}" for n in range(300)]
+    assert list(answers(lines, answer, Processes(), low_latency=low_latency)) == lines
+    assert seen == sizes
+
+
 @pytest.mark.parametrize("processes", [1, 3])
 @pytest.mark.parametrize("place", [0, 1, 4])
 def test_a_line_without_an_answer_leaves_the_others_theirs(processes: int, place: int) -> None:

@@ -1,5 +1,6 @@
 """A corpus comes back in its order, whatever the batches, and is never held whole."""
 
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -7,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from regard.decode.batching import batches, in_order, windows
+from tests.processes import HANG
 
 
 @given(
@@ -73,6 +75,35 @@ def test_none_says_that_no_more_is_there_for_now() -> None:
     items = [None, "a", "b", None, None, *"cdefgh", None, "i"]
     assert list(in_order(items, decode, sentences=4, window=16)) == list("abcdefghi")
     assert batches_ == [["a", "b"], list("cdef"), ["g", "h"], ["i"]]
+
+
+def test_a_batch_is_finished_while_the_next_is_decoded() -> None:
+    begun = [threading.Event() for _ in range(5)]
+
+    def decode(some: list[int]) -> list[int]:
+        begun[some[0] // 4].set()
+        return some
+
+    def finish(some: list[int]) -> list[str]:
+        assert begun[min(4, some[0] // 4 + 1)].wait(HANG)  # the next one, but for the last
+        return [f"{n}" for n in some]
+
+    found = in_order(
+        range(20), decode, length=lambda n: 1, sentences=4, low_latency=False, finish=finish
+    )
+    assert list(found) == [f"{n}" for n in range(20)]
+
+
+def test_what_fails_while_it_is_finished_fails_for_whoever_asked() -> None:
+    def finish(some: list[int]) -> list[int]:
+        if 9 in some:
+            raise ValueError("nine")
+        return some
+
+    found = in_order(range(20), list, length=lambda n: 1, sentences=4, window=8, finish=finish)
+    assert [next(found) for _ in range(4)] == [0, 1, 2, 3]
+    with pytest.raises(ValueError, match="nine"):
+        list(found)
 
 
 @pytest.mark.usefixtures("unchecked")

@@ -139,13 +139,15 @@ class Beams:
         # lp(n), and for each sentence and n the largest lp of n and more tokens, EOS among them.
         self.penalty = torch.tensor([1.0, *penalties(penalty, T), 1.0], dtype=dtype)
         n = torch.arange(T + 2)
-        possible = (n > 0) & (n <= constraints.longest[:, None])
+        limits, place = constraints.longest.unique(return_inverse=True)
+        possible = (n > 0) & (n <= limits[:, None])
         table = self.penalty.where(possible, 0.0)
         if horizon is None:
-            self.largest = table.flip(1).cummax(1).values.flip(1)
+            largest = table.flip(1).cummax(1).values.flip(1)
         else:
             ahead = self.horizon
-            self.largest = F.pad(table, (0, ahead)).unfold(1, ahead + 1, 1).amax(-1)
+            largest = F.pad(table, (0, ahead)).unfold(1, ahead + 1, 1).amax(-1)
+        self.largest = largest[place]
 
     def begin(self) -> None:
         """Allocates tensors before the first step; an engine that has its own skips it."""

@@ -15,7 +15,7 @@ import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, TypeAlias, cast
 
 import torch
@@ -608,24 +608,34 @@ def captured(run: Callable[[], None], reset: Callable[[], None], pool: Any) -> C
     """
     if pool is None:
         return run  # nothing is captured but on CUDA
-    stream = torch.cuda.Stream()
+    stream, graph = _capturing(torch.cuda.current_device()), torch.cuda.CUDAGraph()
     stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(2):  # what happens once, compiling above all, is not captured
-            reset()
-            run()
-        reset()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
     collects = gc.isenabled()
     gc.disable()  # to free another graph now would spoil this one
     try:
-        with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
-            run()
+        with torch.cuda.stream(stream):
+            for _ in range(2):  # what happens once, compiling above all, is not captured
+                reset()
+                run()
+            reset()
+            stream.synchronize()
+            # Unlike `torch.cuda.graph`, it leaves the allocator what it has: the next capture
+            # wants it.
+            graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+            try:
+                run()
+            finally:
+                graph.capture_end()
     finally:
         if collects:
             gc.enable()
     return graph.replay
+
+
+@lru_cache
+def _capturing(device: int) -> "torch.cuda.Stream":
+    """A device's stream for captures, which take turns: each finds the memory of the last."""
+    return torch.cuda.Stream(device)
 
 
 def bucket(n: int, least: int) -> int:

@@ -537,6 +537,7 @@ def backtrace(beams: Any, sentences: int) -> list[list[Any]]:
     _backtrace[(sentences * K,)](*given, num_warps=1)
     whole = out.cpu().numpy()
     real = whole.view(np.float32)
-    words, logs = whole[..., 4 : 4 + T], real[..., 4 + T :]
+    most = int(whole[..., 2].max(initial=0))  # no more of the columns have anything
+    words, logs = whole[..., 4 : 4 + most], real[..., 4 + T : 4 + T + most]
     columns = (real[..., 0], real[..., 1], whole[..., 2], whole[..., 3], words, logs)
     return [column.tolist() for column in columns]
