@@ -28,6 +28,15 @@ def device(name: str | torch.device) -> torch.device:
     return named
 
 
+def use(name: str | torch.device) -> torch.device:
+    """The same; if it is one of several GPUs, it is then the current one of this thread. Triton
+    launches kernels there, wherever their tensors are."""
+    used = device(name)
+    if used.type == "cuda" and used.index is not None:
+        torch.cuda.set_device(used)
+    return used
+
+
 @lru_cache
 def multiplies_bfloat16(kind: str) -> bool:
     """Whether a kind of device has instructions for products of bfloat16 (on a CPU AVX-512 BF16),

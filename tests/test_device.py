@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from regard.device import device, multiplies_bfloat16
+from regard.device import device, multiplies_bfloat16, use
 
 
 def test_apple_s_gpu_where_torch_has_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -14,6 +14,20 @@ def test_apple_s_gpu_where_torch_has_one(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
     with pytest.raises(ValueError, match="torch finds none"):
         device("mps")
+
+
+def test_one_of_several_gpus_is_the_current_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    current: list[torch.device] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", current.append)
+    for name in ("cpu", "auto", "cuda"):  # which leave it as it is
+        assert use(name) == device(name)
+    assert not current
+    assert use("cuda:1") == torch.device("cuda:1")
+    assert current == [torch.device("cuda:1")]
+    with pytest.raises(ValueError, match='the last is "cuda:1"'):
+        use("cuda:2")
 
 
 @pytest.mark.parametrize(

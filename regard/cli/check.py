@@ -13,6 +13,7 @@ from pathlib import Path
 from regard.check import Finding
 from regard.check import check as measured
 from regard.cli.arguments import with_folder
+from regard.device import use
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,7 @@ def check(words: Sequence[str]) -> int:
     """`regard check RUN …`."""
     folder, options = with_folder("check", Check, Check(), words)
     live = sys.stderr.isatty() and not options.json
+    use(options.device)
     subject, findings = measured(
         folder, data=options.data, device=options.device, told=_shown if live else None
     )

@@ -15,6 +15,7 @@ from typing import Any
 from regard.cli.arguments import Progress, with_inputs
 from regard.data.diagnosis import Separator
 from regard.data.table import Column
+from regard.device import use
 from regard.task.settings import Precision, check_positive
 from regard.task.translate import Cut, Quality, evaluate
 
@@ -97,6 +98,7 @@ def _compared(folders: list[str], options: Compare) -> tuple[list[System], dict[
     given = ("source", "target", "pairs", "columns", "separator", "references", "bleu")
     values = {name: getattr(options, name) for name in (*given, "lowercase", "beams")}
     values |= {"precision": options.precision or "fp32", "device": options.device}
+    use(options.device)
     found = [evaluate(one, **values, progress=Progress()) for one in folders]
     first = found[0]
     for folder, other in zip(folders[1:], found[1:]):

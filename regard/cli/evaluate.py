@@ -15,6 +15,7 @@ from regard import checkpoint
 from regard.cli.arguments import Progress, with_folder
 from regard.data.diagnosis import Separator
 from regard.data.table import Column
+from regard.device import use
 from regard.task.folder import model_folder
 from regard.task.settings import Precision, check_positive
 from regard.task.size import check_held
@@ -114,4 +115,5 @@ def _evaluated(folder: Path, options: Evaluate) -> Evaluation:
             )
     values = {option: getattr(options, option) for option in task.options}
     chosen = {option: value for option, value in values.items() if value not in (None, ())}
+    use(options.device)
     return task.evaluate(folder, **chosen, device=options.device, progress=Progress())

@@ -71,6 +71,7 @@ def loaded(
     folder: Path, options: InferenceOptions, kind: type[Ready], here: Processes | None = None
 ) -> Ready:
     from regard.device import device as named_device
+    from regard.device import use
     from regard.task.load import load
     from regard.task.precision import DTYPES, Writes, on_gpu
 
@@ -79,7 +80,7 @@ def loaded(
         name = "cpu" if precision == "int8" else named_device("auto").type
     if name == "cuda" and here is not None and here.size > 1:
         name = f"cuda:{here.local}"
-    device = named_device(name)
+    device = use(name)
     if precision == "int8" and device.type != "cpu":
         raise ValueError(f"precision (int8) is for device cpu, not {device}; try bf16")
     if precision == "auto" and device.type != "cpu":

@@ -57,11 +57,11 @@ class Look:
 
 def look(words: Sequence[str]) -> int:
     folder, options = with_folder("look", Look, Look(), words)
-    from regard.device import device
+    from regard.device import use
     from regard.task.inspect.views import view
     from regard.task.load import load
 
-    model = load(folder, device=device(options.device))
+    model = load(folder, device=use(options.device))
     seen = view(model, options.text, options.image, effect=options.out is not None)
     chosen = (options.map, _from_0(options.layer), _from_0(options.head))
     drawn = seen.terminal(*chosen)  # what is wrong with these is said before anything else

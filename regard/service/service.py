@@ -16,11 +16,13 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
 from regard import memory
+from regard.device import use
 from regard.service.models import Precision, load_served, weights_size
 from regard.service.requests import (
     LIMITS,
@@ -86,7 +88,7 @@ class Service:
         """Models with work, which may have been replaced by newer ones."""
         self._changed = threading.Condition()
         self._closing = False
-        self._loader = ThreadPoolExecutor(1, "regard-load")
+        self._loader = ThreadPoolExecutor(1, "regard-load", self._use_device)
         self._preparer = ThreadPoolExecutor(2, "regard-images")
         self._speed, self._since, self._begun = RATE, time.monotonic(), 0
         self._thread = threading.Thread(target=self._run, name="regard-compute", daemon=True)
@@ -350,7 +352,12 @@ class Service:
 
     # Computing
 
+    def _use_device(self) -> None:
+        with suppress(ValueError):  # said when a model is loaded
+            use(self.device)
+
     def _run(self) -> None:
+        self._use_device()
         while True:
             with self._changed:
                 self._active = [served for served in self._active if served.busy]

@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from regard.device import device
+from regard.device import device, use
 from regard.model.block import Block
 from regard.processes import Processes, launched
 from regard.train.config import TrainingConfig
@@ -80,7 +80,7 @@ def processes(config: TrainingConfig) -> Iterator[World]:
     with launched("nccl" if where.type == "cuda" else "gloo", PATIENCE) as here:
         if where.type == "cuda" and here.size > 1:
             where = torch.device("cuda", here.local)
-            torch.cuda.set_device(where)
+        where = use(where)
         sharded = config.parallel == "sharded" and here.size > 1
         yield World(**asdict(here), device=where, sharded=sharded)
 
