@@ -17,20 +17,21 @@ def many(data: Path) -> Recipe:
     """Dates in sixty languages to ISO 8601, on two cores.
 
     Data: none; dates are written by CLDR's rules, and the days of the test are in no training.
-    Settings: the demo's model, 2 + 2 layers of width 128; Muon, 600 steps of 4,000 tokens.
-    Reached: 99.88% of 5,000 dates (mean of three seeds) in 80 s of two cores.
+    Settings: 3 + 1 layers of width 128; Muon, 640 steps of 4,000 tokens.
+    Reached: 99.97% of 5,000 dates (mean of three seeds) in 77 s of two cores.
     """
     preset = dates.preset("tiny")
+    model = replace(preset.model, encoder_layers=3, decoder_layers=1)
     training = replace(
         preset.training,
-        steps=600,
+        steps=640,
         batch=4000,
         optimizer="muon",
         lr=6e-3,
         warmup=60,
-        evaluate_every=300,
-        save_every=300,
+        evaluate_every=320,
+        save_every=320,
     )
     languages = (*preset.languages, *MORE)
-    config = replace(preset, languages=languages, training=training)
+    config = replace(preset, languages=languages, model=model, training=training)
     return Recipe("dates", config, {"held out": {"count": 5000}})

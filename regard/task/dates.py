@@ -46,6 +46,9 @@ LONGEST = 64
 LOWER = 0.1
 """The share of dates that are written in small letters, as people in a hurry do."""
 
+LEARNED_LOWER = 5
+"""To learn from, every fifth of each kind is: a name that was never seen so can't be guessed."""
+
 
 @dataclass(frozen=True)
 class Config:
@@ -173,20 +176,20 @@ def write(
 def evenly(
     days: Sequence[datetime.date], languages: Sequence[str], count: int, seed: int
 ) -> list[Date]:
-    """So many dates to learn from: each language, form and month as often as any other, since a
-    month's name that chance left out can't be guessed."""
+    """So many dates to learn from: each language, form and month as often as any other, and in
+    small letters too, since a month's name that chance left out can't be guessed."""
     chance = np.random.Generator(np.random.PCG64(seed))
     months: dict[int, list[datetime.date]] = {}
     for day in days:
         months.setdefault(day.month, []).append(day)
     kinds = [*product(languages, FORMS, months.values())]
     written: list[Date] = []
-    while len(written) < count:
+    for turn in range(-(-count // len(kinds))):
         for i in chance.permutation(len(kinds))[: count - len(written)]:
             language, form, month = kinds[i]
             day = month[chance.integers(len(month))]
             text = say(day, language, form)
-            small = chance.random() < LOWER
+            small = (turn + i) % LEARNED_LOWER == 0
             written.append(Date(text.lower() if small else text, day.isoformat(), language))
     return written
 
