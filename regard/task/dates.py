@@ -33,7 +33,9 @@ FORMS: tuple[Form, ...] = ("full", "long", "medium", "yMMMEd")
 LANGUAGES = (
     *("en", "en_GB", "de", "fr", "es", "it", "pt", "nl", "sv", "da", "nb", "is", "fi", "et"),
     *("lt", "pl", "cs", "sk", "sl", "hu", "ro", "tr", "ru", "uk", "bg", "el", "ca", "he", "ar"),
-    *("hi", "bn", "th", "vi", "id", "ko", "ja", "zh", "zh_Hant"),
+    *("hi", "bn", "th", "vi", "id", "ko", "ja", "zh", "zh_Hant", "af", "az", "be", "bs", "cy"),
+    *("eu", "fa", "fil", "fo", "ga", "gl", "hr", "hy", "ka", "kk", "lb", "lv", "mk", "ms", "sq"),
+    *("sr", "sw", "ta", "ur"),
 )
 """Names of CLDR's locales, all of which write the days of our calendar unlike any other day."""
 
@@ -69,8 +71,8 @@ class Config:
             width=128,
             heads=4,
             feed_forward=256,
-            encoder_layers=2,
-            decoder_layers=2,
+            encoder_layers=3,
+            decoder_layers=1,
             norm="pre",
             position="rotary",
             dropout=0.0,
@@ -79,14 +81,15 @@ class Config:
     """The model's shape."""
     training: TrainingConfig = field(
         default_factory=lambda: TrainingConfig(
-            steps=700,
-            batch=2000,
-            lr=2e-3,
+            steps=640,
+            batch=4000,
+            optimizer="muon",
+            lr=6e-3,
             schedule="cosine",
-            warmup=150,
+            warmup=60,
             smoothing=0.0,
-            evaluate_every=100,
-            save_every=100,
+            evaluate_every=160,
+            save_every=160,
         )
     )
     """Optimizer, learning-rate schedule, batches, evaluation, checkpoints."""
@@ -116,7 +119,8 @@ def preset(size: Preset = "tiny") -> Config:
         case "big":
             shape = replace(config.model, width=512, heads=8, feed_forward=2048)
             shape = replace(shape, encoder_layers=6, decoder_layers=6)
-    return replace(config, model=shape, training=replace(config.training, lr=5e-4, steps=2000))
+    training = replace(config.training, optimizer="adamw", lr=5e-4, warmup=150, batch=2000)
+    return replace(config, model=shape, training=replace(training, steps=2000))
 
 
 # The dates
