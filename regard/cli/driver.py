@@ -8,13 +8,13 @@ from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 
-COMMANDS = ("translate", "score", "classify", "read", "generate", "label")
-"""Those whose answer is waited for."""
+ANSWERING = ("translate", "score", "classify", "read", "generate", "label")
+"""Commands whose answers are waited for."""
 
 
 def wanted(words: Sequence[str], devices: Path = Path("/dev")) -> bool:
     """Whether a command will compute on the first GPU, as far as its words say."""
-    if not words or words[0] not in COMMANDS or "LOCAL_RANK" in os.environ:
+    if not words or words[0] not in ANSWERING or "LOCAL_RANK" in os.environ:
         return False
     parts = [part for word in words for part in word.split("=", 1)]
     named = dict(pairwise(parts))

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from regard import __version__
-from regard.cli.driver import starting
+from regard.cli.driver import ANSWERING, starting
 from regard.cli.errors import guarded, prepare_streams, uninterrupted
 from regard.words import Parser, check_words
 
@@ -285,7 +285,6 @@ def import_torch() -> None:
         import torch  # noqa: F401
 
         gc.freeze()
-        gc.set_threshold(GARBAGE)
     finally:
         gc.enable()
 
@@ -305,6 +304,8 @@ def main(words: Sequence[str] | None = None) -> int:
         if given[0] not in ("lab", "studio", "serve", "help") and not asks:
             with uninterrupted(), starting(given):
                 import_torch()
+        if given[0] in ANSWERING and words is None:
+            gc.set_threshold(GARBAGE)
         status: int | None = options.run(options)
         return status
 

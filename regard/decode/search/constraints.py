@@ -86,6 +86,7 @@ def _lengths(name: str, length: Length, sentences: int, least: int) -> list[int]
         raise ValueError(
             f"{name} ({shown(length)}) must be one number, or one for each of {sentences}"
         )
-    for length in dict.fromkeys(lengths):
-        check_integer(name, length, least)
+    if not all(type(length) is int and length >= least for length in lengths):
+        for length in lengths:
+            check_integer(name, length, least)
     return lengths
