@@ -99,6 +99,16 @@ def test_no_month_is_rare_in_training() -> None:
     assert written != dates.evenly(seen, languages, count + 5, seed=1)
 
 
+def test_every_name_is_learned_in_small_letters_too() -> None:
+    seen, _ = dates.days(1990, 1999)
+    turn = len(dates.FORMS) * 12
+    written = dates.evenly(seen, ("en",), dates.LEARNED_LOWER * turn, seed=0)
+    small = [date for date in written if date.text == date.text.lower()]
+    assert len(small) == turn
+    months = Counter(date.iso[5:7] for date in small)
+    assert set(months.values()) == {len(dates.FORMS)}
+
+
 def test_every_character_of_every_date_is_known() -> None:
     task = dates.build(replace(SMALL, languages=dates.LANGUAGES))
     tokenizer = task.tokenizers[0]
