@@ -29,8 +29,8 @@ def device(name: str | torch.device) -> torch.device:
 
 
 def use(name: str | torch.device) -> torch.device:
-    """The same; if it is one of several GPUs, it is then the current one of this thread. Triton
-    launches kernels there, wherever their tensors are."""
+    """The device of this name; one of several GPUs is then the current one of this thread, where
+    Triton launches kernels, wherever their tensors are."""
     used = device(name)
     if used.type == "cuda" and used.index is not None:
         torch.cuda.set_device(used)

@@ -11,10 +11,12 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from typing import cast
 
 from regard import __version__
 from regard.cli.driver import ANSWERING, starting
 from regard.cli.errors import guarded, prepare_streams, uninterrupted
+from regard.garbage import search_rarely
 from regard.words import Parser, check_words
 
 
@@ -92,15 +94,8 @@ def _command(name: str) -> Callable[[Sequence[str]], int | None]:
             return studio
     from regard.cli import predict
 
-    predictors = {
-        "translate": predict.translate,
-        "score": predict.score,
-        "classify": predict.classify,
-        "read": predict.read,
-        "generate": predict.generate,
-        "label": predict.label,
-    }
-    return predictors[name]
+    assert name in ANSWERING
+    return cast(Callable[[Sequence[str]], int | None], getattr(predict, name))
 
 
 def _import(options: argparse.Namespace) -> None:
@@ -268,10 +263,6 @@ def share_cores() -> None:
         os.environ.setdefault("GOMP_SPINCOUNT", "4000")
 
 
-GARBAGE = 100_000
-"""Objects between two searches for garbage: answers are many small ones, without cycles."""
-
-
 def import_torch() -> None:
     """Imports torch, without a search for garbage among what it makes.
 
@@ -305,7 +296,7 @@ def main(words: Sequence[str] | None = None) -> int:
             with uninterrupted(), starting(given):
                 import_torch()
         if given[0] in ANSWERING and words is None:
-            gc.set_threshold(GARBAGE)
+            search_rarely()
         status: int | None = options.run(options)
         return status
 

@@ -21,6 +21,7 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Any
 
+from regard.garbage import search_rarely
 from regard.serve import wire
 from regard.serve.wire import Message
 
@@ -29,8 +30,6 @@ OFTEN = 1.0
 TOGETHER = 0.001
 """Seconds within which answers are sent together: to wake a thread and a process for each would
 take as long as to make it."""
-GARBAGE = 100_000
-"""Objects between two searches for garbage, each of which looks at every sentence that waits."""
 
 
 class Line:
@@ -114,7 +113,7 @@ class Worker:
         # Whatever is loaded stays: no search for garbage has to look at it again and again.
         gc.collect()
         gc.freeze()
-        gc.set_threshold(GARBAGE)
+        search_rarely()
         self._greet(self._main)
         threading.Thread(target=self._report, daemon=True).start()
         if self._meeting is not None:

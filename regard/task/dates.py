@@ -107,7 +107,7 @@ class Config:
 
 
 def preset(size: Preset = "tiny") -> Config:
-    """Tiny learns it in two minutes on two cores; the others are to see what size does."""
+    """Tiny learns it in a minute and a half on two cores; the others are to see what size does."""
     check_preset(size)
     config = Config()
     match size:

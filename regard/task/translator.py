@@ -261,7 +261,7 @@ class Translator:
             return self._written(*found, settings)
 
         def looked(some: list[Part]) -> list[list[Written]]:
-            return self._looked_at(some, write(search(some)), attention, align)
+            return self._with_attention(some, write(search(some)), attention, align)
 
         # A GPU goes on with the next batch while the texts of the last are written down.
         apart = device.type == "cuda" and not (attention or align)
@@ -392,7 +392,7 @@ class Translator:
             written = [sorted(best, key=lambda one: -one.score) for best in written]
         return written
 
-    def _looked_at(
+    def _with_attention(
         self, parts: Sequence[Part], written: list[list[Written]], attention: bool, align: bool
     ) -> list[list[Written]]:
         """The same texts with what else is asked for."""
