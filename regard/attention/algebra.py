@@ -26,7 +26,11 @@ FAR = 2**31 - 1
 
 
 class At(NamedTuple):
-    """The pairs a rule is asked about: index tensors that broadcast to (B, H, L, S)."""
+    """The pairs that a rule decides: index tensors that broadcast to (B, H, L, S).
+
+    `query` and `key` are positions in the sequence: the same in a batch, packed, alone, or in a
+    decoding step that computes the last rows over a cache. The last query stands at the last key.
+    """
 
     batch: Tensor
     head: Tensor
@@ -35,13 +39,19 @@ class At(NamedTuple):
     column: Tensor
     """Index of the key in the tensor that `attend` receives."""
     query: Tensor
-    """Index of the query within its own sequence (the row, unless the batch is packed)."""
+    """Position of the query in its own sequence."""
     key: Tensor
-    """Index of the key within its own sequence (the column, unless the batch is packed)."""
-    position: Tensor
-    """Index of the key at which the query stands: query + S - L of its sequence (bottom right)."""
+    """Position of the key in its own sequence (the column, unless the batch is packed)."""
     start: int | Tensor
     """Column at which the query's own source sequence begins (0, unless the batch is packed)."""
+    offset: int | Tensor
+    """Position of the first query of the sequence: S - L, unless the mask has another offset."""
+
+    def stand(self, offset: int | Tensor) -> "At":
+        """The same pairs with the first query at this position, or at one for each sentence."""
+        if isinstance(offset, Tensor):
+            offset = per_sentence(offset, self.batch)
+        return self._replace(query=self.query - self.offset + offset, offset=offset)
 
 
 class Mask:
@@ -64,7 +74,7 @@ class Mask:
     own = False
     """Whether it holds a custom rule, which may depend on the sentence and the head."""
     relative = False
-    """Whether the rule asks where the query stands among the keys: `at.position`."""
+    """Whether the rule depends on the position of the query: `at.query`."""
     reads: tuple[str, ...] = ()
     """Attributes that the rule reads and that may be, or hold, tensors."""
     numbers: tuple[str, ...] = ()
@@ -74,7 +84,7 @@ class Mask:
         if not callable(rule) or not isinstance(text, str):
             raise ValueError(
                 f"Mask takes a rule and a text, got {shown(rule)} and {shown(text)}; "
-                "for example Mask(lambda at: at.key <= at.position, 'causal()')"
+                "for example Mask(lambda at: at.key <= at.query, 'causal()')"
             )
         self._rule, self._text = rule, text
         self.own = self.relative = True
@@ -107,7 +117,7 @@ class Mask:
             given = f"{allowed.dtype}" if isinstance(allowed, Tensor) else shown(allowed)
             raise ValueError(
                 f"the rule of {self} must give a boolean tensor, got {given}; "
-                "compare the indices that it receives, as in at.key <= at.position, and combine "
+                "compare the indices that it receives, as in at.key <= at.query, and combine "
                 "comparisons by & | ~"
             )
         size = broadcast_shape(*(index.shape for index in at[:4]))
@@ -176,13 +186,19 @@ class Mask:
     # Reached only with something that is no mask on the left.
     __rand__, __ror__ = __and__, __or__
 
+    def __bool__(self) -> bool:
+        raise TypeError(
+            f"the mask {self} has no truth value, so and, or and not would drop a mask; join masks "
+            "by &, | and ~, and test for one by mask is not None"
+        )
+
     # The same mask, shifted, sized or on another device.
 
     def at(self, offset: int | Tensor) -> "Mask":
         """The same mask with query i at source position i + offset, where it does not say itself.
 
         So a mask means the same over a cache that holds more room than keys, whose end is not
-        the end of the sequence. The offset may be a tensor without axes.
+        the end of the sequence. The offset may be a tensor: one for all, or one per sentence.
         """
         return Standing(self, offset) if self.relative else self
 
@@ -307,7 +323,7 @@ class Mask:
         """The pair (row, column) as this mask's parts are to see it; `shift` is S - L."""
         packing = self.packing
         if packing is None:
-            return At(batch, head, row, column, row, column, row + shift, 0)
+            return At(batch, head, row, column, row + shift, column, 0, shift)
         return packing.localise(batch, head, row, column)
 
     def draw(self, L: int, S: int) -> str:
@@ -510,7 +526,7 @@ class Not(Joined):
 
 
 class Standing(Joined):
-    """A mask that does not know offsets itself, with query i at source position i + offset."""
+    """A mask that has no offset itself, with query i at source position i + offset."""
 
     reads = ("inner", "offset")
     numbers = ("offset",)
@@ -518,6 +534,8 @@ class Standing(Joined):
     def __init__(self, mask: Mask, offset: int | Tensor):
         super().__init__(mask)
         self.offset, self.ranges = offset, mask.ranges
+        if isinstance(offset, Tensor) and offset.ndim:  # one for each sentence
+            self.batch = _common("batch", [mask.batch, len(offset)])
 
     def made_of(self, masks: list[Mask]) -> Mask:
         return Standing(masks[0], self.offset)
@@ -526,10 +544,10 @@ class Standing(Joined):
         return self
 
     def rule(self, at: At) -> Tensor:
-        return self.inner[0].rule(at._replace(position=at.query + self.offset))
+        return self.inner[0].rule(at.stand(self.offset))
 
     def span(self, at: At) -> Span | None:
-        return self.inner[0].span(at._replace(position=at.query + self.offset))
+        return self.inner[0].span(at.stand(self.offset))
 
     @property
     def fixed(self) -> bool:
@@ -558,6 +576,11 @@ def operand(other: object, sign: str) -> Mask:
     raise ValueError(f"'{sign}' joins masks, got {shown(other)}; {remedy}")
 
 
+def per_sentence(values: Tensor, batch: Tensor) -> Tensor:
+    """One value for each index of the batch; a single value serves all."""
+    return values if values.ndim == 0 else values[batch if len(values) > 1 else batch * 0]
+
+
 def _leaves(masks: Sequence[Mask]) -> Iterator[Mask]:
     """The masks that are not made of others."""
     for mask in masks:
@@ -565,13 +588,11 @@ def _leaves(masks: Sequence[Mask]) -> Iterator[Mask]:
 
 
 def _common(axis: str, sizes: list[int]) -> int:
-    size = max(sizes)
-    for other in sizes:
-        if not broadcasts(other, size):
-            raise ValueError(
-                f"masks disagree on the {axis} axis: {other} and {size}; make them equal, or 1"
-            )
-    return size
+    distinct = sorted(set(sizes) - {1}) or [1]
+    if len(distinct) > 1:
+        disagree = " and ".join(map(str, distinct))
+        raise ValueError(f"masks disagree on the {axis} axis: {disagree}; make them equal, or 1")
+    return distinct[0]
 
 
 def _largest(a: int | Tensor, b: int | Tensor) -> int | Tensor:

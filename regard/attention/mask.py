@@ -24,7 +24,7 @@ from torch import Tensor
 from regard.attention.algebra import At as At
 from regard.attention.algebra import Dense as Dense
 from regard.attention.algebra import Mask as Mask
-from regard.attention.algebra import Span, check_batch
+from regard.attention.algebra import Span, check_batch, per_sentence
 from regard.attention.algebra import four_axes as four_axes
 from regard.attention.checks import check_integer, integer_tensor, shown
 from regard.attention.packed import Packed as Packed
@@ -109,11 +109,7 @@ class Band(Mask):
         return Band(self.left, self.right, offset) if self.offset is None else self
 
     def _position(self, at: At) -> Tensor:
-        if self.offset is None:
-            return at.position
-        if isinstance(self.offset, Tensor):
-            return at.query + per_sentence(self.offset, at.batch)
-        return at.query + self.offset
+        return at.query if self.offset is None else at.stand(self.offset).query
 
     def rule(self, at: At) -> Tensor:
         distance = at.key - self._position(at)
@@ -218,13 +214,13 @@ class Documents(Mask):
 
     def rule(self, at: At) -> Tensor:
         batch = at.batch if self.batch > 1 else at.batch * 0
-        return self.ids[batch, at.position + at.start] == self.ids[batch, at.column]
+        return self.ids[batch, at.query + at.start] == self.ids[batch, at.column]
 
     def span(self, at: At) -> Span | None:
         if self.edges is None:
             return None
         batch = at.batch if self.batch > 1 else at.batch * 0
-        own = at.position + at.start
+        own = at.query + at.start
         first, last = (edge[batch, own] for edge in self.edges)
         return first, last
 
@@ -277,9 +273,10 @@ class Packing(Mask):
         queries, sources = self.query.offsets, self.source.offsets
         of_row, of_column = self._sequences(row, column)
         begin, end = sources[of_row], sources[of_row + 1]
-        query, key = row - queries[of_row], column - sources[of_column]
-        position = query + (end - begin) - (queries[of_row + 1] - queries[of_row])
-        return At(batch, head, row, column, query, key, position, begin)
+        first = queries[of_row]
+        offset = (end - begin) - (queries[of_row + 1] - first)
+        query, key = row - first + offset, column - sources[of_column]
+        return At(batch, head, row, column, query, key, begin, offset)
 
     def _sequences(self, row: Tensor, column: Tensor) -> tuple[Tensor, Tensor]:
         """The sequence to which each row and each column belongs."""
@@ -316,11 +313,6 @@ class Packing(Mask):
         if self.query is self.source:
             return f"packed({shown(self.query.lengths)})"
         return f"packed({shown(self.query.lengths)}, {shown(self.source.lengths)})"
-
-
-def per_sentence(values: Tensor, batch: Tensor) -> Tensor:
-    """One value for each index of the batch; a single value serves all."""
-    return values if values.ndim == 0 else values[batch if len(values) > 1 else batch * 0]
 
 
 def _counts(values: Any, name: str, axes: tuple[int, ...]) -> Tensor:

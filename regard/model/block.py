@@ -208,8 +208,10 @@ class Block(nn.Module):
         own, across = cache or (None, None)
 
         def attend(x: Tensor) -> Tensor:
-            part, source = (x, None) if rows is None else (x[:, :rows], x)
-            return self.attention(part, source, mask=mask, cache=own)
+            if rows is None:
+                return self.attention(x, mask=mask, cache=own)
+            first = None if mask is None else mask.at(0)  # otherwise rows are the last ones
+            return self.attention(x[:, :rows], x, mask=first, cache=own)
 
         def read(x: Tensor) -> Tensor:
             assert self.cross is not None

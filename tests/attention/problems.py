@@ -49,7 +49,7 @@ def _checkers(B: int, H: int, L: int, S: int, draw: Callable[[int], int]) -> Ten
 
 def dilated(step: int) -> Mask:
     """A mask of one's own, as CONTRIBUTING.md shows it."""
-    return Mask(lambda at: (at.position - at.key) % step == 0, f"dilated({step})")
+    return Mask(lambda at: (at.query - at.key) % step == 0, f"dilated({step})")
 
 
 MASKS: dict[str, Callable[[int, int, int, int, Callable[[int], int]], Mask | None]] = {

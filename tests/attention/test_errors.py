@@ -284,15 +284,15 @@ MASKS: dict[str, Case] = {
     "a text that is none": (lambda: Mask(lambda at: at.key > 2, None), "text", "None", "lambda at"),
     "a rule that says yes": (
         lambda: attend(Q, K, V, Mask(lambda at: True, "own")),
-        *("rule of own", "True", r"at\.key <= at\.position"),
+        *("rule of own", "True", r"at\.key <= at\.query"),
     ),
     "a rule that counts": (
         lambda: attend(Q, K, V, causal() & Mask(lambda at: at.key, "own")),
-        *("rule of own", "torch.int64", r"at\.key <= at\.position"),
+        *("rule of own", "torch.int64", r"at\.key <= at\.query"),
     ),
     "a rule that weighs": (
         lambda: Mask(lambda at: at.key / 2, "own").tensor(3, 4),
-        *("rule of own", "torch.float32", r"at\.key <= at\.position"),
+        *("rule of own", "torch.float32", r"at\.key <= at\.query"),
     ),
     "a rule of another shape": (
         lambda: weights(Q, K, causal() & Mask(lambda at: true(5, 4), "own")),

@@ -130,7 +130,7 @@ INSIDE: dict[str, tuple[Callable[[], Mask | None], Callable[[int, int, int, int]
     "not causal": (lambda: ~causal(), lambda i, j, m, n: j > i + n - m),
     "own rule": (
         lambda: Mask(lambda at: (at.query + at.key) % 2 == 0, "even"),
-        lambda i, j, m, n: (i + j) % 2 == 0,
+        lambda i, j, m, n: (i + n - m + j) % 2 == 0,
     ),
 }
 
@@ -198,7 +198,7 @@ PIECES: dict[str, Callable[[], Mask]] = {
     "prefixes": lambda: prefix([2, 5]),
     "documents": lambda: documents(IDS[1]),
     "table": lambda: Mask.from_tensor(TABLE),
-    "own": lambda: Mask(lambda at: (at.position - at.key) % 3 == 0, "own"),
+    "own": lambda: Mask(lambda at: (at.query - at.key) % 3 == 0, "own"),
 }
 Tree = str | tuple[str, "Tree"] | tuple[str, "Tree", "Tree"]
 trees = st.recursive(
@@ -244,6 +244,13 @@ def test_the_laws_of_joining(one: Tree, two: Tree, three: Tree) -> None:
     assert torch.equal(full((a & b) & c), full(a & (b & c)))
     assert not full(a & ~a).any()
     assert full(a | ~a).all()
+
+
+@pytest.mark.parametrize("combine", [bool, lambda m: m and causal(), lambda m: m or causal()])
+def test_a_mask_has_no_truth_value(combine: Callable[[Mask], object]) -> None:
+    for mask in (causal(), causal() & padding([3]), ~causal(), Mask.from_tensor(TABLE)):
+        with pytest.raises(TypeError, match=r"no truth value.*&, \| and ~.*mask is not None"):
+            combine(mask)
 
 
 def test_joined_masks_have_the_axes_of_both() -> None:
@@ -460,12 +467,29 @@ def test_a_rule_is_asked_in_every_form() -> None:
         return (at.key + 2 * at.query) % 3 != 0
 
     own = Mask(rule, "own")
-    same(own, lambda b, h, i, j: (j + 2 * i) % 3 != 0, L, S)
-    assert seen[0].position.flatten().tolist() == [2, 3, 4, 5, 6]
+    same(own, lambda b, h, i, j: (j + 2 * (i + 2)) % 3 != 0, L, S)
+    assert seen[0].query.flatten().tolist() == [2, 3, 4, 5, 6]
     assert seen[0].start == 0
-    same(own & causal(), lambda b, h, i, j: (j + 2 * i) % 3 != 0 and j <= i + 2, L, S)
+    same(own & causal(), lambda b, h, i, j: (j + 2 * (i + 2)) % 3 != 0 and j <= i + 2, L, S)
     rows, columns = torch.tensor([3, 1]), torch.tensor([0, 6])
     assert torch.equal(own.block(rows, columns, L, S), own.tensor(L, S)[:, :, rows][..., columns])
+
+
+@pytest.mark.parametrize(
+    "joined",
+    [lambda near: near, lambda near: near & causal(), lambda near: ~near | window(1, 0)],
+    ids=["alone", "causal", "or window"],
+)
+def test_a_rule_receives_positions_on_every_path(joined: Callable[[Mask], Mask]) -> None:
+    mask = joined(Mask(lambda at: (at.query - at.key).abs() <= 3, "near"))
+    whole = mask.tensor(11, 11)[0, 0]
+    assert torch.equal(mask.tensor(3, 11)[0, 0], whole[-3:])
+    pair = (packed([11, 7]) & mask).tensor(18, 18)[0, 0]
+    assert torch.equal(pair, torch.block_diag(whole, whole[:7, :7]).bool())
+    last = (packed([2, 3], [7, 11]) & mask).tensor(5, 18)[0, 0]
+    assert torch.equal(last, torch.block_diag(whole[5:7, :7], whole[-3:]).bool())
+    rows = mask.at(torch.tensor([4, 0, 7])).tensor(2, 11)[:, 0]
+    assert torch.equal(rows, torch.stack([whole[4:6], whole[:2], whole[7:9]]))
 
 
 @pytest.mark.parametrize("backend", ["auto", "formula", "sdpa"])
@@ -474,9 +498,9 @@ def test_a_rule_may_look_at_sentences_and_heads(backend: str) -> None:
     reach = torch.tensor([[1, 2, 4], [7, 3, 0]])
     distance = (torch.arange(5)[:, None] + 2 - torch.arange(7)).abs()
     rules: list[tuple[Callable[[At], Tensor], Tensor]] = [
-        (lambda at: (at.position - at.key).abs() <= reach[at.batch, at.head], reach),
-        (lambda at: (at.position - at.key).abs() <= reach[1, at.head], reach[1:]),
-        (lambda at: (at.position - at.key).abs() <= reach[at.batch, 0], reach[:, :1]),
+        (lambda at: (at.query - at.key).abs() <= reach[at.batch, at.head], reach),
+        (lambda at: (at.query - at.key).abs() <= reach[1, at.head], reach[1:]),
+        (lambda at: (at.query - at.key).abs() <= reach[at.batch, 0], reach[:, :1]),
     ]
     for rule, limits in rules:
         own, table = Mask(rule, "own"), Mask.from_tensor(distance <= limits[:, :, None, None])

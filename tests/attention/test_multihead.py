@@ -262,7 +262,7 @@ def test_a_mask_shared_by_layers_is_made_once() -> None:
     asked = []
 
     def rule(at: Any) -> Tensor:
-        allowed = (at.position - at.key) % 3 != 1
+        allowed = (at.query - at.key) % 3 != 1
         asked.append(tuple(allowed.shape))
         return allowed
 
@@ -280,7 +280,7 @@ def test_a_mask_shared_by_layers_is_made_once() -> None:
 def test_a_rule_of_ones_own_may_look_at_heads_and_sentences() -> None:
     module, x = build(), normal(B, L, D)
     reach = torch.tensor([[1, 2, 4], [7, 3, 0]])
-    own = Mask(lambda at: (at.position - at.key).abs() <= reach[at.batch, at.head], "own")
+    own = Mask(lambda at: (at.query - at.key).abs() <= reach[at.batch, at.head], "own")
     distance = (torch.arange(L)[:, None] - torch.arange(L)).abs()
     table = Mask.from_tensor(distance <= reach[:, :, None, None])
     for extra in (None, causal(), ~window(1)):
@@ -562,7 +562,7 @@ WITHIN: dict[str, tuple[Callable[[int], Mask], list[int]]] = {
     "causal & padding": (lambda room: causal() & padding([11, 4]), [4, 1, 1, 5]),
     "not causal": (lambda room: ~causal(), [11]),
     "own rule": (
-        lambda room: causal() & Mask(lambda at: (at.position - at.key) % 3 != 1, "own"),
+        lambda room: causal() & Mask(lambda at: (at.query - at.key) % 3 != 1, "own"),
         [4, 1, 1, 5],
     ),
     "documents": (lambda room: causal() & documents([n // 4 for n in range(room)]), [4, 1, 1, 5]),
@@ -731,7 +731,14 @@ def test_beams_continue_what_they_were(
         close(have, module(history, mask=causal())[:, -2:])
 
 
-@pytest.mark.parametrize("mask", [causal, lambda: window(2, 0)], ids=["causal", "window"])
+NEAR = Mask(lambda at: (at.query - at.key).abs() <= 3, "near")
+
+
+@pytest.mark.parametrize(
+    "mask",
+    [causal, lambda: window(2, 0), lambda: causal() & NEAR, lambda: causal() & ~(NEAR | window(1))],
+    ids=["causal", "window", "own rule", "own rule or window"],
+)
 @pytest.mark.parametrize("gradients", [False, True])
 @positions
 def test_rows_of_different_lengths(
@@ -920,7 +927,7 @@ def steps(capacity, mask):
         torch.testing.assert_close(have, turning(x, mask=causal() & mask))
     return counter.frame_count
 
-own = Mask(lambda at: (at.head == 0) | (at.position - at.key < 3), "own")
+own = Mask(lambda at: (at.head == 0) | (at.query - at.key < 3), "own")
 
 for line in LINES:
     torch.compiler.reset()

@@ -273,7 +273,7 @@ class Largest(TorchDispatchMode):
 MANY: dict[str, Callable[[int, int], Mask | None]] = {
     "none": lambda L, S: None,
     "causal & padding": lambda L, S: causal() & padding([S, S // 2]),
-    "own rule": lambda L, S: Mask(lambda at: (at.position - at.key) % 3 == 0, "own"),
+    "own rule": lambda L, S: Mask(lambda at: (at.query - at.key) % 3 == 0, "own"),
 }
 
 

@@ -273,7 +273,7 @@ def read_mask(text: str, L: int, S: int, convention: Convention = "rows") -> Mas
         sides = "queries × keys" if convention == "rows" else "keys × queries"
         raise ValueError(f"mask is {size(entries.shape)} but must be {size(want)}, {sides}")
     allowed = rows.tensor() == (0 if added else 1)
-    return Mask(lambda at: allowed[at.query, at.key], "as given")
+    return Mask(lambda at: allowed[at.row, at.column], "as given")
 
 
 def _named(text: str, S: int) -> Mask | None:
