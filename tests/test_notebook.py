@@ -41,6 +41,8 @@ def parsed(html: str) -> ElementTree.Element:
         (causal() | prefix(2), 8, 8),
         (documents([0, 0, 1, 1, 1]), 5, 5),
         (packed([3, 4], [2, 5]), 7, 7),
+        (packed([1]), 1, 1),
+        (packed([]), 0, 0),
         (Mask.from_tensor(torch.ones(3, 6).bool()), 3, 6),
         (causal() & Mask.from_tensor(torch.ones(1, 6).bool()), 6, 6),
         (~causal(), 8, 8),
@@ -53,6 +55,11 @@ def test_a_mask_is_a_picture_of_itself(mask: Mask, rows: int, columns: int) -> N
     allowed = mask.tensor(rows, columns)[0, 0].flatten().tolist()
     assert [square == "0.85" for square in squares] == allowed
     assert page.findtext("b") == str(mask)
+
+
+def test_a_mask_for_an_empty_batch_is_an_empty_picture() -> None:
+    page = parsed((causal() & padding([]))._repr_html_())
+    assert {square.attrib["fill-opacity"] for square in page.iter("rect")} == {"0.08"}
 
 
 def test_a_large_mask_is_shown_in_part() -> None:

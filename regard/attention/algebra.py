@@ -161,16 +161,17 @@ class Mask:
         return f"<Mask {self}>"
 
     @property
-    def extent(self) -> tuple[int, int]:
-        """Queries and keys that the mask speaks of; 0 where it fits any number."""
+    def extent(self) -> tuple[int | None, int | None]:
+        """Number of queries and of keys that the mask is made for; None where it fits any."""
         inner = [mask.extent for mask in self.inner]
-        return max((L for L, _ in inner), default=0), max((S for _, S in inner), default=0)
+        queries = max((L for L, _ in inner if L is not None), default=None)
+        return queries, max((S for _, S in inner if S is not None), default=None)
 
     def _repr_html_(self) -> str:
         L, S = self.extent
-        S = S if S > 1 else 8
-        allowed = self.tensor(L if L > 1 else S, S)[0, 0].cpu()
-        return picture(allowed, str(self), self.batch, self.heads)
+        S = 8 if S is None else S
+        allowed = self.tensor(S if L is None else L, S).flatten(0, 1)[:1].any(0)
+        return picture(allowed.cpu(), str(self), self.batch, self.heads)
 
     # The algebra.
 
@@ -381,8 +382,9 @@ class Dense(Mask):
         return self.allowed if device is None else self.allowed.to(device)
 
     @property
-    def extent(self) -> tuple[int, int]:
-        return self.allowed.shape[2], self.allowed.shape[3]
+    def extent(self) -> tuple[int | None, int | None]:
+        L, S = (None if size == 1 else size for size in self.allowed.shape[2:])
+        return L, S
 
     def check(self, B: int, L: int, S: int) -> None:
         check_batch(self, B, "masks")

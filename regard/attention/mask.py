@@ -154,8 +154,8 @@ class Padding(Mask):
         return 0, per_sentence(self.lengths, at.batch)
 
     @property
-    def extent(self) -> tuple[int, int]:
-        return 0, self.longest
+    def extent(self) -> tuple[int | None, int | None]:
+        return None, self.longest or None
 
     def check(self, B: int, L: int, S: int) -> None:
         check_batch(self, B, "lengths")
@@ -225,7 +225,7 @@ class Documents(Mask):
         return first, last
 
     @property
-    def extent(self) -> tuple[int, int]:
+    def extent(self) -> tuple[int | None, int | None]:
         return self.ids.shape[1], self.ids.shape[1]
 
     def check(self, B: int, L: int, S: int) -> None:
@@ -296,7 +296,7 @@ class Packing(Mask):
         return self.source.offsets[of_row], self.source.offsets[of_row + 1]
 
     @property
-    def extent(self) -> tuple[int, int]:
+    def extent(self) -> tuple[int | None, int | None]:
         return self.query.total, self.source.total
 
     def check(self, B: int, L: int, S: int) -> None:

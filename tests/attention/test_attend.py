@@ -3,6 +3,7 @@
 import math
 import subprocess
 import sys
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -14,6 +15,8 @@ from torch import Tensor
 from regard.attention.attend import attend, distribution, explain, formula
 from regard.attention.backends import flex
 from regard.attention.mask import Mask, causal, documents, packed, padding, prefix, window
+from regard.attention.plan import BACKENDS
+from regard.attention.weights import statistics, weights
 from tests.attention.problems import MASKS, TOLERANCE, close, expresses, problem
 
 BACKENDS = ["auto", "formula", "sdpa", "packed"]
@@ -109,6 +112,35 @@ def test_grouped_heads_share_keys_in_order() -> None:
 def test_nothing_to_compute(shape: tuple[int, ...]) -> None:
     q = torch.randn(shape)
     assert attend(q, q, q).shape == shape
+
+
+NO_SENTENCE: dict[str, Callable[[], Mask]] = {
+    "causal": causal,
+    "padding & causal": lambda: causal() & padding([]),
+    "padding or prefixes": lambda: padding(torch.tensor([], dtype=torch.long)) | prefix(2),
+    "one prefix, no length": lambda: prefix([3]) & padding([]),
+    "offsets": lambda: causal(torch.tensor([], dtype=torch.long)),
+    "documents": lambda: causal() & documents(torch.zeros(0, 7, dtype=torch.long)),
+    "tensor": lambda: ~causal() & Mask.from_tensor(torch.ones(0, 1, 5, 7) > 0),
+    "own rule": lambda: Mask(lambda at: at.batch == at.key, "own") & padding([]),
+}
+
+
+@pytest.mark.parametrize("make", NO_SENTENCE.values(), ids=NO_SENTENCE.keys())
+def test_an_empty_batch_has_an_empty_result(make: Callable[[], Mask]) -> None:
+    query, key, value = (
+        torch.randn(0, 3, *sizes, requires_grad=True) for sizes in ((5, 4), (7, 4), (7, 2))
+    )
+    for backend in ("auto", *BACKENDS):
+        out = attend(query, key, value, make(), backend=backend)
+        assert out.shape == (0, 3, 5, 2)
+        assert torch.autograd.grad(out.sum(), query)[0].shape == query.shape
+    assert weights(query, key, make()).shape == (0, 3, 5, 7)
+    shapes = [(0, 3, 5), (0, 3, 7), (0, 3, 5, 4), (0, 3, 5, 4)]
+    assert [tensor.shape for tensor in statistics(query, key, make())] == shapes
+    assert explain(query, key, value, make()).backend == "formula"
+    row = torch.randn(1, 3, 0, 4)
+    assert attend(row, row, row, packed([]) & causal()).shape == row.shape
 
 
 def test_no_keys_give_zeros() -> None:
