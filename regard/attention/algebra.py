@@ -11,7 +11,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from regard.attention.checks import broadcast_shape, broadcasts, check_integer, shown
+from regard.attention.checks import (
+    MAX_LENGTH,
+    broadcast_shape,
+    broadcasts,
+    check_dense,
+    check_integer,
+    integer_tensor,
+    shown,
+)
 from regard.attention.notebook import picture
 from regard.attention.packed import Packed
 from regard.attention.sync import capturing, current_capture, on_host
@@ -21,8 +29,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 Span = tuple[int | Tensor, int | Tensor]
-FAR = 2**31 - 1
-"""An edge beyond every sequence."""
 
 
 class At(NamedTuple):
@@ -148,6 +154,11 @@ class Mask:
     def fixed(self) -> bool:
         """False where the mask reads a tensor that may change between calls (a cache's length)."""
         return all(mask.fixed for mask in self.inner)
+
+    @property
+    def version(self) -> Hashable:
+        """Differs after a tensor that the mask shares with the caller has changed in place."""
+        return tuple(mask.version for mask in self.inner)
 
     @property
     def parts(self) -> tuple["Mask", ...]:
@@ -281,8 +292,8 @@ class Mask:
 
     def tensor(self, L: int, S: int, device: torch.device | str | None = None) -> Tensor:
         """The boolean tensor (B or 1, H or 1, L, S); True = may attend."""
-        check_integer("L", L, least=0)
-        check_integer("S", S, least=0)
+        check_integer("L", L, 0, MAX_LENGTH)
+        check_integer("S", S, 0, MAX_LENGTH)
         self.check(self.batch, L, S)
         allowed = self.compact(L, S, device)
         return allowed.expand(allowed.shape[0], allowed.shape[1], L, S)
@@ -304,6 +315,7 @@ class Mask:
             return None
         first, last = (
             (edge if isinstance(edge, Tensor) else torch.full((1, 1), edge, device=device))
+            .long()
             .clamp(0, S)
             .broadcast_to(self.batch, L)
             for edge in span
@@ -347,7 +359,7 @@ class Mask:
         if torch.compiler.is_compiling() or not self.fixed:
             return build()
         held = self.__dict__.setdefault("_cache", {})
-        key = (key, current_capture())
+        key = (key, self.version, current_capture())
         if what not in held or held[what][0] != key:
             if capturing() and current_capture() is None:
                 return build()
@@ -371,6 +383,14 @@ class Dense(Mask):
             )
         self.allowed = four_axes(allowed, "mask")
         self.batch, self.heads = self.allowed.shape[:2]
+
+    @property
+    def fixed(self) -> bool:
+        return not self.allowed.is_inference()  # whose changes are not counted
+
+    @property
+    def version(self) -> Hashable:
+        return self.allowed._version
 
     def rule(self, at: At) -> Tensor:
         allowed = self.allowed
@@ -405,6 +425,7 @@ def four_axes(tensor: Tensor, name: str) -> Tensor:
         raise ValueError(
             f"{name} must be a tensor that broadcasts to (B, H, L, S), got {shown(tensor)}"
         )
+    check_dense(name, tensor)
     match tensor.ndim:
         case 4:
             return tensor
@@ -416,6 +437,19 @@ def four_axes(tensor: Tensor, name: str) -> Tensor:
         f"{name} of shape {tuple(tensor.shape)} has {tensor.ndim} axes; "
         "it must broadcast to (B, H, L, S)"
     )
+
+
+def check_offset(offset: int | Tensor) -> None:
+    """Raises ValueError for an offset that is not an integer, or one integer per sentence."""
+    if isinstance(offset, Tensor):
+        integer_tensor(offset, "offset", axes=(0, 1))
+    elif isinstance(offset, bool) or not isinstance(offset, int):
+        raise ValueError(
+            f"offset must be an integer or an integer tensor, got {shown(offset)}; "
+            "pass the number of keys that precede the first query"
+        )
+    else:
+        check_integer("offset", offset, -MAX_LENGTH, MAX_LENGTH)
 
 
 def check_batch(mask: Mask, B: int, what: str) -> None:
@@ -476,7 +510,7 @@ class And(Joined):
 
     def span(self, at: At) -> Span | None:
         first: int | Tensor = 0
-        last: int | Tensor = FAR
+        last: int | Tensor = MAX_LENGTH
         for part in self.inner:
             span = part.span(at)
             if span is None:
@@ -535,6 +569,7 @@ class Standing(Joined):
 
     def __init__(self, mask: Mask, offset: int | Tensor):
         super().__init__(mask)
+        check_offset(offset)
         self.offset, self.ranges = offset, mask.ranges
         if isinstance(offset, Tensor) and offset.ndim:  # one for each sentence
             self.batch = _common("batch", [mask.batch, len(offset)])

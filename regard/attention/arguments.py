@@ -5,13 +5,22 @@ stated once. Only shapes and host values are looked at: nothing waits for a devi
 """
 
 import math
+import sys
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from regard.attention.checks import broadcast_shape, broadcasts, shown
+from regard.attention.checks import (
+    FLOATS,
+    INTEGERS,
+    broadcast_shape,
+    broadcasts,
+    check_dense,
+    check_vectors,
+    shown,
+)
 from regard.attention.mask import Mask, four_axes
 from regard.attention.sync import on_host
 
@@ -42,7 +51,8 @@ def arguments(
     dropout: float | int = 0.0,
 ) -> Arguments:
     """Check what attention was given, and lay it out in four axes."""
-    _check_kinds(query, key, value)
+    for name, vectors in (("query", query), ("key", key), ("value", value)):
+        check_vectors(name, vectors)
     query, key, value = (_autocast(tensor) for tensor in (query, key, value))
     _check_tensors(query, key, value)
     check_dropout(dropout)
@@ -70,15 +80,6 @@ def arguments(
     return Arguments(query, key, value, mask, beta, bias, lead)
 
 
-def _check_kinds(query: Tensor, key: Tensor, value: Tensor) -> None:
-    for name, tensor in (("query", query), ("key", key), ("value", value)):
-        if not isinstance(tensor, Tensor):
-            raise ValueError(
-                f"{name} must be a tensor of shape (..., length, width), got {shown(tensor)}; "
-                "make one with torch.tensor(...)"
-            )
-
-
 def _autocast(tensor: Tensor) -> Tensor:
     """The tensor as autocast hands it to torch's kernels: in its dtype, but float64 as it is."""
     if not _autocasts(tensor.device.type):
@@ -98,14 +99,12 @@ def _autocasts(kind: str) -> bool:
 
 def _check_tensors(query: Tensor, key: Tensor, value: Tensor) -> None:
     dtype, device = query.dtype, query.device
-    if not dtype.is_floating_point:
-        raise ValueError(f"query is {dtype}; attention needs floating-point vectors: query.float()")
+    if dtype not in FLOATS:
+        raise ValueError(
+            f"query is {dtype}; attention needs floating-point vectors of 16 bits or more: "
+            "query.float()"
+        )
     for name, tensor in (("query", query), ("key", key), ("value", value)):
-        if tensor.ndim < 2:
-            raise ValueError(
-                f"{name} of shape {tuple(tensor.shape)} has no length axis; "
-                "pass (..., length, width), a single vector as vector[None]"
-            )
         if tensor.dtype != dtype:
             raise ValueError(f"query is {dtype} but {name} is {tensor.dtype}; convert one of them")
         if tensor.device != device:
@@ -156,6 +155,7 @@ def check_input(
         raise ValueError(
             f"{name} must be a tensor of shape (..., length, {width}), got {shown(given)}"
         )
+    check_dense(name, given)
     if given.ndim < 2 or given.shape[-1] != width:
         raise ValueError(
             f"{name} of shape {tuple(given.shape)} must be (..., length, {width_name} = {width})"
@@ -196,7 +196,7 @@ def _fit_bias(bias: Tensor, query: Tensor, S: int) -> Tensor:
     if isinstance(bias, Mask):
         raise ValueError(f"bias is the mask {bias}; pass it as mask={bias}")
     wide = four_axes(bias, "bias")
-    if not bias.dtype.is_floating_point:
+    if bias.dtype not in FLOATS:
         raise ValueError(
             f"bias is {bias.dtype}; it is added to scores, so pass floating-point values "
             "(a boolean mask: mask=Mask.from_tensor(tensor))"
@@ -220,11 +220,12 @@ def check_beta(
     if beta is None:
         return 1 / math.sqrt(K) if K else 1.0
     if isinstance(beta, Tensor):
+        check_dense("beta", beta)
         if beta.ndim > 1 or (beta.ndim == 1 and not broadcasts(len(beta), H)):
             raise ValueError(
                 f"beta of shape {tuple(beta.shape)} for {H} heads; pass one number, or one per head"
             )
-        if beta.is_complex() or beta.dtype == torch.bool:
+        if beta.dtype not in FLOATS + INTEGERS:
             raise ValueError(f"beta is {beta.dtype}; pass floating-point values: beta.float()")
         if device is not None and beta.device != device:
             raise ValueError(f"query is on {device} but beta is on {beta.device}; move one")
@@ -234,7 +235,7 @@ def check_beta(
             f"beta must be a number or a tensor, got {shown(beta)}; None means 1/sqrt(K)"
         )
     else:
-        refused = not beta >= 0
+        refused = not 0 <= beta <= sys.float_info.max and beta != math.inf
     if refused:
         raise ValueError(
             f"beta ({shown(beta)}) must not be negative or NaN: it is an inverse temperature, "

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from jaxtyping import Int
 from torch import Tensor
 
-from regard.attention.checks import check_integer, integer_tensor, shown
+from regard.attention.checks import MAX_LENGTH, check_integer, integer_tensor, shown
 from regard.attention.mask import Mask, Prefix
 from regard.attention.position import Positions
 from regard.attention.sync import capturing, on_host
@@ -26,6 +26,9 @@ Pair = tuple[Tensor, Tensor]
 
 STEP = 16
 """Positions by which a cache is larger than its longest row, so that not every step copies it."""
+
+
+_CONTENTS = "{} heads, keys {} and values {} wide, {} on {}"
 
 
 class Cache:
@@ -53,14 +56,12 @@ class Cache:
         """Raises ValueError for a module of other sizes than the keys and values it holds."""
         if self.held is None:
             return
-        key, value = self.held
-        have = (key.shape[-3], key.shape[-1], value.shape[-1], key.dtype, key.device)
+        have = _contents(self.held)
         need = (heads, key_width, value_width, query.dtype, query.device)
         if have != need:
-            words = "{} heads, keys {} and values {} wide, {} on {}"
             raise ValueError(
-                f"the cache holds {words.format(*have)}, but this module has "
-                f"{words.format(*need)}; use one cache for each module"
+                f"the cache holds {_CONTENTS.format(*have)}, but this module has "
+                f"{_CONTENTS.format(*need)}; use one cache for each module"
             )
 
     def extend(
@@ -78,13 +79,8 @@ class Cache:
         if self.held is None:
             return
         key, value = self.held
-        batch = key.shape[0]
-        if on_host(chosen) and bool(((chosen < 0) | (chosen >= batch)).any()):
-            raise ValueError(
-                f"rows ({shown(chosen)}) must lie from 0 to {batch - 1}: "
-                f"the cache holds {batch} sequences"
-            )
-        chosen = chosen.to(key.device)
+        _check_rows(chosen, len(key))
+        chosen = chosen.to(key.device, torch.int64)
         with _lasting():
             self.held = key.index_select(0, chosen), value.index_select(0, chosen)
 
@@ -95,6 +91,12 @@ class Cache:
         """
         if self.held is None or other.held is None:
             raise ValueError("an empty cache has no rows to join; take a step with both first")
+        both = _contents(self.held), _contents(other.held)
+        if both[0] != both[1]:
+            have, others = (_CONTENTS.format(*contents) for contents in both)
+            raise ValueError(
+                f"a cache of {have} cannot join one of {others}; join caches of one module"
+            )
         size = max(self.held[0].shape[-2], other.held[0].shape[-2])
         key, value = (
             torch.cat([F.pad(x, (0, 0, 0, size - x.shape[-2])) for x in both])
@@ -117,7 +119,7 @@ class SelfCache(Cache):
     def __init__(self, capacity: int | None = None):
         super().__init__()
         if capacity is not None:
-            check_integer("capacity", capacity)
+            check_integer("capacity", capacity, 1, MAX_LENGTH)
         self.capacity = capacity
         self._filled = 0  # in the longest row
         self._length: Tensor | None = None
@@ -137,13 +139,27 @@ class SelfCache(Cache):
     def trim(self, lengths: Int[Tensor, "B"]) -> None:
         """Keeps the first lengths[r] positions of row r; the next ones overwrite the others."""
         self._check_growing("trim")
-        self._lengths = lengths
+        if self.held is None:
+            raise ValueError("an empty cache has no rows to trim; take a step first")
+        lengths = integer_tensor(lengths, "lengths").to(torch.int64, copy=True)
+        filled = self._row_lengths()
+        if len(lengths) != len(filled):
+            raise ValueError(
+                f"{len(lengths)} lengths for a cache of {len(filled)} rows; pass one for each"
+            )
+        known = on_host(lengths) and on_host(filled)
+        if known and bool(((lengths < 0) | (lengths > filled)).any()):
+            raise ValueError(
+                f"lengths ({shown(lengths)}) must lie from 0 to what the rows of the cache hold "
+                f"({shown(filled)})"
+            )
+        self._lengths = lengths.to(filled.device)
 
     def select(self, rows: Sequence[int] | Int[Tensor, "R"]) -> None:
         super().select(rows)
         if self._lengths is None:
             return
-        lengths = self._lengths[integer_tensor(rows, "rows").to(self._lengths.device)]
+        lengths = self._lengths[integer_tensor(rows, "rows").long().to(self._lengths.device)]
         self._lengths = lengths
         if self.held is not None and on_host(lengths) and len(lengths):
             # Rows may come and go without end: what the longest have filled goes with them.
@@ -153,7 +169,8 @@ class SelfCache(Cache):
             self.held = key, value
 
     def join(self, other: Cache) -> None:
-        assert isinstance(other, SelfCache)
+        if not isinstance(other, SelfCache):
+            raise ValueError(f"a SelfCache joins another SelfCache, got a {type(other).__name__}")
         for cache in (self, other):
             cache._check_growing("join")
         one, two = (cache._row_lengths() for cache in (self, other))
@@ -162,8 +179,10 @@ class SelfCache(Cache):
         self._filled = max(self._filled, other._filled)
 
     def _row_lengths(self) -> Tensor:
-        if self._lengths is not None or self.held is None:
-            return torch.empty(0) if self._lengths is None else self._lengths
+        if self._lengths is not None:
+            return self._lengths
+        if self.held is None:
+            return torch.empty(0)
         key = self.held[0]
         return torch.full((len(key),), self._filled, device=key.device)
 
@@ -278,6 +297,8 @@ class CrossCache(Cache):
     def select(self, rows: Sequence[int] | Int[Tensor, "R"]) -> None:
         """Row r continues what row rows[r] has been, and has a source of its own."""
         chosen = integer_tensor(rows, "rows")
+        if self.held is not None:
+            _check_rows(chosen, len(self.held[0]) * self.beams)
         super().select(chosen if self.beams == 1 else chosen // self.beams)
         self.beams = 1
 
@@ -297,6 +318,17 @@ class CrossCache(Cache):
                 with _lasting():
                     self.held = self.held[0].clone(), self.held[1].clone()
         return *self.held, mask
+
+
+def _contents(held: Pair) -> tuple[int, int, int, torch.dtype, torch.device]:
+    key, value = held
+    return key.shape[-3], key.shape[-1], value.shape[-1], key.dtype, key.device
+
+
+def _check_rows(rows: Tensor, count: int) -> None:
+    if on_host(rows) and bool(((rows < 0) | (rows >= count)).any()):
+        reach = f"lie from 0 to {count - 1}" if count else "be none"
+        raise ValueError(f"rows ({shown(rows)}) must {reach}: the cache holds {count} sequences")
 
 
 def _inferring() -> bool:

@@ -10,6 +10,11 @@ from torch import Tensor
 
 from regard.attention.sync import on_host
 
+MAX_LENGTH = 2**31 - 1
+"""The longest sequence: kernels count positions in int32."""
+INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+
 
 def shown(value: Any, most: int = 6) -> str:
     """A value in one short line, without reading it from a device."""
@@ -18,6 +23,8 @@ def shown(value: Any, most: int = 6) -> str:
             return f"{'class' if isinstance(value, type) else 'function'} {value.__name__}"
         text = repr(value)
         return text if len(text) <= 80 and "\n" not in text else f"a {type(value).__name__}"
+    if kind := _unlike_strided(value):
+        return f"a {kind} tensor"
     if not on_host(value):
         return f"{'x'.join(map(str, value.shape)) or 'one'} on {value.device.type}"
     if value.ndim == 0:
@@ -51,10 +58,47 @@ def broadcast_shape(*shapes: Sequence[int]) -> torch.Size:
     return torch.Size(common)
 
 
-def check_integer(name: str, value: Any, least: int = 1) -> None:
-    """Raises ValueError for what is not an integer of at least `least`."""
+def check_integer(name: str, value: Any, least: int = 1, most: int | None = None) -> None:
+    """Raises ValueError unless the value is an integer from `least` to `most`."""
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise ValueError(f"{name} ({shown(value)}) must be a whole number, {least} or more")
+    if most is not None and value > most:
+        raise ValueError(f"{name} ({shown(value)}) must be at most {most}")
+
+
+def check_dense(name: str, tensor: Tensor) -> None:
+    """Raises ValueError for a nested, quantized or sparse tensor."""
+    if kind := _unlike_strided(tensor):
+        remedies = {
+            "nested": "lay its sequences end to end and pass mask=packed(lengths)",
+            "quantized": f"pass {name}.dequantize()",
+        }
+        remedy = remedies.get(kind, f"pass {name}.to_dense()")
+        raise ValueError(f"{name} is a {kind} tensor; {remedy}")
+
+
+def check_vectors(name: str, vectors: Any) -> None:
+    """Raises ValueError for what is not a dense tensor of vectors."""
+    if not isinstance(vectors, Tensor):
+        raise ValueError(
+            f"{name} must be a tensor of shape (..., length, width), got {shown(vectors)}; "
+            "make one with torch.tensor(...)"
+        )
+    check_dense(name, vectors)
+    if vectors.ndim < 2:
+        raise ValueError(
+            f"{name} of shape {tuple(vectors.shape)} has no length axis; "
+            "pass (..., length, width), a single vector as vector[None]"
+        )
+
+
+def _unlike_strided(tensor: Tensor) -> str | None:
+    """What a tensor is whose values do not lie in memory as strides say."""
+    if tensor.is_nested:
+        return "nested"
+    if tensor.is_quantized:
+        return "quantized"
+    return None if tensor.layout == torch.strided else str(tensor.layout).removeprefix("torch.")
 
 
 def check_divides(name: str, part: int, whole_name: str, whole: int, each: int = 1) -> None:
@@ -83,11 +127,13 @@ def integer_tensor(values: Any, name: str, axes: tuple[int, ...] = (1,)) -> Tens
     forms = " or ".join(_FORMS[n] for n in axes)
     try:
         tensor = values if isinstance(values, Tensor) else torch.tensor(values)
-    except (TypeError, ValueError, RuntimeError):
-        raise ValueError(f"{name} must be integers, got {shown(values)}; pass {forms}") from None
+    except (TypeError, ValueError, RuntimeError) as error:
+        kind = "integers of 64 bits" if "verflow" in str(error) else "integers"
+        raise ValueError(f"{name} must be {kind}, got {shown(values)}; pass {forms}") from None
+    check_dense(name, tensor)
     if not isinstance(values, Tensor) and tensor.numel() == 0:
         tensor = tensor.long()
-    if tensor.dtype.is_floating_point or tensor.dtype.is_complex or tensor.dtype == torch.bool:
+    if tensor.dtype not in INTEGERS:
         raise ValueError(f"{name} must be integers, got {tensor.dtype}; convert with .long()")
     if tensor.ndim not in axes:
         wanted = " or ".join(map(str, axes)) + (" axis" if axes[-1] < 2 else " axes")

@@ -27,7 +27,13 @@ from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function
 
 from regard.attention.attend import attend
-from regard.attention.checks import broadcast_shape, broadcasts
+from regard.attention.checks import (
+    broadcast_shape,
+    broadcasts,
+    check_dense,
+    check_vectors,
+    shown,
+)
 from regard.attention.mask import Mask, causal
 
 
@@ -58,7 +64,7 @@ def scaled_dot_product_attention(
 
     A query that may attend to nothing receives zeros on every device, and gives zero gradients.
     """
-    if query.is_nested:  # of variable lengths, with an attention of their own
+    if isinstance(query, Tensor) and query.is_nested:  # torch has an attention for these
         return F.scaled_dot_product_attention(
             query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
         )
@@ -98,6 +104,8 @@ def from_torch(
     enable_gqa: bool = False,
 ) -> FromTorch:
     """What torch's arguments are called here: `explain(*from_torch(q, k, v, is_causal=True))`."""
+    for name, vectors in (("query", query), ("key", key), ("value", value)):
+        check_vectors(name, vectors)
     if enable_gqa:
         query, key, value = _grouped(query, key, value)
     else:
@@ -153,6 +161,9 @@ def _grouped(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor,
 
 def _four_axes(attn_mask: Tensor, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     """A mask that broadcasts to (*lead, L, S), as one that broadcasts to (B, H, L, S)."""
+    if not isinstance(attn_mask, Tensor):
+        raise ValueError(f"attn_mask must be a tensor, got {shown(attn_mask)}")
+    check_dense("attn_mask", attn_mask)
     if attn_mask.dtype not in (torch.bool, torch.float32, query.dtype) and not _autocasts(
         attn_mask
     ):

@@ -24,9 +24,9 @@ from torch import Tensor
 from regard.attention.algebra import At as At
 from regard.attention.algebra import Dense as Dense
 from regard.attention.algebra import Mask as Mask
-from regard.attention.algebra import Span, check_batch, per_sentence
+from regard.attention.algebra import Span, check_batch, check_offset, per_sentence
 from regard.attention.algebra import four_axes as four_axes
-from regard.attention.checks import check_integer, integer_tensor, shown
+from regard.attention.checks import MAX_LENGTH, check_integer, integer_tensor, shown
 from regard.attention.packed import Packed as Packed
 from regard.attention.sync import on_host
 
@@ -47,26 +47,30 @@ def causal(offset: Offset = None) -> Mask:
 def window(left: int, right: int | None = None, offset: Offset = None) -> Mask:
     """Keys at most `left` before and `right` after the query's position, both included."""
     right = left if right is None else right
-    check_integer("window: left", left, least=0)
-    check_integer("window: right", right, least=0)
+    check_integer("window: left", left, 0, MAX_LENGTH)
+    check_integer("window: right", right, 0, MAX_LENGTH)
     return Band(left, right, offset)
 
 
 def padding(lengths: Sequence[int] | Tensor) -> Mask:
-    """The first `lengths[b]` keys of sentence b; queries are left alone, padded ones too."""
+    """The first `lengths[b]` keys of sentence b; queries are left alone, padded ones too.
+
+    Lengths are copied: a tensor that changes later does not change the mask.
+    """
     return Padding(_counts(lengths, "padding lengths", axes=(1,)))
 
 
 def prefix(n: int | Sequence[int] | Tensor) -> Mask:
     """The first n keys (one n for all, or one per sentence), for `causal() | prefix(n)`."""
     if isinstance(n, int) and n >= 0 and not isinstance(n, bool):
+        check_integer("prefix n", n, 0, MAX_LENGTH)
         return Prefix(n)
     return Prefix(_counts(n, "prefix n", axes=(0, 1)))
 
 
 def documents(ids: Sequence[int] | Sequence[Sequence[int]] | Tensor) -> Mask:
     """Keys whose document id is the query's own; ids are (S,) or (B, S) integers."""
-    ids = integer_tensor(ids, "document ids", axes=(1, 2))
+    ids = integer_tensor(ids, "document ids", axes=(1, 2)).to(torch.int64, copy=True)
     return Documents(ids[None] if ids.ndim == 1 else ids)
 
 
@@ -96,14 +100,10 @@ class Band(Mask):
     def __init__(self, left: int | None, right: int, offset: Offset = None):
         self.left, self.right, self.offset = left, right, offset
         self.ranges = "start" if left is None else "any"
-        if isinstance(offset, Tensor):
-            integer_tensor(offset, "offset", axes=(0, 1))
-            self.batch = offset.numel() if offset.ndim else 1
-        elif offset is not None and (isinstance(offset, bool) or not isinstance(offset, int)):
-            raise ValueError(
-                f"offset must be an integer or an integer tensor, got {shown(offset)}; "
-                "pass the number of keys that precede the first query"
-            )
+        if offset is not None:
+            check_offset(offset)
+        if isinstance(offset, Tensor) and offset.ndim:
+            self.batch = len(offset)
 
     def at(self, offset: int | Tensor) -> Mask:
         return Band(self.left, self.right, offset) if self.offset is None else self
@@ -319,7 +319,8 @@ def _counts(values: Any, name: str, axes: tuple[int, ...]) -> Tensor:
     counts = integer_tensor(values, name, axes)
     if on_host(counts) and counts.numel() and int(counts.min()) < 0:
         raise ValueError(f"{name} ({shown(counts)}) must not be negative; they count keys")
-    return counts
+    # A single number may be a counter that changes in place, such as the filled length of a cache.
+    return counts.to(torch.int64, copy=True) if counts.ndim else counts
 
 
 def _edges(ids: Tensor) -> tuple[Tensor, Tensor] | None:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from regard.attention.checks import integer_tensor, shown
+from regard.attention.checks import MAX_LENGTH, integer_tensor, shown
 
 
 class Packed:
@@ -17,13 +17,18 @@ class Packed:
 
     def __init__(self, lengths: Sequence[int] | Tensor, device: torch.device | str | None = None):
         given = integer_tensor(lengths, "packed lengths")
-        self.lengths = given.cpu()
+        self.lengths = given.to("cpu", torch.int64, copy=True)
         if self.lengths.numel() and int(self.lengths.min()) < 0:
             raise ValueError(
                 f"packed lengths must not be negative, got {shown(self.lengths)}; they count tokens"
             )
         self.longest = int(self.lengths.max()) if self.lengths.numel() else 0
         self.total = int(self.lengths.sum())
+        if max(self.longest, self.total) > MAX_LENGTH:
+            raise ValueError(
+                f"packed lengths {shown(self.lengths)} are more than {MAX_LENGTH} tokens; pass "
+                "fewer sequences"
+            )
         self.offsets = self._offsets(given.device if device is None else device)
 
     @staticmethod

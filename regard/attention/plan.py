@@ -13,6 +13,7 @@ from torch.nn.attention import SDPBackend
 from regard.attention.arguments import Arguments
 from regard.attention.backends import flash, flex, ranges, sequences
 from regard.attention.backends.sdpa import fit, shares_heads
+from regard.attention.checks import shown
 from regard.attention.fusing import fuses
 from regard.attention.mask import (
     Band,
@@ -70,7 +71,8 @@ def choose(given: Arguments, dropout: float, backend: str) -> Plan:
     B, H, L, K = query.shape
     S, V = key.shape[2], value.shape[3]
     if backend != "auto" and backend not in BACKENDS:
-        raise ValueError(f"backend ({backend!r}) is unknown; choose auto, {', '.join(BACKENDS)}")
+        known = ", ".join(BACKENDS)
+        raise ValueError(f"backend ({shown(backend)}) is unknown; choose auto, {known}")
     if backend == "formula":
         return _ASKED
     if not (B and H and L and S and K and V):

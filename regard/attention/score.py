@@ -17,7 +17,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from regard.attention.attend import attend
-from regard.attention.checks import broadcast_shape, broadcasts
+from regard.attention.checks import broadcast_shape, broadcasts, check_vectors
 from regard.attention.mask import Mask, four_axes
 
 # The most numbers held at once inside Additive: 64 MiB in float32.
@@ -95,6 +95,8 @@ class Dot(DotProduct):
     """q·k."""
 
     def project(self, query: Float[Tensor, "... L K"], key: Float[Tensor, "... S J"]) -> Projected:
+        check_vectors("query", query)
+        check_vectors("key", key)
         if query.shape[-1] != key.shape[-1]:
             raise ValueError(
                 f"query width ({query.shape[-1]}) must be key width ({key.shape[-1]}) in a dot "
@@ -224,7 +226,8 @@ def _check_shapes(
     query: Tensor, key: Tensor, query_width: int, key_width: int, heads: int | None
 ) -> None:
     for name, tensor, width in (("query", query, query_width), ("key", key, key_width)):
-        if tensor.ndim < 2 or tensor.shape[-1] != width:
+        check_vectors(name, tensor)
+        if tensor.shape[-1] != width:
             raise ValueError(
                 f"{name} of shape {tuple(tensor.shape)} must be {width} wide, as the score was "
                 f"built; give it (..., {width}) or build the score with another {name}_width"

@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from regard.attention import plan
 from regard.attention.attend import attend, distribution, explain, formula
 from regard.attention.backends import flex
 from regard.attention.mask import Mask, causal, documents, packed, padding, prefix, window
-from regard.attention.plan import BACKENDS
 from regard.attention.weights import statistics, weights
 from tests.attention.problems import MASKS, TOLERANCE, close, expresses, problem
 
@@ -131,7 +131,7 @@ def test_an_empty_batch_has_an_empty_result(make: Callable[[], Mask]) -> None:
     query, key, value = (
         torch.randn(0, 3, *sizes, requires_grad=True) for sizes in ((5, 4), (7, 4), (7, 2))
     )
-    for backend in ("auto", *BACKENDS):
+    for backend in ("auto", *plan.BACKENDS):
         out = attend(query, key, value, make(), backend=backend)
         assert out.shape == (0, 3, 5, 2)
         assert torch.autograd.grad(out.sum(), query)[0].shape == query.shape

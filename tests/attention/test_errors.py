@@ -28,6 +28,7 @@ from regard import (
     weights,
     window,
 )
+from regard.attention.functional import scaled_dot_product_attention
 from regard.attention.score import Dot, General
 
 Case = tuple[Callable[[], object], *tuple[str, ...]]
@@ -45,6 +46,23 @@ def true(*shape: int) -> Tensor:
 Q, K, V = zeros(2, 6, 3, 5), zeros(2, 6, 4, 5), zeros(2, 6, 4, 7)
 ONE = (Q[:1], K[:1], V[:1])
 X = zeros(2, 3, 12)
+
+
+def grown(rows: int = 2, width: int = 5) -> SelfCache:
+    """A cache of six heads with four positions in each row."""
+    cache = SelfCache()
+    cache.extend(lambda: (zeros(rows, 6, 4, width), zeros(rows, 6, 4, 7)))
+    return cache
+
+
+def beams() -> CrossCache:
+    """Two sources, each read by two rows."""
+    cache = CrossCache()
+    cache.extend(lambda: (K[:, :1], V[:, :1]))
+    cache.share(None, 2)
+    return cache
+
+
 TENSOR = r"Mask\.from_tensor\("
 UNDER_3 = r"from -3 to 2: the number of queries is 3"
 
@@ -100,6 +118,7 @@ VECTORS: dict[str, Case] = {
 }
 
 SCALES: dict[str, Case] = {
+    "a beta beyond float64": (lambda: attend(Q, K, V, beta=10**400), "beta", "not be negative"),
     "negative beta": (lambda: attend(Q, K, V, beta=-1), r"\(-1\)", "negative", "0.*to infinity"),
     "minus infinity": (lambda: attend(Q, K, V, beta=-math.inf), r"\(-inf\)", "0.*to infinity"),
     "NaN": (lambda: attend(Q, K, V, beta=math.nan), r"\(nan\)", "NaN", "0.*to infinity"),
@@ -329,6 +348,14 @@ MASKS: dict[str, Case] = {
 }
 
 BANDS: dict[str, Case] = {
+    "a window beyond int32": (lambda: window(2**31), r"left \(2147483648\)", "at most 2147483647"),
+    "a window beyond int64": (lambda: window(1, 2**64), "right", "at most 2147483647"),
+    "an offset beyond int64": (lambda: causal(2**64), r"offset \(18446", "at most 2147483647"),
+    "a negative offset beyond int64": (lambda: causal().at(-(2**64)), "offset", "-2147483647 or"),
+    "a rule's offset beyond int64": (
+        lambda: Mask(lambda at: at.key > 2, "own").at(2**64),
+        *(r"offset \(18446", "at most 2147483647"),
+    ),
     "offset that is true": (lambda: causal(True), "offset", "True", "number of keys"),
     "half an offset": (lambda: causal(1.5), r"1\.5", "integer", "number of keys"),
     "a list of offsets": (lambda: causal([1, 2]), r"\[1, 2\]", "tensor", "number of keys"),
@@ -349,6 +376,9 @@ BANDS: dict[str, Case] = {
 }
 
 LENGTHS: dict[str, Case] = {
+    "a length beyond int64": (lambda: padding([2**64]), "padding lengths", "64 bits", "18446"),
+    "a prefix beyond int64": (lambda: prefix(2**64), r"prefix n \(18446", "at most 2147483647"),
+    "prefixes beyond int64": (lambda: prefix([1, 2**64]), "prefix n", "64 bits"),
     "longer than the keys": (
         lambda: attend(Q, K, V, padding([4, 5])),
         *(r"\(5\)", "S = 4", "number of real keys"),
@@ -388,6 +418,7 @@ LENGTHS: dict[str, Case] = {
 }
 
 DOCUMENTS: dict[str, Case] = {
+    "an id beyond int64": (lambda: documents([1, 2**64]), "document ids", "64 bits"),
     "float ids": (lambda: documents([0.0, 1.0]), "ids", "float32", r"\.long\(\)"),
     "a float tensor": (lambda: documents(zeros(4)), "ids", "float32", r"\.long\(\)"),
     "boolean ids": (lambda: documents([True, False]), "ids", "bool", r"\.long\(\)"),
@@ -410,6 +441,10 @@ DOCUMENTS: dict[str, Case] = {
 }
 
 PACKINGS: dict[str, Case] = {
+    "more tokens than kernels count": (
+        lambda: packed([2**31 - 1, 1]),
+        *(r"\[2147483647, 1\]", "more than 2147483647 tokens", "fewer sequences"),
+    ),
     "float lengths": (lambda: packed([1.0, 2.0]), "lengths", "float32", r"\.long\(\)"),
     "half a length": (lambda: Packed([1.5]), "lengths", "float32", r"\.long\(\)"),
     "negative": (lambda: packed([3, -1]), "negative", r"\[3, -1\]", "count tokens"),
@@ -484,6 +519,36 @@ def filled(cache: SelfCache | CrossCache) -> SelfCache | CrossCache:
 
 
 MODULES: dict[str, Case] = {
+    "a capacity beyond int64": (lambda: SelfCache(2**64), r"capacity \(18446", "at most"),
+    "trimming to more than is filled": (
+        lambda: grown().trim(torch.tensor([4, 5])),
+        *(r"lengths \(\[4, 5\]\)", r"from 0 to .* hold \(\[4, 4\]\)"),
+    ),
+    "trimming to less than nothing": (
+        lambda: grown().trim(torch.tensor([-1, 2])),
+        *(r"lengths \(\[-1, 2\]\)", r"\[4, 4\]"),
+    ),
+    "trimming other rows": (
+        lambda: grown().trim(torch.tensor([1, 2, 3])),
+        *("3 lengths", "2 rows", "one for each"),
+    ),
+    "trimming what is empty": (
+        lambda: SelfCache().trim(torch.tensor([1])),
+        *("no rows to trim", "take a step first"),
+    ),
+    "trimming to fractions": (lambda: grown().trim(zeros(2)), "lengths", "integers", "float32"),
+    "joining another kind of cache": (
+        lambda: grown().join(CrossCache()),
+        *("SelfCache", "got a CrossCache"),
+    ),
+    "joining another module's cache": (
+        lambda: grown().join(grown(width=3)),
+        *("keys 5 and values 7", "keys 3 and values 7", "one module"),
+    ),
+    "selecting a beam that is not there": (
+        lambda: beams().select([0, 4]),
+        *(r"rows \(\[0, 4\]\)", "from 0 to 3", "4 sequences"),
+    ),
     "heads": (lambda: MultiHeadAttention(512, 3), r"\(3\)", r"\(512\)", "try 4 or 8"),
     "more heads than width": (lambda: MultiHeadAttention(7, 11), r"\(11\)", r"\(7\)", "try 1 or 7"),
     "key heads": (
@@ -706,3 +771,65 @@ def test_wrong_input_is_named(case: Case) -> None:
     message = str(caught.value)
     for words in wanted:
         assert re.search(words, message), f"{words!r} is not in: {message}"
+
+
+# --- Tensors of other kinds
+
+KINDS: dict[str, Callable[[Tensor], object]] = {
+    "sparse": lambda t: t.to_sparse(),
+    "compressed": lambda t: t.reshape(-1, t.shape[-1]).to_sparse_csr(),
+    "nested": lambda t: torch.nested.nested_tensor(list(t)),
+    "quantized": lambda t: torch.quantize_per_tensor(t, 0.1, 0, torch.quint8),
+    "float8": lambda t: t.to(torch.float8_e5m2),
+    "complex": lambda t: t.to(torch.complex64),
+    "uint16": lambda t: t.to(torch.uint16),
+    "a NumPy array": lambda t: t.to(torch.float64).numpy(),
+    "a list": lambda t: t.tolist(),
+}
+PLACES: dict[str, Callable[[object], object]] = {
+    "query": lambda x: attend(x, K, V),
+    "key": lambda x: explain(Q, x, V),
+    "value": lambda x: attend(Q, K, x),
+    "query of weights": lambda x: weights(x, K),
+    "key of statistics": lambda x: statistics(Q, x),
+    "bias": lambda x: attend(Q, K, V, bias=x),
+    "mask": lambda x: attend(Q, K, V, mask=x),
+    "mask tensor": Mask.from_tensor,
+    "joined mask": lambda x: causal() & x,
+    "beta": lambda x: attend(Q, K, V, beta=x),
+    "dropout": lambda x: attend(Q, K, V, dropout=x),
+    "backend": lambda x: attend(Q, K, V, backend=x),
+    "rows": lambda x: weights(Q, K, rows=x),
+    "topk": lambda x: statistics(Q, K, topk=x),
+    "window": window,
+    "offset": causal,
+    "lengths": padding,
+    "prefix": prefix,
+    "ids": documents,
+    "packed lengths": packed,
+    "offset of a rule": Mask(lambda at: at.key > 2, "own").at,
+    "sizes": lambda x: causal().tensor(3, x),
+    "input": lambda x: MultiHeadAttention(5, 1)(x),
+    "source": lambda x: MultiHeadAttention(5, 1)(Q[0], x),
+    "cache": lambda x: MultiHeadAttention(5, 1)(Q[0], cache=x),
+    "score": lambda x: General(5, 5).attend(x, K, V),
+    "dot product": lambda x: Dot().attend(Q, x, V),
+    "torch's key": lambda x: scaled_dot_product_attention(Q, x, V),
+    "torch's mask": lambda x: scaled_dot_product_attention(Q, K, V, x),
+    "trimmed lengths": lambda x: grown().trim(x),
+    "selected rows": lambda x: grown().select(x),
+    "joined cache": lambda x: grown().join(x),
+    "capacity": SelfCache,
+}
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS.keys())
+def test_tensors_of_other_kinds_are_refused_in_one_line(
+    kind: Callable[[Tensor], object],
+) -> None:
+    tensor = kind(torch.ones(2, 1, 3, 4))
+    for place in PLACES.values():
+        with pytest.raises(ValueError, match=r"\A[^\n]+\Z"):
+            place(tensor)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from regard import Mask, Packed, attend, causal, documents, packed, padding, prefix, window
+from regard import Mask, Packed, attend, causal, documents, packed, padding, prefix, weights, window
 from regard.attention.mask import At
 from tests.attention.problems import MASKS, problem
 
@@ -414,6 +414,56 @@ def test_what_is_asked_again_is_remembered() -> None:
         kept = mask.cached("tensor", 1, lambda: mask.compact(2, 3))
     assert not kept.is_inference()
     assert mask.at(2).cached("it", 1, build) == 8  # another mask has another cache
+
+
+CHANGING: dict[str, tuple[Tensor, Callable[[Tensor], Mask]]] = {
+    # A tensor, and the mask made from it; later the tensor is filled with another value.
+    "padding": (torch.tensor([5, 3]), padding),
+    "causal & padding": (torch.tensor([5, 3]), lambda lengths: causal() & padding(lengths)),
+    "prefixes": (torch.tensor([5, 3]), prefix),
+    "prefix": (torch.tensor(3), prefix),
+    "documents": (torch.tensor([[0, 0, 1, 1, 1, 2, 2]]), documents),
+    "documents in pieces": (torch.tensor([0, 1, 0, 1, 1, 0, 0]), documents),
+    "tensor": (torch.ones(7, 7) > 0, Mask.from_tensor),
+    "not tensor": (torch.ones(2, 1, 7, 7) > 0, lambda allowed: ~Mask.from_tensor(allowed)),
+    "offset": (torch.tensor(2), causal),
+    "offsets": (torch.tensor([2, 3]), lambda offset: window(1, 2, offset)),
+    "offset of an own rule": (
+        torch.tensor([2, 3]),
+        lambda offset: Mask(lambda at: at.key <= at.query, "own").at(offset),
+    ),
+}
+LIVE = {"prefix", "tensor", "not tensor", "offset", "offsets", "offset of an own rule"}
+"""Masks that share the tensor: a cache's filled length changes in place; a matrix is not copied."""
+
+
+@pytest.mark.parametrize("inference", [False, True], ids=["", "inference"])
+@pytest.mark.parametrize("name", CHANGING)
+def test_every_path_sees_the_same_mask_after_a_change_in_place(name: str, inference: bool) -> None:
+    tensor, make = CHANGING[name]
+    query, value = torch.randn(2, 1, 7, 8), torch.eye(7).expand(2, 1, 7, 7)
+    with torch.inference_mode(inference):
+        tensor = tensor.clone()
+        mask = make(tensor)
+        before = mask.tensor(7, 7).clone()
+        for backend in ("auto", "sdpa", "formula"):
+            attend(query, query, value, mask, backend=backend)
+        tensor.fill_(1 if tensor.dtype != torch.bool else False)
+        after = mask.tensor(7, 7)
+        assert torch.equal(before, after) == (name not in LIVE)
+        want = weights(query, query, mask)
+        assert torch.equal(want > 0, after.expand(2, 1, 7, 7))
+        for backend in ("auto", "sdpa", "formula"):
+            have = attend(query, query, value, mask, backend=backend)
+            torch.testing.assert_close(have, want)
+
+
+def test_packed_lengths_are_copied() -> None:
+    lengths = torch.tensor([3, 4])
+    sequences = Packed(lengths)
+    lengths.fill_(1)
+    assert sequences.lengths.tolist() == [3, 4]
+    assert sequences.filled(11, 4, 4).lengths.tolist() == [3, 4, 4, 0]
 
 
 @pytest.mark.parametrize("name", sorted(set(MASKS) - {"none"}))

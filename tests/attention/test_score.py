@@ -370,7 +370,7 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
         lambda: Additive(5, 3, 2).attend(Q, K, K),
         r"key of shape \(2, 6, 4, 7\) must be 3 wide",
     ),
-    "a vector": (lambda: General(5, 7)(Q[0, 0, 0], K), r"query of shape \(5,\) must be 5 wide"),
+    "a vector": (lambda: General(5, 7)(Q[0, 0, 0], K), r"query of shape \(5,\) has no length axis"),
     "other heads": (
         lambda: General(5, 7, heads=4)(Q, K),
         r"query of shape \(2, 6, 3, 5\) must have 4 heads.*\(..., 4, L, 5\)",
