@@ -46,7 +46,7 @@ class Compare:
     """Bootstrap resamples."""
     precision: Precision | None = None
     """Precision of weights and activations: fp32 by default, so that scores are comparable. auto is
-    bf16 on a GPU; int8 is for a cpu."""
+    bf16 on a GPU, and int8 on a cpu if the folder stores 8-bit weights; int8 is for a cpu."""
     device: str = "auto"
     """Device: auto is a GPU where there is one; or cpu, cuda, cuda:1."""
     json: bool = False

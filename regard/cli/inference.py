@@ -1,48 +1,43 @@
-"""Models as the commands use them: by themselves or as an ensemble, on a device, in a precision.
+"""Loads models for the commands, on a device and in a precision.
 
-loaded(folder, options, Translator)       a run's model
-ensembled(folder, options, Translator)    the same with those of --ensemble
-settling(model, folder, options)          with --precision auto: picked by the first inputs
+loaded(folder, options, Translator)       the model of a run
+ensembled(folder, options, Translator)    its ensemble with the models of --ensemble
 """
 
 import sys
 import warnings
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from regard.processes import Processes
 from regard.task.settings import Precision
 
-if TYPE_CHECKING:
-    from regard.task.load import Predictor
-
 Ready = TypeVar("Ready")
 
 
-USES = {
+COMMANDS = {
     "Translator": "translate",
     "Classifier": "classify",
     "Reader": "read",
     "Generator": "generate",
     "Labeler": "label",
 }
-"""What loaded models are used by."""
+"""The command of each kind of model."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class InferenceOptions:
-    """Where, and in which precision, a model computes."""
+    """The device and the precision of a model."""
 
     device: str = "auto"
     """Device: auto is a GPU where there is one; or cpu, cuda, cuda:1."""
     precision: Precision = "auto"
-    """Precision of weights and activations. int8 quantizes the weights: the fastest on a cpu. auto
-    is bf16 on a GPU. On a cpu it is int8 for models that write text, if they then choose the same
-    tokens as in fp32 for at least 99% of a few hundred of the input's; otherwise fp32."""
+    """Precision of weights and activations. int8 quantizes the weights; it is for a cpu, where it
+    generates text several times faster than fp32. auto is bf16 on a GPU; on a cpu it is fp32, or
+    int8 if the folder stores 8-bit weights (regard quantize)."""
     verbose: bool = False
-    """Print on standard error which precision and which engine were picked, and why."""
+    """Print precision and engine on standard error, and why they were picked."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,86 +54,52 @@ class EnsembleOptions(InferenceOptions):
 def ensembled(
     folder: Path, options: EnsembleOptions, kind: type[Ready], here: Processes | None = None
 ) -> Ready:
-    """The run's model by itself, or together with others."""
+    """The model of a folder, or its ensemble with those of --ensemble."""
     from regard.task.load import ensemble
 
     folders = [folder, *map(Path, options.ensemble)]
-    ready = [loaded(one, options, kind, here) for one in folders]
-    return ensemble(ready, options.ensemble_weights or None)
+    members = [loaded(member, options, kind, here) for member in folders]
+    return ensemble(members, options.ensemble_weights or None)
 
 
 def loaded(
     folder: Path, options: InferenceOptions, kind: type[Ready], here: Processes | None = None
 ) -> Ready:
+    """The model of a folder, on the device and in the precision of the options."""
     from regard.device import device as named_device
-    from regard.device import use
-    from regard.task.load import load
-    from regard.task.precision import DTYPES, Writes, on_gpu
+    from regard.task.load import load_in
 
-    name, precision = options.device, options.precision
-    if name == "auto":
-        name = "cpu" if precision == "int8" else named_device("auto").type
-    if name == "cuda" and here is not None and here.size > 1:
-        name = f"cuda:{here.local}"
-    device = use(name)
-    if precision == "int8" and device.type != "cpu":
-        raise ValueError(f"precision (int8) is for device cpu, not {device}; try bf16")
-    if precision == "auto" and device.type != "cpu":
-        choice = on_gpu(device)
-        precision = choice.precision
-        _tell(f"precision: {choice}", options, here)
-    # None keeps weights of 8 bits as they are.
-    ready: Predictor = load(folder, device=device, dtype=DTYPES.get(precision))
-    if not isinstance(ready, kind):
-        found = type(ready).__name__
+    device, precision = options.device, options.precision
+    spread = here is not None and here.size > 1 and precision != "int8"
+    if here is not None and spread and str(named_device(device)) == "cuda":
+        device = f"cuda:{here.local}"  # one GPU for each process
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", UserWarning)
+        predictor, choice = load_in(folder, device, precision)
+    if not isinstance(predictor, kind):
+        actual = type(predictor).__name__
         raise ValueError(
-            f"{folder} holds a {found}, not a {kind.__name__}; its command is regard {USES[found]}"
+            f"{folder} holds a {actual}, not a {kind.__name__}; its command is regard "
+            f"{COMMANDS[actual]}"
         )
-    if device.type == "cpu" and precision in ("auto", "int8"):
-        ready.model.float()
-    if precision == "int8":
-        from regard.decode.engine.int8.linear import int8
-
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            int8(ready.model)
-        if here is None or here.first:
-            for warning in caught:
-                print("regard:", warning.message, file=sys.stderr, flush=True)
-    if precision != "auto" or not isinstance(ready, Writes):
-        _tell(_engine(ready.model), options, here)
-    return cast(Ready, ready)
+    lines = [str(warning.message) for warning in caught]
+    if options.verbose:
+        lines += [f"precision: {choice}", _engine(predictor.model)]
+    if here is None or here.first:
+        for line in lines:
+            print("regard:", line, file=sys.stderr, flush=True)
+    return cast(Ready, predictor)
 
 
-def settling(
-    ready: Any, folder: Path, options: InferenceOptions, here: Processes | None = None
-) -> Callable[[Sequence[str]], None]:
-    """Picks a precision by the first inputs that it is shown, where none was asked for."""
-    from regard.task.folder import model_folder
-    from regard.task.precision import Writes, settle
+def report_fallback(model: Any, options: InferenceOptions, here: Processes | None = None) -> None:
+    """Prints the engine with --verbose if the picked one could not run the latest batch."""
+    from regard.decode.engine.eager import EagerEngine
+    from regard.decode.engine.pick import pick
 
-    open_question = options.precision == "auto" and next(ready.model.parameters()).is_cpu
-    open_question = open_question and isinstance(ready, Writes)
-    if open_question and isinstance(options, EnsembleOptions) and options.ensemble:
-        _tell("precision: fp32 (an ensemble)", options, here)
-        open_question = False
-
-    def prepare(inputs: Sequence[str]) -> None:
-        nonlocal open_question
-        if open_question:
-            open_question = False
-            choice = settle(ready, inputs, model_folder(folder))
-            _tell(f"precision: {choice}", options, here, always=choice.worth_saying)
-            _tell(_engine(ready.model), options, here)
-
-    return prepare
-
-
-def _tell(
-    words: str, options: InferenceOptions, here: Processes | None, always: bool = False
-) -> None:
-    if (options.verbose or always) and (here is None or here.first):
-        print("regard:", words, file=sys.stderr, flush=True)
+    if options.verbose and (here is None or here.first):
+        engine = pick(model)
+        if engine.name == EagerEngine.name and not isinstance(engine, EagerEngine):
+            print("regard:", _engine(model), file=sys.stderr, flush=True)
 
 
 def _engine(model: Any) -> str:

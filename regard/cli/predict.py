@@ -20,7 +20,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from regard.cli.arguments import with_inputs
-from regard.cli.inference import EnsembleOptions, InferenceOptions, ensembled, loaded, settling
+from regard.cli.inference import (
+    EnsembleOptions,
+    InferenceOptions,
+    ensembled,
+    loaded,
+    report_fallback,
+)
 from regard.cli.output import LeftOut, as_object, awaited, each, say, without_answer, write
 from regard.cli.stream import STDIN, Line, Lines, Unreadable, answers
 from regard.data.files import LINE
@@ -67,8 +73,8 @@ class Translate(EnsembleOptions):
     """Maximum length of a line in characters; longer ones are left out."""
     head: tuple[int, int, int] | None = None
     """Attention head for word alignments: layer, head, and 1 for the weights after a word is
-    written, else 0. By default it is chosen on the run's validation set, or else on the first
-    lines."""
+    written, else 0. By default it is chosen on pairs that the run's folder keeps, or else on
+    the first lines."""
     json: bool = False
     """One JSON object for each line, for programs: line, source and translations, each with text
     and score, which is that of --n-best. --scores adds log_p, and tokens with the log_p of each;
@@ -108,10 +114,7 @@ def translate(words: Sequence[str]) -> int:
             for (number, _), source, best in zip(lines, sources, translations):
                 yield _shown(number, source, best, model, options)
 
-        settle = settling(model, folder, options, here)
-
         def prepare(sample: list[str]) -> None:
-            settle(sample)
             if options.align and model.head is None:
                 model.find_head(_prefixed(sample, options)[0])
 
@@ -123,7 +126,9 @@ def translate(words: Sequence[str]) -> int:
         # Enough batches for lines of similar length to meet in one.
         at_once = 32 * (options.batch or usual(next(model.model.parameters()).device))
         found = answers(lines, answer, here, prepare, at_once, awaited())
-        return write(lines, found, without, lambda: _chosen(model))
+        status = write(lines, found, without, lambda: _chosen(model))
+        report_fallback(model.model, options, here)
+        return status
 
 
 def _prefixed(lines: list[str], options: Translate) -> tuple[list[str], str | list[str]]:
@@ -320,10 +325,8 @@ def read(words: Sequence[str]) -> int:
     device = model.model.target.table.weight.device
     check_search(model.model.config, options.beams or model.search.beams, device)
     left_out = LeftOut()
-    settle = settling(model, folder, options)
 
     def answer(some: list[str]) -> list[str]:
-        settle(some)
         return model.read(some, beams=options.beams)
 
     for picture, text in each(pictures, answer, options.json, left_out):
@@ -331,6 +334,7 @@ def read(words: Sequence[str]) -> int:
             say(as_object(picture=picture, text=text))
         else:
             say(f"{picture}\t{text}")
+    report_fallback(model.model, options)
     return left_out.status()
 
 
@@ -395,9 +399,10 @@ def generate(words: Sequence[str]) -> int:
                     yield " ".join(text.splitlines())
 
     lines = Lines(options.files, options.longest)
-    settle = settling(model, folder, options)
-    found = answers(lines, answer, Processes(), settle)
-    return write(lines, found, without_answer(options.json))
+    found = answers(lines, answer, Processes())
+    status = write(lines, found, without_answer(options.json))
+    report_fallback(model.model, options)
+    return status
 
 
 @dataclass(frozen=True)

@@ -37,9 +37,9 @@ class Serve:
     """Device: auto is a GPU where there is one; or cpu, cuda, cuda:1. Several workers on cuda take
     GPUs in turn."""
     precision: Literal["auto", "fp32", "bf16", "fp16", "int8"] = "auto"
-    """Precision of weights and activations: auto is bf16 on a GPU, and on a CPU int8 where it
-    chooses the same next tokens as fp32, and else fp32. With int8 answers do not depend on what
-    else is in a batch, to the last bit."""
+    """Precision of weights and activations: auto is bf16 on a GPU, and on a CPU fp32, or int8 if
+    the folder stores 8-bit weights. int8 is for a CPU, several times faster than fp32, and its
+    answers do not depend on what else is in a batch, to the last bit."""
     memory: float | None = None
     """GB of weights that a worker holds at most; beyond, the model that has not been asked for the
     longest is let go, and loaded again when it is asked for."""

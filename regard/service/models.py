@@ -1,56 +1,28 @@
-"""From a folder to a model that is served."""
+"""Loads the model of a folder for the service."""
 
 import os
 import warnings
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
-
-import torch
+from typing import Any
 
 from regard.checkpoint import WEIGHTS
-from regard.decode.engine.int8.linear import int8
-from regard.device import device as named_device
 from regard.service.readers import ServedGenerator, ServedReader
 from regard.service.served import Served
 from regard.service.sorters import ServedClassifier, ServedLabeler
 from regard.service.translators import ServedTranslator
 from regard.task.folder import model_folder
-from regard.task.load import load
-from regard.task.precision import DTYPES, SAMPLE, Writes, on_gpu, settle
-from regard.task.translator import Translator
-
-Precision: TypeAlias = Literal["auto", "fp32", "bf16", "fp16", "int8"]
+from regard.task.load import load_in
+from regard.task.settings import Precision
 
 
 def load_served(
     name: str, folder: str | os.PathLike[str], *, device: str, precision: Precision, version: int
 ) -> Served:
-    """A folder's model, ready to be asked."""
-    quantized = precision == "int8"
-    if device == "auto":
-        device = "cpu" if quantized else named_device("auto").type
-    if quantized and device != "cpu":
-        raise ValueError(f"precision (int8) is for device cpu, not {device}; try bf16")
-    if precision == "auto" and device != "cpu":
-        precision = on_gpu(named_device(device)).precision
-    predictor: Any = load(folder, device=device, dtype=DTYPES.get(precision, torch.float32))
+    """Loads the model of a folder for the service."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # said by the engine's reason
-        if quantized:
-            int8(predictor.model)
-        elif precision == "auto" and isinstance(predictor, Writes):
-            settle(predictor, _inputs(predictor), model_folder(folder))
+        warnings.simplefilter("ignore")  # the engine's reason says the same
+        predictor, _ = load_in(folder, device, precision)
     return served(name, Path(folder), predictor, version)
-
-
-def _inputs(predictor: Any) -> list[str]:
-    """What a translator was validated on, where that is still there: nobody has asked yet."""
-    if not isinstance(predictor, Translator):
-        return []
-    try:
-        return [source for source, _ in predictor.validated()[:SAMPLE]]
-    except (OSError, ValueError):
-        return []
 
 
 def weights_size(folder: str | os.PathLike[str]) -> int:

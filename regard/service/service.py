@@ -23,7 +23,7 @@ from typing import Any, cast
 
 from regard import memory
 from regard.device import use
-from regard.service.models import Precision, load_served, weights_size
+from regard.service.models import load_served, weights_size
 from regard.service.requests import (
     LIMITS,
     About,
@@ -36,6 +36,7 @@ from regard.service.requests import (
     Unknown,
 )
 from regard.service.served import Job, Served, Stream
+from regard.task.settings import Precision
 
 RATE = 20.0
 """Sentences a second, before any have been counted."""

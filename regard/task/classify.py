@@ -30,8 +30,9 @@ from regard.model.embedding import Size, image_size
 from regard.model.vit import VisionConfig, VisionShape, VisionTransformer
 from regard.seeding import seeded
 from regard.task.classes import Confusion
-from regard.task.folder import load_saved, model_folder
+from regard.task.folder import model_folder
 from regard.task.pictures import Picture, Preparation, split, told
+from regard.task.precision import load_saved
 from regard.task.settings import (
     Precision,
     Preset,
@@ -298,7 +299,7 @@ def evaluate(
     progress: Progress | None = None,
 ) -> Evaluation:
     """How well a model, or a run's, classifies these images; by default those it held out."""
-    saved = load_saved(folder, device, precision)
+    saved, _ = load_saved(folder, device, precision)
     classifier = Classifier(saved)
     config = recorded(Config, saved.task, folder)
     if images is None and config is None:

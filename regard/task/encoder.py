@@ -27,7 +27,8 @@ from regard.model.encoder import EncoderConfig, EncoderShape, TextEncoder
 from regard.seeding import rng, seeded
 from regard.task import corpus
 from regard.task.corpus import Corpus, CorpusConfig, Windows
-from regard.task.folder import load_saved, model_folder
+from regard.task.folder import model_folder
+from regard.task.precision import load_saved
 from regard.task.settings import (
     Precision,
     Preset,
@@ -273,7 +274,7 @@ def evaluate(
 ) -> Evaluation:
     """How many hidden tokens of these files a model, or a run's, guesses; by default of all that it
     held out."""
-    saved = load_saved(folder, device, precision)
+    saved, _ = load_saved(folder, device, precision)
     encoder = TrainedEncoder(saved)
     config = recorded(Config, saved.task, folder)
     if config is None:

@@ -32,7 +32,8 @@ from regard.model.encoder import TextEncoder
 from regard.model.transformer import Transformer
 from regard.seeding import seeded
 from regard.task.classes import Confusion
-from regard.task.folder import load_saved, model_folder
+from regard.task.folder import model_folder
+from regard.task.precision import load_saved
 from regard.task.settings import (
     Precision,
     Preset,
@@ -397,7 +398,7 @@ def evaluate(
     progress: Progress | None = None,
 ) -> Evaluation:
     """How many of these texts a model, or a run's, labels rightly; by default all held out."""
-    saved = load_saved(folder, device, precision)
+    saved, _ = load_saved(folder, device, precision)
     labeler = Labeler(saved)
     config = recorded(Config, saved.task, folder) or Config()
     config = replace(

@@ -20,7 +20,6 @@ import torch
 from torch import Tensor, nn
 
 from regard import checkpoint
-from regard.attention.packed import Packed
 from regard.config import to_json
 from regard.data.batch import LanguageBatch, Side, Sizes, capacity, language_batch, plan, rows
 from regard.data.tokenizer import AnyTokenizer, files, read_pair
@@ -33,8 +32,9 @@ from regard.model.language import LanguageConfig, LanguageModel, LanguageShape
 from regard.seeding import seeded
 from regard.task import corpus
 from regard.task.corpus import Corpus, CorpusConfig, Examples, Windows
-from regard.task.folder import load_saved, model_folder
-from regard.task.search import Choices, SearchSettings, check_same_tokens
+from regard.task.folder import model_folder
+from regard.task.precision import load_saved
+from regard.task.search import SearchSettings, check_same_tokens
 from regard.task.settings import (
     Precision,
     Preset,
@@ -240,7 +240,7 @@ def evaluate(
     progress: Progress | None = None,
 ) -> Evaluation:
     """How well a model, or a run's, predicts these files; by default all that it held out."""
-    saved = load_saved(folder, device, precision)
+    saved, _ = load_saved(folder, device, precision)
     generator = Generator(saved)
     config = recorded(Config, generator.about, folder)
     if config is None:
@@ -260,10 +260,6 @@ def evaluate(
 
 
 # Use
-
-
-PROBED = 16
-"""Tokens of each prompt, and new ones, by which precisions are compared."""
 
 
 class Generator:
@@ -297,25 +293,6 @@ class Generator:
         made.weights = shares(weights, len(made.models))
         made.search = replace(self.search, length=min(one.search.length for one in members))
         return made
-
-    def choices(self, inputs: Sequence[str]) -> Choices:
-        """The next tokens that a model chooses along what greedy search writes after these."""
-        most = min(PROBED, self.search.length)
-        begins = [[self.search.start, *self.tokenizer.encode(text)][-most:] for text in inputs]
-        if not begins:
-            return lambda model: torch.empty(0, dtype=torch.long)
-        longest = max(map(len, begins)) + PROBED
-        with open_session(self.model, rows=len(begins), length=longest) as session:
-            found = greedy(
-                session,
-                begins,
-                end=self.search.end,
-                max_length=PROBED,
-                banned=self.search.banned,
-            )
-        rows = [torch.tensor(begin + one.tokens) for begin, one in zip(begins, found)]
-        tokens, lengths = torch.cat(rows)[None], Packed([len(row) for row in rows])
-        return lambda model: model(tokens, lengths=lengths).argmax(-1).flatten()
 
     def generate(
         self,

@@ -22,8 +22,9 @@ from torch import nn
 from regard import checkpoint
 from regard.decode.engine.ensemble import Weights
 from regard.decode.engine.int8.linear import int8
-from regard.model.quantized import QuantizedLinear
 from regard.task.folder import model_folder
+from regard.task.precision import Choice, load_saved, stores_int8
+from regard.task.settings import Precision
 from regard.task.specs import NAMES, spec
 
 if TYPE_CHECKING:
@@ -94,14 +95,26 @@ class _Member(Protocol):
 def _one(folder: str | os.PathLike[str], *, dtype: torch.dtype | None, **given: Any) -> Predictor:
     place = model_folder(folder)
     saved = checkpoint.load(place, dtype=dtype, **given, keep_int8=_for_kernels(dtype, **given))
-    if any(isinstance(part, QuantizedLinear) for part in saved.model.modules()):
+    if stores_int8(saved.model):
         int8(saved.model)
+    return _predictor(saved)
+
+
+def load_in(
+    folder: str | os.PathLike[str], device: str, precision: Precision
+) -> tuple[Predictor, Choice]:
+    """What a folder's model was trained for, in a precision, and why in this one."""
+    saved, choice = load_saved(folder, device, precision)
+    return _predictor(saved), choice
+
+
+def _predictor(saved: checkpoint.Saved) -> Predictor:
     name = (saved.task or {}).get("name")
     if name in NAMES:
         predictor: Predictor = spec(name).predictor(saved)
         return predictor
     purpose = "does not say what its model is for" if name is None else f"is for {name!r}"
     raise ValueError(
-        f"{place} {purpose}; known are {', '.join(NAMES)}; for the model alone use "
+        f"{saved.folder} {purpose}; known are {', '.join(NAMES)}; for the model alone use "
         "regard.checkpoint.load"
     )

@@ -21,7 +21,6 @@ from jaxtyping import Float, Integer, UInt8
 from torch import Tensor, nn
 
 from regard import checkpoint
-from regard.attention.packed import Packed
 from regard.config import to_json
 from regard.data import image
 from regard.data.batch import Batch, Side, Sizes, capacity, image_text_batch, plan
@@ -37,9 +36,10 @@ from regard.model.embedding import Patches, Size, image_size
 from regard.model.transformer import ImageSource, Transformer, TransformerConfig, TransformerShape
 from regard.seeding import seeded
 from regard.task.digits import Strip, Strips
-from regard.task.folder import load_saved, model_folder
+from regard.task.folder import model_folder
 from regard.task.pictures import Picture, Preparation, split, told
-from regard.task.search import Choices, SearchSettings, search
+from regard.task.precision import load_saved
+from regard.task.search import SearchSettings, search
 from regard.task.settings import (
     Precision,
     Preset,
@@ -346,7 +346,7 @@ def evaluate(
 
     With a `count`, so many strips of held-out digits that no evaluation in training has seen.
     """
-    saved = load_saved(folder, device, precision)
+    saved, _ = load_saved(folder, device, precision)
     reader = Reader(saved)
     config = recorded(Config, saved.task, folder)
     if (images is None) != (captions is None):
@@ -597,15 +597,6 @@ class Reader:
             for some in self.preparation.batches(images, batch)
             for text in _written(self.model, self.tokenizer, self.prepared(some), settings)
         ]
-
-    def choices(self, inputs: Sequence[Picture]) -> Choices:
-        """The next tokens that a model chooses along what greedy search reads in these images."""
-        x = self.prepared(next(self.preparation.batches(inputs, len(inputs))))
-        found = search(self.model, x, None, replace(self.search, beams=1))
-        start = self.search.start
-        rows = [torch.tensor([start, *best[0].tokens]) for best in found]
-        target, lengths = torch.cat(rows)[None], Packed([len(row) for row in rows])
-        return lambda model: model(x, target, target_lengths=lengths).argmax(-1).flatten()
 
     def attention(self, picture: Picture, text: str | None = None) -> Looked:
         """The cross-attention of every layer and head while this was written, or is read."""

@@ -8,7 +8,7 @@ A task's section of config.json keeps the settings; `translator` and `read` writ
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -166,10 +166,6 @@ def find(
             return [[hypothesis] for hypothesis in greedy(session, prompts, **rules)]
         rules |= {"penalty": power(settings.length_penalty), "horizon": settings.horizon}
         return beam(session, prompts, width=width, n_best=n_best, **rules)
-
-
-Choices: TypeAlias = Callable[[Any], Tensor]
-"""From a model to the next tokens (T,) that it chooses along texts that are fixed."""
 
 
 @runtime_checkable

@@ -10,7 +10,7 @@ import hashlib
 import heapq
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -45,7 +45,7 @@ from regard.task.settings import (
 )
 from regard.task.spec import Evaluation, TaskSpec
 from regard.task.text import Chosen, Progress, Transduction, build_transformer, check_share
-from regard.task.translator import Pair, Translator
+from regard.task.translator import SAMPLE, Pair, Translator
 from regard.train.config import TrainingConfig
 
 Words: TypeAlias = Literal["joint", "separate", "characters"]
@@ -327,13 +327,13 @@ class Translation(Transduction):
             r_drop=config.r_drop,
             bpe_dropout=config.bpe_dropout,
         )
-        self._split_off = [] if _valid(config) else held
+        # Word alignments need a few pairs to choose their head by. They must not come from files
+        # that a config.json names: a folder would decide which files of a machine are read.
+        self._kept = held[:SAMPLE] if _valid(config) else held
 
     def run_files(self) -> dict[str, bytes]:
-        if not self._split_off:
-            return {}
-        lines = [json.dumps(pair, ensure_ascii=False) + "\n" for pair in self._split_off]
-        return {HELD_OUT: "".join(lines).encode()}
+        lines = [json.dumps(pair, ensure_ascii=False) + "\n" for pair in self._kept]
+        return {HELD_OUT: "".join(lines).encode()} if lines else {}
 
 
 def _tags(text: Text) -> list[str]:
@@ -646,15 +646,8 @@ def _by_tag(
     return scores
 
 
-def validated(folder: Path, about: Mapping[str, Any], where: str) -> list[Pair]:
-    """What a run, whose model says this of its task, was validated on, all of it."""
-    config = recorded(Config, about, where)
-    validation = None if config is None else _valid(config)
-    return _split_off(folder) if validation is None else _listed(validation)
-
-
 def _split_off(run: Path) -> list[Pair]:
-    """The pairs that a run has not trained on."""
+    """The pairs that a run keeps: those that it holds out, or a few of its validation files."""
     kept = run / HELD_OUT
     if run_config(run) is None or not kept.is_file():
         raise ValueError(f"{run} does not say what to translate; name files: --source and --target")
@@ -662,10 +655,7 @@ def _split_off(run: Path) -> list[Pair]:
 
 
 def _translator(saved: checkpoint.Saved) -> Translator:
-    def pairs() -> list[Pair]:
-        return validated(saved.folder.parent, saved.task or {}, str(saved.folder))
-
-    return Translator.of(saved, pairs)
+    return Translator.of(saved, partial(_split_off, saved.folder.parent))
 
 
 TASK = TaskSpec(

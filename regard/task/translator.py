@@ -32,8 +32,13 @@ from regard.look.align import Example, Found, Head, Links, cross, links, words
 from regard.look.align import find as find_head
 from regard.model.notebook import model_html
 from regard.model.transformer import Transformer
-from regard.task.folder import load_saved
-from regard.task.search import Choices, SearchSettings, check_same_tokens, find, open_reading
+from regard.task.precision import load_saved
+from regard.task.search import (
+    SearchSettings,
+    check_same_tokens,
+    find,
+    open_reading,
+)
 from regard.task.settings import Precision, check_texts
 
 Pair: TypeAlias = tuple[str, str]
@@ -96,15 +101,15 @@ class Translator:
         tokenizers: tuple[AnyTokenizer, AnyTokenizer] | str,
         settings: SearchSettings,
         about: Mapping[str, Any] | None = None,
-        validated: Callable[[], Sequence[Pair]] = tuple,
+        held_out: Callable[[], Sequence[Pair]] = tuple,
     ):
         """Where there are no tokenizers, a sentence that says so."""
         self.model = model
         self._tokenizers = tokenizers
         self.search = settings
         self.about = dict(about or {})
-        self.validated = validated
-        """Reads the pairs that its run was validated on, if there is a run."""
+        self.held_out = held_out
+        """Reads the validation pairs that are kept in the run's folder."""
         self.head: Head | None = None
         """The head that word alignments are taken from; found when they are first asked for."""
         self.found: Found | None = None
@@ -116,7 +121,7 @@ class Translator:
         """What its sources were tagged with, such as languages."""
 
     @classmethod
-    def of(cls, saved: Saved, validated: Callable[[], Sequence[Pair]] = tuple) -> "Translator":
+    def of(cls, saved: Saved, held_out: Callable[[], Sequence[Pair]] = tuple) -> "Translator":
         """What a model's folder holds, ready for use."""
         if not isinstance(saved.model, Transformer):
             raise ValueError(f"{saved.folder} holds a {type(saved.model).__name__}, no Transformer")
@@ -127,7 +132,7 @@ class Translator:
             tokenizers = read_pair(saved.folder)
         except ValueError as error:  # the model is of use without one
             tokenizers = str(error)
-        translator = cls(saved.model, tokenizers, settings, about, validated)
+        translator = cls(saved.model, tokenizers, settings, about, held_out)
         translator.name = str(saved.folder)
         return translator
 
@@ -142,7 +147,9 @@ class Translator:
         precision: Precision = "fp32",
     ) -> "Translator":
         """That of a folder, a model's or a run's, or an ensemble with those of others."""
-        first, *rest = (cls.of(load_saved(one, device, precision)) for one in (folder, *others))
+        first, *rest = (
+            cls.of(load_saved(name, device, precision)[0]) for name in (folder, *others)
+        )
         return first.ensemble(rest, weights) if rest or weights else first
 
     def ensemble(
@@ -288,19 +295,6 @@ class Translator:
         tokens = self.tokenizer.encode(written) if isinstance(written, str) else list(written)
         (weights,) = cross(self.model, [(source, tokens)], self.search.start, self.search.end)
         return self._attended(source, tokens, weights)
-
-    def choices(self, inputs: Sequence[str]) -> Choices:
-        """The next tokens that a model chooses along what greedy search writes for these texts."""
-        some = [part for text in inputs if (part := self.cut(text)[0]).ids]
-        parts = [part for part in some if len(part.ids) <= PROBED] or some[:1]
-        if not parts:
-            return lambda model: torch.empty(0, dtype=torch.long)
-        found = self._search(parts, replace(self.search, beams=1), 1)
-        pairs = [(part.ids, best[0].tokens) for part, best in zip(parts, found)]
-        start, end = self.search.start, self.search.end
-        batch = text_batch(pairs, start, end, source_end=end)
-        lengths = {"source_lengths": batch.source_lengths, "target_lengths": batch.target_lengths}
-        return lambda model: model(batch.source, batch.target, **lengths).argmax(-1).flatten()
 
     # Search
 
@@ -572,9 +566,8 @@ class Translator:
         ]
 
     def find_head(self, texts: Sequence[str]) -> Found | None:
-        """Finds the head to align words by: from what a run was validated on, or else from these.
-
-        None where neither says anything, because no text has two words.
+        """Chooses the attention head for word alignments on the run's held-out pairs, if its folder
+        has any, otherwise on these texts. None if no text has two words.
         """
         cut = [self.cut(text, align=True)[0] for text in texts]
         parts = [part for part in cut if part.ids]
@@ -598,9 +591,9 @@ class Translator:
 
     def _pairs(self) -> Sequence[Pair]:
         try:
-            return self.validated()
+            return self.held_out()
         except (ValueError, OSError):
-            return ()  # a model by itself, or a run whose files are gone
+            return ()  # a model without a run's folder
 
 
 class TranslatorEnsemble(Translator):
@@ -617,7 +610,7 @@ class TranslatorEnsemble(Translator):
         check_same_tokens(members)
         length = min(member.search.length for member in members)
         settings = replace(first.search, length=length)
-        super().__init__(first.model, first._tokenizers, settings, first.about, first.validated)
+        super().__init__(first.model, first._tokenizers, settings, first.about, first.held_out)
         self.name = first.name
         self.members, self.weights = list(members), shares(weights, len(members))
         own = first.source_tokenizer.to_bytes()
@@ -667,9 +660,6 @@ class TranslatorEnsemble(Translator):
         ]
         return ensemble(sessions, self.weights)
 
-
-PROBED = 64
-"""Tokens of a text, at most, where precisions are compared: a few hundred are wanted, no more."""
 
 SAMPLE = 64
 """Texts that are looked at for a head, at most."""

@@ -16,7 +16,6 @@ from torch import nn
 from regard import checkpoint, load
 from regard.decode.engine.eager import EagerEngine
 from regard.decode.engine.int8 import library as native
-from regard.decode.engine.int8.linear import Int8Linear
 from regard.model.encoder import TextEncoder
 from regard.service import (
     Attend,
@@ -34,12 +33,10 @@ from regard.service import (
     TooLarge,
     Translate,
     Unknown,
-    models,
 )
 from regard.service.models import load_served, served
 from regard.service.served import Job
 from regard.service.translators import ServedTranslator
-from regard.task import precision
 from tests.processes import HANG, wait_until
 from tests.service.samples import (
     BPE,
@@ -118,35 +115,6 @@ def test_answers_are_the_direct_ones(folders: dict[str, Path], precision: Any) -
             (want,) = direct.hypotheses([text], beams=(None, 1, 2)[n % 3])
             assert have.text == want[0].text
             assert have.score == pytest.approx(want[0].score, abs=1e-5)
-
-
-@pytest.mark.skipif(bool(native.missing()), reason="no compiler")
-@pytest.mark.parametrize("agreement", [0.0, 1.1])
-def test_the_precision_is_settled_by_the_run_s_own_text(
-    agreement: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(precision, "AGREEMENT", agreement)
-    monkeypatch.setattr(precision, "ENOUGH", 1)
-    folder = translator(tmp_path / "words")
-
-    def computes() -> type[nn.Module]:
-        found = load_served("words", folder, device="cpu", precision="auto", version=1)
-        return type(found.model.output)  # type: ignore[union-attr]
-
-    assert computes() is nn.Linear  # no text to compare by
-    monkeypatch.setattr(models, "_inputs", lambda predictor: TEXTS)
-    assert (computes() is Int8Linear) == (agreement == 0)
-    monkeypatch.setattr(models, "_inputs", lambda predictor: [])
-    assert (computes() is Int8Linear) == (agreement == 0)  # it is known by now
-
-
-def test_a_run_s_own_text(folders: dict[str, Path]) -> None:
-    direct: Any = load(folders["words"])
-    assert models._inputs(direct) == []
-    direct.validated = lambda: [("a b", "b a"), ("c", "c")]
-    assert models._inputs(direct) == ["a b", "c"]
-    assert models._inputs(load(folders["stories"])) == []
 
 
 def test_every_kind_of_model(service: Service, folders: dict[str, Path]) -> None:
