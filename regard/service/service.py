@@ -126,7 +126,12 @@ class Service:
         """What is served, in the order of names."""
         with self._changed:
             places = sorted(self._places.values(), key=lambda place: place.name)
-        return [place.about or About(place.name, "unknown", "", 0, False, 0) for place in places]
+            loaded = [place.served for place in places]
+        unknown = (About(place.name, "unknown", "", 0, False, 0) for place in places)
+        return [
+            served.about() if served is not None else place.about or about
+            for place, served, about in zip(places, loaded, unknown)
+        ]
 
     def reload(self, name: str) -> "Future[About]":
         """Loads a folder again. Until that is done, and if it fails, the old model answers, and

@@ -18,7 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from regard.attention.mask import Packed
-from regard.decode.engine.eager import EagerEngine
+from regard.cli.inference import InferenceOptions, report_fallback
+from regard.decode.engine.eager import EagerEngine, EagerSession
 from regard.decode.engine.ensemble import ensemble
 from regard.decode.engine.int8.linear import int8
 from regard.decode.engine.pick import open_session, pick
@@ -270,8 +271,8 @@ def test_as_many_rows_as_it_names_fit(
         assert rows > beams
         source = torch.ones(rows // beams, length, dtype=torch.long)
         asked = (None, None, rows // beams) if kind == "language" else (source, None, 1)
-        assert engine._fits(engine._size(*asked, beams, length)[0])
-        assert not engine._fits(engine._size(*asked, 3 * beams, length)[0])
+        assert not engine._obstacle(engine._size(*asked, beams, length)[0])
+        assert "the KV cache needs" in engine._obstacle(engine._size(*asked, 3 * beams, length)[0])
 
 
 @pytest.mark.gpu
@@ -361,6 +362,54 @@ def test_threads_have_spaces_of_their_own(cuda: Any) -> None:
     model = made(TEXT).cuda()
     engine = cuda(model)
     together(model, lambda given, width: engine.open(model, **given, beams=width, length=MOST + 1))
+
+
+@pytest.mark.parametrize("kind", ["the paper's", "language"])
+def test_a_fallback_to_the_eager_engine_is_shown(
+    kind: str, cuda: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`--verbose`, `/v1/models` and `regard check` show an engine's name and reason."""
+    model = made(MODELS[kind])
+    engine, given = cuda(model), read(model)
+    assert (engine.name, engine.reason) == ("cuda", "the model's own modules, captured in a graph")
+    session = engine.open(model, **given, beams=37)
+    assert isinstance(session, EagerSession)
+    shown = ("eager", "no graph is captured: beams (37) must be at most 32")
+    assert (engine.name, engine.reason) == shown
+
+    monkeypatch.setattr("regard.decode.engine.pick.pick", lambda _: engine)
+    report_fallback(model, InferenceOptions(verbose=True))
+    assert capsys.readouterr().err == f"regard: engine: eager ({shown[1]})\n"
+    report_fallback(model, InferenceOptions())
+
+    monkeypatch.setattr(engine, "_memory", 8 * 1000)
+    engine.open(model, **given, length=64)
+    assert "no graph is captured: the KV cache needs" in engine.reason
+    assert "more than 1 kB" in engine.reason
+
+    monkeypatch.setattr(engine, "_obstacle", lambda size: "")
+    engine.lease = lambda size: 1 / 0  # a space would need Triton's interpreter
+    with pytest.raises(ZeroDivisionError):
+        engine.open(model, **given)
+    assert engine.name == "cuda"
+    report_fallback(model, InferenceOptions(verbose=True))
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.gpu
+def test_the_engine_of_the_latest_session_is_shown_on_a_gpu() -> None:
+    model = made(TEXT).cuda()
+    given = on("cuda", read(model))
+    with torch.autocast("cuda", torch.bfloat16):
+        open_session(model, **given).close()
+    assert (pick(model).name, pick(model).reason) == (
+        "eager",
+        "no graph is captured: autocast is on",
+    )
+    open_session(model, **given, beams=37).close()
+    assert (pick(model).name, "beams (37)" in pick(model).reason) == ("eager", True)
+    open_session(model, **given, beams=3).close()
+    assert pick(model).name == "cuda"
 
 
 @pytest.mark.gpu

@@ -117,6 +117,18 @@ def test_answers_are_the_direct_ones(folders: dict[str, Path], precision: Any) -
             assert have.score == pytest.approx(want[0].score, abs=1e-5)
 
 
+def test_the_engine_that_runs_is_shown(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It changes if the picked engine cannot run a batch, and then runs in another."""
+
+    def engines() -> dict[str, str]:
+        return {about.name: about.engine for about in service.models()}
+
+    assert engines()["words"].startswith("eager: torch.float32 on the CPU")
+    fallen = EagerEngine("no graph is captured: beams (37) must be at most 32")
+    monkeypatch.setattr("regard.service.writers.pick", lambda model: fallen)
+    assert engines()["words"] == "eager: no graph is captured: beams (37) must be at most 32"
+
+
 def test_every_kind_of_model(service: Service, folders: dict[str, Path]) -> None:
     direct: dict[str, Any] = {name: load(folder) for name, folder in folders.items()}
     images = tuple(map(picture, range(4)))

@@ -29,9 +29,12 @@ from regard.model.lengths import Lengths
 
 @runtime_checkable
 class Engine(Protocol):
-    name: str
-    reason: str
-    """Why this engine was picked."""
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def reason(self) -> str:
+        """Why this engine runs."""
 
     def current(self, model: Model) -> bool:
         """Whether the model is unchanged since the engine was made."""

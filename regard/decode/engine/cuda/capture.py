@@ -38,6 +38,7 @@ from regard.decode.search.beam import Beams, power
 from regard.decode.search.constraints import Constraints
 from regard.decode.search.greedy import Paths
 from regard.decode.search.sample import Sampled
+from regard.memory import shown
 from regard.model.block import Block, BlockCache
 from regard.model.embedding import Patches
 from regard.model.lengths import Lengths, causal_mask
@@ -65,10 +66,9 @@ _one_at_a_time = threading.Lock()
 class CudaEngine:
     """A model's captured steps, and the spaces in which they run."""
 
-    name = "cuda"
-    reason = "the model's own modules, captured in a graph"
-
     def __init__(self, model: Model):
+        self.fallback = ""
+        """Why the latest session runs in the eager engine; empty if it does not."""
         self.joined: list[Joined] = []
         """Copies of weights."""
         self.decoder = twin(model.decoder, self.joined)
@@ -89,6 +89,17 @@ class CudaEngine:
         self.lock = threading.RLock()
         self._free: OrderedDict[Size, list[Space]] = OrderedDict()
         self._held = _held(model)
+
+    @property
+    def name(self) -> str:
+        """The engine of the latest session."""
+        return EagerEngine.name if self.fallback else "cuda"
+
+    @property
+    def reason(self) -> str:
+        if self.fallback:
+            return f"no graph is captured: {self.fallback}"
+        return "the model's own modules, captured in a graph"
 
     @staticmethod
     def refusal(model: Model) -> str:
@@ -131,7 +142,8 @@ class CudaEngine:
         length: int = 64,
     ) -> Session:
         size, read = self._size(source, lengths, rows or 1, beams, length)
-        if torch.is_autocast_enabled("cuda") or beams > BEAMS or not self._fits(size):
+        self.fallback = self._obstacle(size)
+        if self.fallback:
             return EagerEngine().open(model, source, lengths, rows=rows)
         session = CudaSession(self, self.lease(size), rows or 1 if read is None else len(read[0]))
         if read is not None:
@@ -208,9 +220,16 @@ class CudaEngine:
         # A bucket has up to a quarter more sentences than it is asked for.
         return max(1, int(SHARE * self._memory / (1.25 * each * self.dtype.itemsize)))
 
-    def _fits(self, size: Size) -> bool:
-        """Whether so many rows of full length fit easily on the device."""
-        return self._bytes(size) <= SHARE * self._memory
+    def _obstacle(self, size: Size) -> str:
+        """Why a session of this size cannot be captured; empty if it can."""
+        if torch.is_autocast_enabled("cuda"):
+            return "autocast is on"
+        if size[1] > BEAMS:
+            return f"beams ({size[1]}) must be at most {BEAMS}"
+        needed, most = self._bytes(size), int(SHARE * self._memory)
+        if needed > most:
+            return f"the KV cache needs {shown(needed)}, more than {shown(most)}"
+        return ""
 
     def _bytes(self, size: Size) -> int:
         """Of a space: the KV cache, and the logits of a step."""
