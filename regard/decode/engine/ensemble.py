@@ -71,6 +71,7 @@ class EnsembleSession(Session):
         self.rows, self.vocabulary, self.device = first.rows, first.vocabulary, first.device
         self.scores = reduce(torch.promote_types, (member.scores for member in members))
         self.shrinks = any(member.shrinks for member in members)
+        self.cache_bytes = sum(member.cache_bytes for member in members)
 
     def prefill(self, tokens: Int[Tensor, "R n"], counts: Int[Tensor, "R"]) -> None:
         for member in self.members:

@@ -23,6 +23,7 @@ from regard.decode.engine.int8.linear import Int8Linear
 from regard.decode.engine.parts import Model
 from regard.decode.engine.session import Session
 from regard.model.fits import check_cache
+from regard.model.formula import cached
 from regard.model.language import LanguageModel
 from regard.model.lengths import Lengths
 
@@ -83,8 +84,12 @@ def open_session(
     count = rows if source is None else len(source if lengths is None else lengths)
     check_cache(model.config, count or 0, beams, length, weight.device, weight.element_size())
     if attention:
-        return EagerEngine().open(model, source, lengths, rows=rows, attention=True)
-    return pick(model).open(model, source, lengths, rows=rows, beams=beams, length=length)
+        session: Session = EagerEngine().open(model, source, lengths, rows=rows, attention=True)
+    else:
+        session = pick(model).open(model, source, lengths, rows=rows, beams=beams, length=length)
+    cache = cached(model.config)
+    session.cache_bytes = 0 if cache is None else cache.each * weight.element_size()
+    return session
 
 
 # An engine holds parts of its model, but never the model itself, which could not be freed then.

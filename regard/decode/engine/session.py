@@ -102,6 +102,8 @@ class Session:
     """The dtype of sums of log p."""
     shrinks = True
     """Whether steps are faster with fewer rows, so that finished sentences should leave."""
+    cache_bytes = 0
+    """Bytes of the KV cache for each position of a row; 0 if unknown."""
 
     # Defined by engines
 

@@ -31,7 +31,7 @@ from torch import Tensor
 
 from regard.attention.checks import check_integer
 from regard.decode.engine.session import Attentive, Session
-from regard.decode.search.constraints import Constraints, Length
+from regard.decode.search.constraints import Constraints, Length, check_memory
 from regard.decode.search.hypothesis import Hypothesis
 from regard.decode.search.topk import Best
 
@@ -90,6 +90,7 @@ def beam(
         )
     if not prompts:
         return []
+    check_memory(session, len(prompts), max_length, width)
     constraints = Constraints(
         len(prompts),
         session.vocabulary,

@@ -6,12 +6,17 @@ without EOS: step t chooses token t of every sentence.
 
 import math
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from regard.attention.checks import check_integer, shown
+from regard.memory import Size, check, limit
+
+if TYPE_CHECKING:
+    from regard.decode.engine.session import Session
 
 Length = int | Sequence[int]
 """One for all sentences, or one for each."""
@@ -78,6 +83,26 @@ class Constraints:
         """Keeps these alone."""
         sentences = sentences.to(self.most.device)
         self.most, self.least = self.most[sentences], self.least[sentences]
+
+
+TABLE_BYTES = 32
+"""Bytes of a search's own tables for each position of a row: tokens, back pointers, scores and
+random numbers of 8 bytes at most."""
+
+
+def check_memory(session: "Session", sentences: int, max_length: Length, width: int = 1) -> None:
+    """Raises if the KV cache and the tables of a search cannot fit into memory."""
+    steps = max(_lengths("max_length", max_length, sentences, 1), default=0)
+
+    def needed(rows: int, width: int, steps: int) -> int:
+        return rows * width * (steps * (session.cache_bytes + TABLE_BYTES) + TABLE_BYTES)
+
+    sizes = (
+        Size("max_length", steps, 200, lambda other: needed(sentences, width, other)),
+        Size("width", width, 4, lambda other: needed(sentences, other, steps)),
+        Size("prompts", sentences, 64, lambda other: needed(other, width, steps)),
+    )
+    check("the search", sizes, limit(session.device))
 
 
 def _lengths(name: str, length: Length, sentences: int, least: int) -> list[int]:

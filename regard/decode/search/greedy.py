@@ -14,7 +14,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from regard.decode.engine.session import Session
-from regard.decode.search.constraints import Constraints, Length
+from regard.decode.search.constraints import Constraints, Length, check_memory
 from regard.decode.search.hypothesis import Hypothesis
 from regard.decode.search.topk import Best
 
@@ -36,6 +36,7 @@ def greedy(
     """
     if not prompts:
         return []
+    check_memory(session, len(prompts), max_length)
     constraints = Constraints(
         len(prompts),
         session.vocabulary,

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from regard.attention.checks import check_integer
 from regard.decode.engine.session import Session
-from regard.decode.search.constraints import Constraints, Length
+from regard.decode.search.constraints import Constraints, Length, check_memory
 from regard.decode.search.greedy import Paths
 from regard.decode.search.hypothesis import Hypothesis
 from regard.decode.search.topk import Best, largest
@@ -60,6 +60,7 @@ def sample(
         )
     if not prompts:
         return []
+    check_memory(session, len(prompts), max_length)
     constraints = Constraints(
         len(prompts),
         session.vocabulary,
@@ -115,6 +116,8 @@ def uniforms(seed: int, indices: Sequence[int], length: int) -> np.ndarray:
     """(B, length) numbers from 0 to 1, row b from (seed, indices[b]) alone."""
     for name, number in (("seed", seed), *(("index", index) for index in indices)):
         check_integer(name, number, least=0)
+        if number >= 2**64:
+            raise ValueError(f"{name} ({number}) must be below 2**64")
     rows = [
         np.random.Generator(np.random.Philox(key=np.array([seed, index], np.uint64))).random(length)
         for index in indices
