@@ -1,7 +1,7 @@
 """A model's folder: what it is, its weights, its tokenizer, and a card for people.
 
-    config.json         the kind of model and its config, its task, and the size and the sha256 of
-                        every other file but the card
+    config.json         the kind of model and its config, its custom parts, its task, and the size
+                        and the sha256 of every other file but the card
     model.safetensors   the weights, each once; its header repeats config.json's words on the model
     tokenizer.json      or whatever files the tokenizer has, as they are
     README.md           the model card
@@ -192,6 +192,8 @@ class _Header:
     model: Object
     task: Object | None
     files: dict[str, _File]
+    parts: dict[str, str] | None = None
+    """The custom parts; None where they were not compared with those of the config."""
 
 
 def _header(draft: Path, about: Object) -> Object:
@@ -233,11 +235,53 @@ def _about(model: nn.Module, task: Mapping[str, Any] | None) -> Object:
             f"{kind} has no `config`; use a {_either(get_args(Kind))}, or a model of your own "
             "whose `config` is a dataclass (and the model itself, not a wrapper of it)"
         )
+    parts = custom_parts(model)
     return {
         "kind": kind,
         "model": to_json(config),
+        **({} if parts is None else {"parts": parts}),
         "task": None if task is None else plain(dict(task), "save", "task"),
     }
+
+
+def custom_parts(model: nn.Module) -> dict[str, str] | None:
+    """Where a model differs from the one that its config builds; None for a class of your own."""
+    from regard.model.custom import differing_parts
+
+    standard = standard_model(model)
+    return None if standard is None else differing_parts(model, standard)
+
+
+def standard_model(model: nn.Module) -> nn.Module | None:
+    """The model that this one's config builds, without values; None for a class of your own."""
+    library = (cls for cls in type(model).__mro__ if cls.__module__.startswith("regard.model."))
+    cls: Any = next((cls for cls in library if cls.__name__ in get_args(Kind)), None)
+    if cls is None:
+        return None
+    try:
+        with without_values():
+            standard: nn.Module = cls(model.config)
+    except ValueError:  # the config fits the custom parts alone
+        return nn.Module()
+    return standard
+
+
+def listed_parts(parts: Mapping[str, str]) -> str:
+    """The first of these parts, and how many more there are."""
+    name, text = next(iter(parts.items()))
+    more = f" (and {len(parts) - 1} more)" if len(parts) > 1 else ""
+    return f"{name or 'the model'} is {text}{more}"
+
+
+def unlike_parts(have: Mapping[str, str], want: Mapping[str, str]) -> str:
+    """How the custom parts of two models differ; empty where they are alike."""
+    default = "what its config names"
+    unlike = {
+        name: f"{have.get(name, default)} instead of {want.get(name, default)}"
+        for name in {**have, **want}
+        if have.get(name) != want.get(name)
+    }
+    return listed_parts(unlike) if unlike else ""
 
 
 def _unwrapped(model: nn.Module) -> nn.Module:
@@ -341,13 +385,25 @@ def _load(
     if model is None:
         cls, config_class = _classes(header.kind, where)
         config = from_json(config_class, header.model, where, "model")
+        if header.parts:
+            raise ValueError(
+                f"{place} was saved with parts that its config does not name: "
+                f"{listed_parts(header.parts)}; pass a model that has them: load(folder, model=…)"
+            )
     else:
-        have = _about(_unwrapped(model), None)["model"]
+        have = _about(_unwrapped(model), None)
         config = from_json(type(_unwrapped(model).config), header.model, where, "model")
-        if unlike := differences(have, to_json(config), "model"):
+        if unlike := differences(have["model"], to_json(config), "model"):
             raise ValueError(
                 f"the model given is not the one saved in {place}: {'; '.join(unlike)}; "
                 "build it with the saved config"
+            )
+        if header.parts is not None and (
+            other := unlike_parts(have.get("parts", {}), header.parts)
+        ):
+            raise ValueError(
+                f"the model given is not the one saved in {place}: {other}; build it with the "
+                "saved parts"
             )
     stored = _checked(place, header, verify)
     if model is None:
@@ -473,8 +529,11 @@ def _check_about(path: Path, header: _Header, metadata: Mapping[str, str]) -> No
     """config.json has no checksum of its own; the weights' header tells if it has changed."""
     if "regard" not in metadata:
         return
-    have = {"kind": header.kind, "model": header.model, "task": header.task}
-    if changed := differences(have, loads(metadata["regard"].encode(), f"{path}'s header")):
+    have: Object = {"kind": header.kind, "model": header.model, "task": header.task}
+    saved: Any = loads(metadata["regard"].encode(), f"{path}'s header")
+    if "parts" in saved:
+        have["parts"] = header.parts
+    if changed := differences(have, saved):
         raise ValueError(
             f"{path.with_name(CONFIG)} has changed since it was saved: {'; '.join(changed)}; "
             "restore it, or change a model in Python and save it again"
@@ -509,7 +568,7 @@ def _check_fit(
         said = (f"{fault}: {', '.join(sorted(which))}" for fault, which in faults.items() if which)
         raise ValueError(
             f"{path} does not fit this {kind}; {'; '.join(said)}; "
-            "if it was saved with parts of its own, pass them: load(folder, model=…)"
+            "if it was saved with custom parts, pass a model that has them: load(folder, model=…)"
         )
 
 
@@ -634,7 +693,8 @@ def _card(name: str, model: nn.Module, about: Object, extras: list[str], origin:
     firsts = [state[names[0]] for names in _ties(state)]
     parameters = sum(tensor.numel() for tensor in firsts if isinstance(tensor, nn.Parameter))
     dtypes = sorted({str(tensor.dtype).removeprefix("torch.") for tensor in firsts})
-    own = "" if about["kind"] in get_args(Kind) else ", model=…"
+    standard = about["kind"] in get_args(Kind) and not about.get("parts")
+    own = "" if standard else ", model=…"
     kept = f"; beside it {', '.join(extras)}" if extras else ""
     lines = [
         f"# {name}",

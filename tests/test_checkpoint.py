@@ -575,7 +575,7 @@ def test_tensors_that_do_not_fit_are_all_listed(folder: Path) -> None:
         folder,
         "does not fit this Plain; missing: mix.bias, table.weight; unexpected: a, b; "
         "of another shape: mix.weight (5, 11) instead of (5, 5); "
-        "of another type: steps torch.float32 instead of torch.int64; if it was saved with parts",
+        "of another type: steps torch.float32 instead of torch.int64; if it was saved with custom",
     )
 
 

@@ -56,6 +56,10 @@ class Core(nn.Module):
             return self.score.attend(query, key, value, mask=mask, bias=bias, dropout=dropout)
         return attend(query, key, value, mask=mask, beta=self.beta, bias=bias, dropout=dropout)
 
+    def extra_repr(self) -> str:
+        beta = "a tensor" if isinstance(self.beta, Tensor) else self.beta
+        return f"beta={beta}, dropout={self.dropout}"
+
 
 class MultiHeadAttention(nn.Module):
     """Queries from x, keys and values from x itself or from another source.

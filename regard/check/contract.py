@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import torch
+from torch import nn
 
 from regard import checkpoint
 from regard.check import properties as contract
@@ -20,15 +21,20 @@ from regard.task.folder import model_folder
 def check(
     folder: str | Path,
     *,
+    model: nn.Module | None = None,
     data: Sequence[str] = (),
     device: str = "auto",
     properties: Iterable[Property] | None = None,
     told: Callable[[str], None] | None = None,
 ) -> tuple[Subject, list[Finding]]:
-    """Every property of a run's best model, or of a model's folder; `told` hears which is next."""
+    """Measures every property of a run's best model, or of the model in a folder.
+
+    `model` is a model with custom parts, as for `checkpoint.load`. `told` is called with the name
+    of each property before it is measured.
+    """
     wanted = contract.PROPERTIES if properties is None else properties
     where = named_device(device)
-    saved = checkpoint.load(model_folder(folder), device=where)
+    saved = checkpoint.load(model_folder(folder), model=model, device=where)
     examples, origin = sample.examples(saved, Path(folder), data)
     weight = next(saved.model.parameters())
     if weight.dtype != torch.float32:  # the contract is that of float32; narrower ones are in it

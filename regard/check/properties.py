@@ -22,7 +22,7 @@ from regard.decode.engine.session import Session
 from regard.decode.search.beam import beam
 from regard.decode.search.greedy import greedy
 from regard.decode.search.hypothesis import Hypothesis
-from regard.interop.refusal import other_mixing, own_parts
+from regard.interop.refusal import other_mixing
 from regard.interop.verify import DifferenceError
 from regard.look.record import record
 from regard.model.language import LanguageModel
@@ -42,7 +42,9 @@ STEPS = 12
 
 
 def fused_formula(subject: Subject) -> Measured:
-    if reasons := other_mixing(subject.model.config) + own_parts(subject.model):
+    if parts := checkpoint.custom_parts(subject.model):
+        raise SkipError(f"no formula is known: {checkpoint.listed_parts(parts)}")
+    if reasons := other_mixing(subject.model.config):
         raise SkipError(f"no formula is known: {reasons[0].reason}")
     model = copy.deepcopy(subject.model).cpu()
     return _logits(subject, compute.formula(model, subject.examples))
@@ -242,6 +244,9 @@ def exported_native(subject: Subject) -> Measured:
                     task=subject.saved.task,
                 )
             except DifferenceError as error:
+                if checkpoint.custom_parts(model):  # the format has no place for them
+                    reasons.append(str(error))
+                    continue
                 verified = error.verified
             except ValueError as error:
                 reasons.append(str(error))
@@ -264,7 +269,9 @@ def saved_original(subject: Subject) -> Measured:
         checkpoint.save(
             Path(folder) / "model", subject.model, files=_beside(subject), task=subject.saved.task
         )
-        loaded = checkpoint.load(Path(folder) / "model", device=compute.place(subject.model)).model
+        own = copy.deepcopy(subject.model) if checkpoint.custom_parts(subject.model) else None
+        device = compute.place(subject.model)
+        loaded = checkpoint.load(Path(folder) / "model", model=own, device=device).model
     return _same(state(subject.model), state(loaded), "tensors of weights")
 
 

@@ -93,8 +93,8 @@ def twice(
             fit(task, replace(config, steps=steps), Path(folder) / name, shown=Display())
 
         def weights(name: str) -> dict[str, Tensor]:
-            loaded = checkpoint.load(Path(folder) / name / "last").model.state_dict()
-            return {key: tensor.clone() for key, tensor in loaded.items()}
+            saved = checkpoint.load(Path(folder) / name / "last", model=copy.deepcopy(model))
+            return saved.model.state_dict()
 
         trained("whole", STEPS)
         trained("halves", STEPS // 2)

@@ -18,7 +18,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, cast
 
-from regard.checkpoint import CONFIG
+from regard.checkpoint import CONFIG, listed_parts
 from regard.cli.arguments import Progress, parse, setting_names, spelled_out
 from regard.cli.help import described, flag_lines, help_lines, with_default
 from regard.config import from_json, read, to_json
@@ -304,6 +304,11 @@ def _settings(file: Path) -> tuple[TaskSpec, Any]:
     """The task and the settings that a file names: a run's own, or one that a person wrote."""
     data: Any = read(file)
     match data:
+        case {"kind": "run", "parts": dict(parts)} if parts:
+            raise ValueError(
+                f"{file} is that of a model with parts that its config does not name: "
+                f"{listed_parts(parts)}; continue or repeat the run in Python, with fit"
+            )
         case {"kind": "run", "task": {"name": str(name), "config": dict(kept)}}:
             task, settings = spec(name), {**kept, "training": data.get("training")}
         case {"task": str(name)}:

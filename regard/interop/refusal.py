@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import nn
 
+from regard.checkpoint import standard_model
 from regard.model.build import BlockConfig
 
 
@@ -47,9 +47,11 @@ def other_mixing(config: BlockConfig) -> list[Obstacle]:
 
 
 def own_parts(model: nn.Module) -> list[Obstacle]:
-    """Whether a model is what its config says, part for part."""
-    with torch.device("meta"):
-        plain = type(model)(model.config)
-    if [type(part) for part in model.modules()] == [type(part) for part in plain.modules()]:
-        return []
-    return [Obstacle("it has no parts of one's own")]
+    """The first part that is of another class than the config names."""
+    standard = standard_model(model) or nn.Module()
+    known = {name: type(part) for name, part in standard.named_modules(remove_duplicate=False)}
+    for name, part in model.named_modules(remove_duplicate=False):
+        if known.pop(name, None) is not type(part):
+            kind = type(part).__name__
+            return [Obstacle(f"{name or 'the model'} is a {kind}, which its writer does not know")]
+    return [Obstacle(f"{name} is missing") for name in [*known][:1]]

@@ -197,6 +197,9 @@ class Convolution(Baseline):
         near = rows.take_along_dim(index.clamp_min(0)[..., None], 1)
         return self._taps(near.masked_fill((index < 0)[..., None], 0))
 
+    def extra_repr(self) -> str:
+        return f"{self.width}, {self.kernel}, causal={self.causal}"
+
     def _taps(self, x: Tensor) -> Tensor:
         return self.convolution(x.transpose(1, 2)).transpose(1, 2)
 

@@ -19,7 +19,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from regard.attention.cache import CrossCache, SelfCache
-from regard.attention.checks import check_integer
+from regard.attention.checks import check_integer, shown
 from regard.attention.fusing import fuses, infers, plain
 from regard.attention.mask import Mask
 from regard.model.dropout import Dropout
@@ -56,6 +56,9 @@ class FeedForward(nn.Module):
         if known and infers(x) and plain(self.expand):
             return self.reduce(_activated(x, self.expand, gelu))
         return self.reduce(self.dropout(self.activation(self.expand(x))))
+
+    def extra_repr(self) -> str:
+        return "" if isinstance(self.activation, nn.Module) else shown(self.activation)
 
 
 def _activated(x: Tensor, expand: nn.Linear, gelu: bool) -> Tensor:

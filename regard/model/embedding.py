@@ -88,6 +88,9 @@ class Tokens(Embedded):
             ) from error
         return self.placed(x if self.scale == 1.0 else x * self.scale, at)
 
+    def extra_repr(self) -> str:
+        return f"scale={self.scale:g}"
+
 
 class Patches(Embedded):
     """An image cut into squares, each flattened and mapped by one matrix, row by row.
@@ -126,6 +129,10 @@ class Patches(Embedded):
         patches, weight = flat_patches(images, self.patch, dtype), self.projection.weight
         check_input("images", patches, "numbers", weight.shape[1], weight.dtype)
         return self.placed(self.projection(patches), at)
+
+    def extra_repr(self) -> str:
+        rows, columns = self.image
+        return f"{rows} × {columns}, patch={self.patch}, channels={self.channels}"
 
 
 class Frames(Embedded):

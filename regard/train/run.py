@@ -95,6 +95,7 @@ class Run:
             "regard": __version__,
             "task": plain(dict(about), "task"),
             "model": to_json(model.config),
+            "parts": checkpoint.custom_parts(model) or {},
             "training": to_json(config),
         }
         if path.exists():
@@ -180,6 +181,12 @@ class Run:
             raise ValueError(
                 f"{self.folder} is a run of the task {names[0]}, not {names[1]}; choose another "
                 "folder"
+            )
+        saved_parts = have["parts"] if "parts" in have else want["parts"]
+        if other := checkpoint.unlike_parts(want["parts"], saved_parts):
+            raise ValueError(
+                f"{self.folder} is a run of another model: {other}; continue it in Python with a "
+                "model that has the saved parts, or name another folder for a new run"
             )
         if unlike := differences(_fixed(want), _fixed(have)):
             more = f"; and {len(unlike) - FEW} more" if len(unlike) > FEW else ""

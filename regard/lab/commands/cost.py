@@ -194,7 +194,7 @@ _VISION_NAMES = tuple(f"vit-{size}" for size in VISION)
 
 def _config(options: argparse.Namespace, folder: Path) -> "Config":
     """The config in a folder; the weights are not read."""
-    from regard.checkpoint import CONFIG
+    from regard.checkpoint import CONFIG, listed_parts
     from regard.config import from_json, read
     from regard.model.classifier import ClassifierConfig
     from regard.model.encoder import EncoderConfig
@@ -217,6 +217,11 @@ def _config(options: argparse.Namespace, folder: Path) -> "Config":
         raise ValueError(
             f"{path} is not the config of a Regard model: its kind ({kind!r}) must be "
             f"{', '.join(kinds)}; convert models of other libraries with `regard import`"
+        )
+    if parts := saved.get("parts"):
+        raise ValueError(
+            f"{path} is of a model with parts that its config does not name: {listed_parts(parts)};"
+            " what they cost is not known"
         )
     config = from_json(kinds[str(kind)], saved["model"], str(path), "model")
     for name in ("layers", "encoder_layers", "decoder_layers"):
