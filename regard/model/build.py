@@ -84,8 +84,11 @@ class BlockConfig:
     """Epsilon of the LayerNorms, added to the variance."""
 
 
-def check(config: object, kind: type, **makers: object) -> None:
-    """Checks the type of the config, and that custom parts are passed as functions."""
+def check(config: object, kind: type, **makers: object) -> set[str]:
+    """Checks the type of the config, and that custom parts are passed as functions.
+
+    Returns the names of those that are passed: a model's modules of these names are custom.
+    """
     if not isinstance(config, kind):
         raise ValueError(
             f"config ({shown(config)}) must be a {kind.__name__}; "
@@ -97,6 +100,7 @@ def check(config: object, kind: type, **makers: object) -> None:
                 f"{name} ({shown(make)}) must be a function that makes one, since each block has "
                 f"its own; for example {name}=lambda{' position' * (name == 'attention')}: …"
             )
+    return {name for name, make in makers.items() if make is not None}
 
 
 def stack(
@@ -130,9 +134,10 @@ def stack(
         return part if isinstance(part, AttentionPosition) else None
 
     def block() -> Block:
+        own, network = attention or partial(mixer, config, causal), feed_forward
         return Block(
-            attention=(attention or partial(mixer, config, causal))(inside()),
-            feed_forward=feed_forward() if feed_forward else feed_forward_of(config),
+            attention=_module("attention", own(inside())),
+            feed_forward=_module("feed_forward", network() if network else feed_forward_of(config)),
             residual=lambda: residual(config),
             cross=multihead(config) if cross else None,
         )
@@ -142,6 +147,12 @@ def stack(
         [block() for _ in range(blocks)],
         nn.LayerNorm(config.width, config.epsilon) if final else None,
     )
+
+
+def _module(name: str, part: object) -> nn.Module:
+    if not isinstance(part, nn.Module):
+        raise ValueError(f"{name} made {shown(part)}; its function must return a torch.nn.Module")
+    return part
 
 
 def made(position: MakePosition) -> AnyPosition:

@@ -65,7 +65,7 @@ class TextClassifier(nn.Module):
         feed_forward: MakeFeedForward | None = None,
     ):
         super().__init__()
-        build.check(
+        custom = build.check(
             config,
             ClassifierConfig,
             position=position,
@@ -85,7 +85,7 @@ class TextClassifier(nn.Module):
             feed_forward=feed_forward,
         )
         self.head = nn.Linear(config.width, config.classes)
-        init.transformer(self)
+        init.transformer(self, custom)
         init.classifier(self.head)
 
     @classmethod

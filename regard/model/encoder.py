@@ -93,7 +93,7 @@ class TextEncoder(nn.Module):
         feed_forward: MakeFeedForward | None = None,
     ):
         super().__init__()
-        build.check(
+        custom = build.check(
             config,
             EncoderConfig,
             position=position,
@@ -109,7 +109,7 @@ class TextEncoder(nn.Module):
             feed_forward=feed_forward,
         )
         self.output = nn.Linear(config.width, config.vocabulary)
-        init.transformer(self)
+        init.transformer(self, custom)
         if self.tokens.inner != config.width:
             raise ValueError(
                 f"the output is tied to the token vectors, of which concatenated positions leave "

@@ -18,9 +18,13 @@ Three schemes, one for each family, as in its paper or its authors' code:
 
 Biases start at zero, LayerNorms at one and zero. A layer used alone starts as its own class says.
 On the meta device all of it does nothing, as it should.
+
+A custom part keeps its own initial values. Call one of these functions on it, or on its pieces, for
+the values of a scheme: `init.transformer(part)`, `init.language(part, blocks)`.
 """
 
 import math
+from collections.abc import Collection, Iterator
 
 from torch import nn
 
@@ -30,37 +34,38 @@ from regard.model.block import FeedForward, GatedFeedForward
 from regard.model.embedding import Frames, Patches
 
 
-def transformer(model: nn.Module) -> None:
-    for module in model.modules():
+def transformer(model: nn.Module, custom: Collection[str] = ()) -> None:
+    """`custom` are the names of custom parts, such as `attention`, here as in the others."""
+    for module in _modules(model, custom):
         match module:
             case nn.Linear():
                 nn.init.xavier_uniform_(module.weight)
             case nn.Embedding():
                 nn.init.normal_(module.weight, std=module.embedding_dim**-0.5)
         _same_everywhere(module)
-    for module in model.modules():
+    for module in _modules(model, custom):
         if isinstance(module, Patches | Frames):
             _unit_variance(module.projection)
 
 
-def vision(model: nn.Module) -> None:
-    for module in model.modules():
+def vision(model: nn.Module, custom: Collection[str] = ()) -> None:
+    for module in _modules(model, custom):
         match module:
             case nn.Linear():
                 nn.init.xavier_uniform_(module.weight)
         _same_everywhere(module)
-    for module in model.modules():
+    for module in _modules(model, custom):
         if isinstance(module, Patches):
             _unit_variance(module.projection)
 
 
-def language(model: nn.Module, blocks: int) -> None:
-    for module in model.modules():
+def language(model: nn.Module, blocks: int, custom: Collection[str] = ()) -> None:
+    for module in _modules(model, custom):
         match module:
             case nn.Linear() | nn.Embedding():
                 nn.init.normal_(module.weight, std=0.02)
         _same_everywhere(module)
-    for module in model.modules():
+    for module in _modules(model, custom):
         match module:
             case MultiHeadAttention():
                 nn.init.normal_(module.output.weight, std=0.02 / math.sqrt(2 * blocks))
@@ -73,6 +78,14 @@ def classifier(head: nn.Linear) -> None:
     nn.init.zeros_(head.weight)
     if head.bias is not None:
         nn.init.zeros_(head.bias)
+
+
+def _modules(part: nn.Module, custom: Collection[str]) -> Iterator[nn.Module]:
+    """All modules but the custom parts and what is inside them."""
+    yield part
+    for name, child in part.named_children():
+        if name not in custom:
+            yield from _modules(child, custom)
 
 
 def _same_everywhere(module: nn.Module) -> None:

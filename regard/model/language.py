@@ -71,7 +71,7 @@ class LanguageModel(nn.Module):
         feed_forward: MakeFeedForward | None = None,
     ):
         super().__init__()
-        build.check(
+        custom = build.check(
             config,
             LanguageConfig,
             position=position,
@@ -96,7 +96,7 @@ class LanguageModel(nn.Module):
             feed_forward=feed_forward,
         )
         self.output = nn.Linear(config.width, config.vocabulary, bias=False)
-        init.language(self, config.layers)
+        init.language(self, config.layers, custom)
         if config.share:
             if self.tokens.table.weight.shape != self.output.weight.shape:
                 raise ValueError(

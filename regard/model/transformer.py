@@ -144,7 +144,7 @@ class Transformer(nn.Module):
         feed_forward: MakeFeedForward | None = None,
     ):
         super().__init__()
-        build.check(
+        custom = build.check(
             config,
             TransformerConfig,
             position=position,
@@ -173,7 +173,7 @@ class Transformer(nn.Module):
             feed_forward=feed_forward,
         )
         self.output = nn.Linear(config.width, config.vocabulary, bias=config.output_bias)
-        init.transformer(self)
+        init.transformer(self, custom)
         _share(self)
 
     @classmethod

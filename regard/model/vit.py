@@ -115,7 +115,8 @@ class VisionTransformer(nn.Module):
         feed_forward: MakeFeedForward | None = None,
     ):
         super().__init__()
-        build.check(config, VisionConfig, attention=attention, feed_forward=feed_forward)
+        makers = {"attention": attention, "feed_forward": feed_forward}
+        self.custom = build.check(config, VisionConfig, **makers)
         self.config = config
         check_integer("classes", config.classes)
         rows, columns = grid(config.image, config.patch)
@@ -139,7 +140,7 @@ class VisionTransformer(nn.Module):
         )
         self.norm = nn.LayerNorm(config.width, config.epsilon) if config.pool_norm else None
         # What is no attention, or another one, may not do with a few queries.
-        self.whole = attention is not None or config.mixer != "attention"
+        self.whole = "attention" in self.custom or config.mixer != "attention"
         self.head = Head(config.width, config.classes, config.head_width)
         self.reset_parameters()
 
@@ -164,7 +165,7 @@ class VisionTransformer(nn.Module):
         return cls(VisionConfig.huge(classes, image, patch))
 
     def reset_parameters(self) -> None:
-        init.vision(self)
+        init.vision(self, self.custom)
         init.classifier(self.head.output)
         if self.class_token is not None:
             nn.init.zeros_(self.class_token)

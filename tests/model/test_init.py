@@ -1,7 +1,10 @@
 """Initial values are those that init.py's words promise, measured."""
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -11,12 +14,20 @@ from regard import (
     AudioSource,
     LanguageConfig,
     LanguageModel,
+    Learned,
+    MultiHeadAttention,
+    TextClassifier,
+    TextEncoder,
     Transformer,
     TransformerConfig,
     VisionConfig,
     VisionTransformer,
 )
+from regard.model import init
+from regard.model.block import Block
+from regard.model.classifier import ClassifierConfig
 from regard.model.embedding import Frames, Patches
+from regard.model.encoder import EncoderConfig
 
 SIZES = {"width": 128, "heads": 4, "feed_forward": 384}
 
@@ -118,3 +129,75 @@ def test_a_new_head_starts_at_zero_and_the_first_gradient_reaches_it_alone() -> 
     nn.functional.cross_entropy(out, torch.tensor([1, 2, 3])).backward()
     for name, parameter in model.named_parameters():
         assert bool(parameter.grad.abs().sum() > 0) == name.startswith("head.output"), name
+
+
+class Zero(nn.Module):
+    """A feed-forward network that starts as a constant."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.expand, self.norm, self.reduce = nn.Linear(12, 17), nn.LayerNorm(17), nn.Linear(17, 12)
+        nn.init.zeros_(self.reduce.weight)
+        nn.init.constant_(self.reduce.bias, 0.5)
+        nn.init.constant_(self.norm.weight, 0.25)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.reduce(self.norm(self.expand(x)))
+
+
+SMALL: dict[str, Any] = {"width": 12, "heads": 3, "feed_forward": 17}
+MODELS: list[Callable[..., nn.Module]] = [
+    partial(Transformer, TransformerConfig(11, encoder_layers=1, decoder_layers=1, **SMALL)),
+    partial(LanguageModel, LanguageConfig(11, layers=1, **SMALL)),
+    partial(TextEncoder, EncoderConfig(11, layers=1, **SMALL)),
+    partial(TextClassifier, ClassifierConfig(5, 11, layers=1, **SMALL)),
+    partial(VisionTransformer, VisionConfig(5, image=6, patch=3, layers=1, **SMALL)),
+]
+
+
+@pytest.mark.parametrize("make", MODELS, ids=lambda make: make.func.__name__)
+def test_custom_parts_keep_their_initial_values(make: Callable[..., nn.Module]) -> None:
+    trained = [MultiHeadAttention(12, 3) for _ in range(2)]
+    for part in trained:
+        nn.init.constant_(part.query.weight, 3.0)
+        nn.init.constant_(part.query.bias, 0.5)
+    remaining = iter(trained)
+    model = make(attention=lambda position: next(remaining), feed_forward=Zero)
+    blocks = [part for part in model.modules() if isinstance(part, Block)]
+    assert blocks
+    for block in blocks:
+        assert (block.feed_forward.reduce.weight == 0).all()
+        assert (block.feed_forward.reduce.bias == 0.5).all()
+        assert (block.feed_forward.norm.weight == 0.25).all()
+        assert (block.attention.query.weight == 3).all()
+        assert (block.attention.query.bias == 0.5).all()
+
+
+def test_a_custom_position_keeps_its_initial_values() -> None:
+    def position() -> Learned:
+        learned = Learned(29, 12)
+        nn.init.constant_(learned.table, 3.0)
+        return learned
+
+    for make in MODELS[:4]:
+        tables = [part.table for part in make(position=position).modules() if type(part) is Learned]
+        assert tables
+        assert all((table == 3).all() for table in tables)
+
+
+def test_a_custom_part_takes_the_values_of_a_scheme_when_asked() -> None:
+    part = Zero()
+    init.transformer(part)
+    glorot(part.reduce.weight)
+    assert (part.reduce.bias == 0).all()
+    assert (part.norm.weight == 1).all()
+
+
+@pytest.mark.parametrize("make", MODELS, ids=lambda make: make.func.__name__)
+def test_a_function_that_makes_no_module_is_refused(make: Callable[..., nn.Module]) -> None:
+    with pytest.raises(
+        ValueError, match=r"^attention made None; .* must return a torch.nn.Module$"
+    ):
+        make(attention=lambda position: None)
+    with pytest.raises(ValueError, match=r"^feed_forward made class Zero; .* must return"):
+        make(feed_forward=lambda: Zero)
