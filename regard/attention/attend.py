@@ -34,6 +34,9 @@ def distribution(
     bias: Float[Tensor, "..."] | None = None,
 ) -> Float[Tensor, "*b L S"]:
     """The weights A: the softmax over the keys of β·q·k + bias."""
+    if bias is not None:  # -∞ hides a key, as a mask does
+        visible = bias != -math.inf
+        allowed = visible if allowed is None else allowed & visible
     scores = query @ key.transpose(-1, -2)
     scores = _sharpen(scores, beta, allowed)
     if bias is not None:
@@ -42,11 +45,11 @@ def distribution(
         scores = scores.masked_fill(~allowed, -math.inf)
     if scores.shape[-1] == 0:
         return scores
-    # The row's maximum is subtracted, so that no exponential overflows. A row of -inf keeps a
-    # finite maximum: a query that may attend to nothing gets a sum of 0, not NaN.
-    limits = torch.finfo(scores.dtype)
-    exponentials = torch.exp(scores - scores.detach().amax(-1, keepdim=True).clamp_min(limits.min))
-    return exponentials / exponentials.sum(-1, keepdim=True).clamp_min(limits.tiny)
+    # The row's maximum is subtracted, so that no exponential overflows and the largest is 1. A row
+    # of -∞ keeps a finite maximum: a query that may attend to nothing gets a sum of 0, not NaN.
+    least = torch.finfo(scores.dtype).min
+    exponentials = torch.exp(scores - scores.detach().amax(-1, keepdim=True).clamp_min(least))
+    return exponentials / exponentials.sum(-1, keepdim=True).clamp_min(1)
 
 
 def formula(

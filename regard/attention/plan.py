@@ -157,7 +157,7 @@ def _on_cuda(given: Arguments, dropout: float, flag: Plan | None) -> Plan:
         case [Packing() as packing] if banded and fits:
             return _TILES if _tiled(packing, given, dropout) else _LENGTHS
         case [Documents(edges=found)] if found is not None and L == S and banded and fits:
-            mean = B * L // _count(found)
+            mean = len(found[0]) * L // _count(found)
             wins = mean >= 2048 and not narrow and not training
             if not short and mean >= 64 and not (flexible and wins):
                 return _LENGTHS

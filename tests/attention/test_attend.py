@@ -11,8 +11,10 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from regard.attention import plan
+from regard.attention.arguments import arguments
 from regard.attention.attend import attend, distribution, explain, formula
 from regard.attention.backends import flex
 from regard.attention.mask import Mask, causal, documents, packed, padding, prefix, window
@@ -289,6 +291,66 @@ def plan_of(L: int, S: int, mask: Mask | None, **more: object) -> str:
     return explain(q, k, k, mask, **more)
 
 
+EMPTY_MASKS: dict[str, Callable[[], Mask | None]] = {
+    "no mask": lambda: None,
+    "own rule": lambda: padding([7, 0]) & Mask(lambda at: (at.query + at.key) % 3 > 0, "own"),
+}
+EMPTY_BETAS = {
+    "default": None,
+    "zero": 0,
+    "hard": math.inf,
+    "per head": torch.tensor([0.5, math.inf, 2.0]),
+}
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("beta", EMPTY_BETAS.values(), ids=EMPTY_BETAS.keys())
+@pytest.mark.parametrize("make", EMPTY_MASKS.values(), ids=EMPTY_MASKS.keys())
+def test_a_bias_that_hides_every_key_gives_zeros_and_zero_gradients(
+    make: Callable[[], Mask | None], beta: float | Tensor | None, dtype: torch.dtype
+) -> None:
+    numbers = torch.Generator().manual_seed(1)
+    query, key, value, bias = (
+        torch.randn(2, 3, *sizes, generator=numbers).to(dtype).requires_grad_()
+        for sizes in ((5, 4), (7, 4), (7, 4), (5, 7))
+    )
+    hidden = torch.zeros(2, 3, 5, 7, dtype=torch.bool)
+    hidden[:, :, 1], hidden[..., 2], hidden[0, 1], hidden[1, 2, 3, :6] = True, True, True, True
+    allowed = torch.ones(5, 7) > 0 if (mask := make()) is None else mask.tensor(5, 7)
+    empty = ~(allowed & ~hidden).any(-1)
+
+    def check(out: Tensor, leaves: list[Tensor]) -> None:
+        assert bool((out[empty] == 0).all())
+        total = 1000 * out.double().sum()
+        gradients = torch.autograd.grad(total, leaves, allow_unused=True, materialize_grads=True)
+        assert all(bool(gradient.isfinite().all()) for gradient in gradients)
+        assert bool((gradients[0][empty] == 0).all())
+        assert bool((gradients[1][hidden] == 0).all())
+
+    for dropout in (0.0, 0.5):
+        for backend in ("auto", "formula"):  # of which "auto" takes sdpa, but for hard attention
+            added = bias.masked_fill(hidden, -math.inf)
+            options = {"bias": added, "dropout": dropout, "backend": backend}
+            out = attend(query, key, value, make(), beta, **options)
+            check(out, [query, bias, key, value])
+            if not dropout:
+                near = weights(query, key, make(), beta, added).double() @ value.double()
+                torch.testing.assert_close(out.double(), near, atol=0.05, rtol=0.05)
+    rows = torch.tensor([3, 1])
+    chosen = weights(query, key, make(), beta, bias.masked_fill(hidden, -math.inf), rows=rows)
+    whole = chosen.new_zeros(2, 3, 5, 7).index_copy(2, rows, chosen)
+    check(whole, [query, bias, key])
+    entropy = statistics(query, key, make(), beta, bias.masked_fill(hidden, -math.inf)).entropy
+    assert bool((entropy[empty] == 0).all())
+
+
+def test_hard_attention_skips_what_a_bias_hides() -> None:
+    query, key = torch.ones(1, 1), torch.tensor([[3.0], [2.0], [1.0]])
+    bias = torch.tensor([-math.inf, 0.0, 0.0])
+    assert weights(query, key, beta=math.inf, bias=bias).tolist() == [[0, 1, 0]]
+    assert weights(query, key, beta=1e4, bias=bias).tolist() == [[0, 1, 0]]  # its limit
+
+
 def test_flags_serve_where_they_can() -> None:
     assert "nothing is masked" in plan_of(5, 7, None)
     assert "kernel flag" in plan_of(7, 7, causal())
@@ -325,6 +387,20 @@ def test_without_a_compiler_it_runs_and_says_so(monkeypatch: pytest.MonkeyPatch)
     case.compare("auto", torch.float32)
 
 
+@pytest.mark.parametrize("length", [32, 512])
+def test_a_plan_depends_on_the_mean_length_of_documents(length: int) -> None:
+    """The same documents, whether one row of ids serves the batch or each sentence has its own."""
+    ids = torch.arange(2048)[None] // length
+    with FakeTensorMode():
+        x = torch.empty(64, 2, 2048, 128, dtype=torch.bfloat16, device="cuda")
+    plans = [
+        plan.choose(arguments(x, x, x, documents(rows), None, None), 0.0, "auto")
+        for rows in (ids, ids.expand(64, -1))
+    ]
+    assert plans[0] == plans[1]
+    assert plans[0].route == ("lengths" if length == 512 else "tensor")
+
+
 def test_the_formula_is_the_formula() -> None:
     q, k, v = torch.randn(5, 7), torch.randn(3, 7), torch.randn(3, 2)
     torch.testing.assert_close(distribution(q, k), torch.softmax(q @ k.T, -1))
@@ -343,7 +419,7 @@ masks = [None, causal(), causal() & padding([3, 300]), window(3), packed([100, 2
          documents([0] * 100 + [1] * 205), ~causal()]
 compiled = torch.compile(attend, fullgraph=True, backend="aot_eager")
 for mask in masks:
-    B = 1 if mask is not None and mask.packing else 2
+    B = 1 if mask is not None and mask.packing is not None else 2
     inputs = [torch.randn(B, 2, 305, 8).requires_grad_() for _ in range(3)]
     pair = compiled(*inputs, mask), attend(*inputs, mask)
     torch.testing.assert_close(*pair)
@@ -359,6 +435,7 @@ import torch
 from regard import attend
 from tests.attention.problems import problem
 
+before = torch._dynamo.config.recompile_limit
 names = ["causal & padding", "documents in pieces", "packed & causal", "a rule of one's own"]
 for name in names:
     problem(name, 2, 2, 4, 37, 41, 16, 16).compare("flex", torch.float32, training=False)
@@ -381,6 +458,7 @@ def graphs(L, left):
 
 made = [graphs(L, left) for L, left in ((64, 3), (48, 4), (56, 9), (80, 5))]
 assert made[1] == made[3], made
+assert torch._dynamo.config.recompile_limit == before
 """
 
 

@@ -49,6 +49,11 @@ EXACT = 8
 """How many problems get a kernel compiled for their very sizes. Those took .59 to 1 of the time,
 but take seconds each to make; all further ones share kernels that take any size."""
 
+RECOMPILATIONS = 64
+"""Kernels that torch may compile during calls of `attend`; past its limit, 8 unless the user sets
+another, it would run the rest uncompiled, holding whole L x S matrices. Each kind of mask, each
+dtype, and training beside evaluation, counts as one."""
+
 _seen: set[Hashable] = set()
 
 
@@ -76,10 +81,19 @@ def _constants(mask: Mask | None) -> Hashable:
 def _compiled_flex(exact: bool) -> Callable[..., Any]:
     from torch.nn.attention.flex_attention import flex_attention
 
-    # Past its limit torch would run the rest uncompiled, holding whole L x S matrices. Each kind
-    # of mask, each dtype, and training beside evaluation, counts as one.
-    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 64)
-    return torch.compile(flex_attention, dynamic=False if exact else None)
+    compiled = torch.compile(flex_attention, dynamic=False if exact else None)
+
+    @functools.wraps(compiled)
+    def attend(*arguments: Any, **options: Any) -> Any:
+        config = torch._dynamo.config
+        limit = config.recompile_limit
+        config.recompile_limit = max(limit, RECOMPILATIONS)
+        try:
+            return compiled(*arguments, **options)
+        finally:
+            config.recompile_limit = limit
+
+    return attend
 
 
 def _flex(device: str, exact: bool) -> Callable[..., Any]:
