@@ -132,20 +132,33 @@ class Batch:
                 return
             lane = self._lanes.get(rules) or Lane(rules, session.vocabulary, self._longest)
             stay, tokens, rows = lane.enter(sentences, session)
-            if not stay:
-                session.close()
-                return
-            session.select(torch.from_numpy(rows))
         except Exception:
             session.close()
             raise
-        if self._session is None:
-            self._session, begin = session, 0
-        else:
-            begin = self._session.rows
-            self._session.join(session)
+        if not stay:
+            session.close()
+            return
+        try:
+            session.select(torch.from_numpy(rows))
+            begin = self._join(session)
+        except Exception as error:
+            # Rows that joined by half would change what the others find: all are given up.
+            session.close()
+            self.clear(error)
+            for sentence in stay:
+                sentence.fail(error)
+            return
         self._lanes[rules] = lane
         lane.follow(stay, tokens, begin + np.arange(len(rows)))
+
+    def _join(self, session: Session) -> int:
+        """Adds a session's rows to those that are computed; gives the first one's number."""
+        if self._session is None:
+            self._session = session
+            return 0
+        begin = self._session.rows
+        self._session.join(session)
+        return begin
 
     @torch.inference_mode()
     def step(self) -> None:
@@ -198,9 +211,9 @@ class Batch:
             sentence.fail(error)
 
     def _close(self) -> None:
-        if self._session is not None:
-            self._session.close()
-            self._session = None
+        session, self._session = self._session, None
+        if session is not None:
+            session.close()
 
 
 class Lane:
@@ -272,13 +285,14 @@ class Lane:
         """Answers those that have ended; what is left of all three."""
         going = [not self.search.over(sentence.place) for sentence in sentences]
         for sentence, goes_on in zip(sentences, going):
-            if goes_on and sentence.stream is not None:
-                sentence.stream(self.search.settled(sentence.place))
-            elif not goes_on:
-                try:
+            try:
+                if not goes_on:
                     sentence.answer(self.search.hypotheses(sentence.place))
-                except Exception as error:
-                    sentence.fail(error)
+                elif sentence.stream is not None:
+                    sentence.stream(self.search.settled(sentence.place))
+            except Exception as error:
+                sentence.fail(error)
+            if not goes_on:
                 self.search.remove(sentence.place)
         if all(going):
             return sentences, tokens, rows

@@ -178,6 +178,21 @@ def test_what_cannot_be_joined() -> None:
             one.join(other)
 
 
+def test_an_ensemble_that_cannot_join_is_as_it_was() -> None:
+    from tests.model.samples import tokens, transformer
+
+    models = [transformer(), transformer(), transformer()]
+    one, other = (
+        ensemble([open_session(model, tokens(2, 5)) for model in pair])
+        for pair in (models[:2], models[::2])
+    )
+    for session in (one, other):
+        session.step(session.begin([[1], [1]]))
+    with pytest.raises(ValueError, match="sessions of one model"):
+        one.join(other)
+    assert [member.rows for member in one.members] == [2, 2]  # type: ignore[attr-defined]
+
+
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize(
     ("sizes", "rows", "weights", "line"),

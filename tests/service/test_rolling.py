@@ -214,6 +214,56 @@ def test_a_step_that_fails_fails_all_and_the_next_begin_anew() -> None:
     assert found[0] == alone(again[0])
 
 
+class HalfJoined(Oracle):
+    """Its join takes one row, and then fails."""
+
+    def join(self, other: Session) -> None:
+        assert isinstance(other, Oracle)
+        self.pasts += other.pasts[:1]
+        raise ValueError("broken")
+
+
+def test_a_session_that_could_not_join_is_dropped_with_all_that_is_in_it() -> None:
+    sentences, found = collected([(n, [START], 5, KINDS[2]) for n in range(5)])
+    errors: list[Exception] = []
+    for sentence in sentences[:4]:
+        sentence.fail = errors.append
+    batch = Batch(lambda some, beams, length: HalfJoined([one.source for one in some]), 9)
+    batch.join(sentences[:2])
+    batch.step()
+    batch.join(sentences[2:4])
+    assert [str(error) for error in errors] == ["broken"] * 4
+    assert not batch.busy
+    batch.join(sentences[4:])
+    while batch.busy:
+        batch.step()
+    assert found[4] == alone(sentences[4])
+
+
+@pytest.mark.parametrize("rules", [KINDS[0], KINDS[2]])
+def test_a_stream_that_fails_fails_its_sentence_alone(rules: Rules) -> None:
+    sentences, found = collected([(n, [START], 9, rules) for n in (0, 7, 2)])
+    errors: list[Exception] = []
+    sentences[1].fail = errors.append
+    sentences[1].wanted = lambda: not errors
+
+    streamed: list[list[int]] = []
+
+    def broken(tokens: list[int]) -> None:
+        streamed.append(tokens)
+        if len(streamed) == 3:
+            raise ValueError("broken")
+
+    sentences[1].stream = broken
+    batch = Batch(lambda some, beams, length: Oracle([one.source for one in some]), 9)
+    batch.join(sentences)
+    while batch.busy:
+        batch.step()
+    assert [str(error) for error in errors] == ["broken"]
+    for n in (0, 2):
+        assert found[n] == alone(sentences[n])
+
+
 def test_numbers_that_are_not_finite_are_an_error() -> None:
     class Broken(Oracle):
         def step(self, tokens: Tensor) -> Tensor:

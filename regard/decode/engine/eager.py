@@ -114,9 +114,16 @@ class EagerSession(Session):
         self.cache.select(self._chosen(rows))
         self.rows = len(rows)
 
+    def check_join(self, other: Session) -> None:
+        if not isinstance(other, EagerSession) or other.model is not self.model:
+            raise ValueError("only sessions of one model can be joined; open both with the same")
+        for session in (self, other):
+            if any(block.own.held is None for block in session.cache.blocks):
+                raise ValueError("a session joins after its first step; take one with both first")
+
     def join(self, other: Session) -> None:
-        assert isinstance(other, EagerSession)
-        self.cache.join(other.cache)
+        self.check_join(other)
+        self.cache.join(cast(EagerSession, other).cache)
         self.rows += other.rows
 
     def _states(self, tokens: Int[Tensor, "R n"]) -> Float[Tensor, "R n D"]:
@@ -160,12 +167,11 @@ class ReadingSession(EagerSession):
                 self.lengths = self.lengths.index_select(0, sources.to(self.lengths.device))
 
     def join(self, other: Session) -> None:
-        assert isinstance(other, ReadingSession)
-        for session in (self, other):
-            if session.memory is not None:
-                raise ValueError("a session joins after its first step; take one with both first")
+        self.check_join(other)
+        sessions = [self, cast(ReadingSession, other)]
+        for session in sessions:
             session._part()
-        ends = [session._ends() for session in (self, other)]
+        ends = [session._ends() for session in sessions]
         super().join(other)
         self.sources = self.rows
         self.lengths = torch.cat(ends)

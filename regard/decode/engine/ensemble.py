@@ -90,10 +90,15 @@ class EnsembleSession(Session):
             member.select(rows)
         self.rows = len(rows)
 
-    def join(self, other: Session) -> None:
+    def check_join(self, other: Session) -> None:
         if not isinstance(other, EnsembleSession) or len(other.members) != len(self.members):
             raise ValueError("an ensemble can be joined by one of the same models alone")
         for mine, its in zip(self.members, other.members):
+            mine.check_join(its)
+
+    def join(self, other: Session) -> None:
+        self.check_join(other)
+        for mine, its in zip(self.members, cast(EnsembleSession, other).members):
             mine.join(its)
         self.rows += other.rows
 

@@ -122,8 +122,15 @@ class Session:
         """
         raise NotImplementedError
 
+    def check_join(self, other: "Session") -> None:
+        """Raises if the other session cannot join; changes nothing."""
+        raise NotImplementedError
+
     def join(self, other: "Session") -> None:
-        """The other session, of the same engine, is then used up."""
+        """Appends the rows of another session of the same engine, which is then used up.
+
+        If `check_join` raises, both sessions stay as they were.
+        """
         raise NotImplementedError
 
     def best(self, logits: Float[Tensor, "R N"], count: int, rule: Constraints, t: int) -> Best:

@@ -429,9 +429,14 @@ class CudaSession(Session):
         torch._assert_async(stay)  # a search keeps them there; nothing waits for the device
         return True
 
+    def check_join(self, other: Session) -> None:
+        if not isinstance(other, CudaSession) or other.engine is not self.engine:
+            raise ValueError("only sessions of one engine can be joined; open both with the same")
+
     @torch.no_grad()
     def join(self, other: Session) -> None:
-        assert isinstance(other, CudaSession)
+        self.check_join(other)
+        other = cast(CudaSession, other)
         all_rows = [(one, torch.arange(one.rows, device=self.device)) for one in (self, other)]
         longest = max(self.longest, other.longest)
         self._move(self.rows + other.rows, all_rows)

@@ -52,6 +52,15 @@ class Places(NamedTuple):
         return int(self.position.max(initial=-1)) + 1
 
 
+class Rows(NamedTuple):
+    """Rows of a cache."""
+
+    table: NDArray[np.int32]
+    lengths: Integers
+    slots: int
+    """How many of the free slots the table lists."""
+
+
 class Cache:
     """Of a stack: (blocks, slots, width), in halves."""
 
@@ -108,19 +117,27 @@ class Cache:
     def select(self, rows: Integers) -> None:
         self.table, self.lengths = self.table[rows], self.lengths[rows]
 
-    def join(self, other: "Cache") -> None:
-        """Rows of another cache follow, and what they list is copied."""
+    def merged(self, other: "Cache") -> Rows:
+        """The rows of both caches, for `assign`; until then neither cache changes.
+
+        What the other cache lists is copied into slots of this one, which stay free until then.
+        """
         theirs = np.unique(other.table[other._listed()])
-        ours = self._take(len(theirs))
+        self.reserve(len(theirs))
+        ours = self._free[: len(theirs)]
         to, of = (torch.from_numpy(slots).long() for slots in (ours, theirs))
         self.data[:, to] = other.data[:, of]
         number = np.zeros(other.data.shape[1] + 1, np.int32)
         number[theirs] = ours
-        self._fit(other.table.shape[1])
-        other._fit(self.table.shape[1])
-        table = np.where(other._listed(), number[other.table], 0)
-        self.table = np.concatenate((self.table, table))
-        self.lengths = np.concatenate((self.lengths, other.lengths))
+        (rows, width), (more, other_width) = self.table.shape, other.table.shape
+        table = np.zeros((rows + more, max(width, other_width)), np.int32)
+        table[:rows, :width] = self.table
+        table[rows:, :other_width] = np.where(other._listed(), number[other.table], 0)
+        return Rows(table, np.concatenate((self.lengths, other.lengths)), len(theirs))
+
+    def assign(self, rows: Rows) -> None:
+        self.table, self.lengths = rows.table, rows.lengths
+        self.used(rows.slots)
 
     def clear(self) -> None:
         """No rows, and no memory."""

@@ -172,12 +172,17 @@ class Int8Session(Session):
         for cache in self._caches():
             cache.select(chosen)
 
-    def join(self, other: Session) -> None:
+    def check_join(self, other: Session) -> None:
         if not isinstance(other, Int8Session) or other.engine is not self.engine:
             raise ValueError("only sessions of one engine can be joined; open both with the same")
+
+    def join(self, other: Session) -> None:
+        self.check_join(other)
+        joined = cast(Int8Session, other)
+        merged = [mine.merged(its) for mine, its in zip(self._caches(), joined._caches())]
+        for cache, rows in zip(self._caches(), merged):
+            cache.assign(rows)
         self.rows += other.rows
-        for cache, joined in zip(self._caches(), other._caches()):
-            cache.join(joined)
         other.close()
 
     def best(
