@@ -6,6 +6,8 @@ import sys
 import time
 from typing import Any
 
+from regard.serve import wire
+
 
 class JsonLines(logging.Formatter):
     """time, level, event; and what `extra={"about": {…}}` adds."""
@@ -20,18 +22,12 @@ class JsonLines(logging.Formatter):
         }
         if record.exc_info:
             # Only names and lines of code: the words of an exception may quote a user's.
-            line["exception"] = _trace(record.exc_info[2])
-            line["kind"] = record.exc_info[0].__name__ if record.exc_info[0] else ""
+            kind, error, traceback = record.exc_info
+            line["exception"] = wire.frames(traceback)
+            line["kind"] = kind.__name__ if kind else ""
+            if isinstance(error, wire.WorkerError):
+                line["exception"], line["kind"] = error.frames, error.kind
         return json.dumps(line)
-
-
-def _trace(traceback: Any) -> list[str]:
-    lines = []
-    while traceback is not None:
-        code = traceback.tb_frame.f_code
-        lines.append(f"{code.co_filename}:{traceback.tb_lineno} {code.co_name}")
-        traceback = traceback.tb_next
-    return lines[-8:]
 
 
 def start(level: str) -> None:

@@ -12,6 +12,7 @@ import dataclasses
 import json
 import struct
 from collections.abc import Callable
+from types import TracebackType
 from typing import Any, TypeAlias
 
 from regard.service import requests
@@ -20,8 +21,8 @@ from regard.service.requests import Busy, Refused, Request
 Message: TypeAlias = dict[str, Any]
 
 _SIZE = struct.Struct("<I")
-LARGEST = 2**30
-"""Bytes of a header; nobody sends more."""
+FRAMES = 8
+"""Lines of a traceback that are logged."""
 
 KINDS: dict[str, type[Request]] = {
     kind.__name__: kind
@@ -83,20 +84,36 @@ def unpack(message: Message, blobs: list[bytes]) -> Request:
     return kind(**fields)
 
 
+class WorkerError(RuntimeError):
+    """An error in a worker that is no refusal: its kind, and the lines of code that raised it."""
+
+    def __init__(self, kind: str, frames: list[str]):
+        super().__init__(kind)
+        self.kind, self.frames = kind, frames
+
+
 def pack_error(error: BaseException) -> list[Any]:
-    """Its kind and words. A fault of our own has no words that a client should see."""
+    """A refusal with its words; of any other error, whose words may quote a user's, only code."""
     if isinstance(error, Refused):
         return [type(error).__name__, str(error), getattr(error, "retry_after", 1)]
-    if isinstance(error, ValueError):
-        return ["Refused", str(error).splitlines()[0] if str(error) else "refused", 1]
-    return ["Fault", type(error).__name__, 1]
+    return ["Fault", type(error).__name__, frames(error.__traceback__)]
 
 
 def unpack_error(error: list[Any]) -> Exception:
-    kind, words, retry_after = error
-    if kind == "Busy":
-        return Busy(words, retry_after)
-    return REFUSALS[kind](words) if kind in REFUSALS else RuntimeError(words)
+    kind, words, more = error
+    if kind == "Fault":
+        return WorkerError(words, more)
+    return Busy(words, more) if kind == "Busy" else REFUSALS[kind](words)
+
+
+def frames(traceback: TracebackType | None) -> list[str]:
+    """The innermost lines of code of a traceback."""
+    lines = []
+    while traceback is not None:
+        code = traceback.tb_frame.f_code
+        lines.append(f"{code.co_filename}:{traceback.tb_lineno} {code.co_name}")
+        traceback = traceback.tb_next
+    return lines[-FRAMES:]
 
 
 def plain(answer: object) -> Any:

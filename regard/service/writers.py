@@ -12,11 +12,7 @@ import torch
 from regard.decode.engine.pick import pick
 from regard.decode.engine.session import Session
 from regard.service.batch import ROWS, ROWS_ON_GPU, Batch, Rules, Sentence
-from regard.service.requests import (
-    Delta,
-    Limits,
-    Request,
-)
+from regard.service.requests import Delta, Limits, Request, TooLarge
 from regard.service.served import Job, Served
 from regard.task.search import SearchSettings, check_beams
 
@@ -70,7 +66,10 @@ class Writer(Served):
     def check(self, request: Request, limits: Limits) -> None:
         super().check(request, limits)
         beams = max(getattr(request, "beams", None) or 1, getattr(request, "n_best", 1))
-        check_beams(beams, self.model.config.vocabulary)
+        try:
+            check_beams(beams, self.model.config.vocabulary)
+        except ValueError as error:
+            raise TooLarge(str(error)) from None
 
     def enqueue(self, sentences: Sequence[Sentence]) -> None:
         self._count(len(sentences))

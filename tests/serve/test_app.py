@@ -13,9 +13,11 @@ from urllib.parse import urlencode
 import pytest
 
 from regard import load
+from regard.serve import wire
 from regard.serve.app import Options, create
 from regard.serve.backend import InProcess
 from regard.serve.guard import Keys
+from regard.serve.logs import JsonLines
 from regard.service import Limits, Service
 from regard.service.requests import Busy, Lost
 from tests.processes import wait_until
@@ -334,11 +336,32 @@ def test_refusals_and_faults(stream: bool, caplog: pytest.LogCaptureFixture) -> 
     assert call(create(Broken(KeyError())), "GET", "/health").status == 503
 
 
+def test_an_error_in_a_worker_is_logged_with_its_lines_of_code(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Whatever its kind is: only a `Refused` is an answer of 4xx."""
+
+    def fail() -> None:
+        raise ValueError("secret: along dimension 1 …")
+
+    with pytest.raises(ValueError, match="secret") as raised:
+        fail()
+    sent = json.loads(json.dumps(wire.pack_error(raised.value)))
+    with caplog.at_level(logging.INFO, "regard.serve"):
+        headers = {"x-request-id": "abc"}
+        app = create(Broken(wire.unpack_error(sent)))
+        answer = call(app, "POST", "/v1/translate", {"text": "a"}, headers)
+    assert (answer.status, answer.json) == (500, {"error": "this is a fault of the server's own"})
+    lines = [json.loads(JsonLines().format(record)) for record in caplog.records]
+    (fault,) = [line for line in lines if line["event"] == "fault"]
+    assert (fault["id"], fault["kind"]) == ("abc", "ValueError")
+    assert fault["exception"][-1].endswith(" fail")
+    assert "secret" not in str(lines)
+
+
 def test_logs_have_no_words_of_users(
     app: Any, service: Service, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from regard.serve.logs import JsonLines
-
     with caplog.at_level(logging.INFO, "regard.serve"):
         call(app, "POST", "/v1/translate", {"text": "ab secret", "model": "en-de"})
         call(app, "POST", "/v1/translate/secret", {"text": "secret"})
