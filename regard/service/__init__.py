@@ -11,7 +11,6 @@ service.py    the models, and the thread that computes
 served.py     a model that is served; of the kinds in writers.py, translators.py, readers.py,
               sorters.py: from requests to sentences, and back; models.py loads one
 batch.py      continuous batching over the engines' sessions
-rolling.py    searches in which every sentence is at a step of its own
 split.py      long texts in pieces
 images.py     images, checked before they are decoded
 corpus.py     files of any size, by many processes

@@ -15,7 +15,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +23,7 @@ from typing import Any, cast
 
 from regard import memory
 from regard.device import use
+from regard.processes import one_line
 from regard.service.models import load_served, weights_size
 from regard.service.requests import (
     LIMITS,
@@ -41,8 +42,10 @@ from regard.task.settings import Precision
 RATE = 20.0
 """Sentences a second, before any have been counted."""
 
+CLOSED = "the service has been closed"
 
-@dataclass
+
+@dataclass(eq=False)
 class _Place:
     """A folder that is served; its model is loaded, or will be when it is asked for."""
 
@@ -89,8 +92,16 @@ class Service:
         """Models with work, which may have been replaced by newer ones."""
         self._changed = threading.Condition()
         self._closing = False
-        self._loader = ThreadPoolExecutor(1, "regard-load", self._use_device)
-        self._preparer = ThreadPoolExecutor(2, "regard-images")
+        """New requests are refused."""
+        self._abandoned = False
+        """Requests in flight fail."""
+        self._prepared = False
+        """No request is being prepared any more."""
+        self._ended = False
+        """The compute thread takes no more turns."""
+        self._own_threads: set[int] = set()
+        self._loader = ThreadPoolExecutor(1, "regard-load", self._begin_thread)
+        self._preparer = ThreadPoolExecutor(2, "regard-images", self._begin_thread)
         self._speed, self._since, self._begun = RATE, time.monotonic(), 0
         self._thread = threading.Thread(target=self._run, name="regard-compute", daemon=True)
         self._thread.start()
@@ -141,6 +152,8 @@ class Service:
 
         def loaded(found: "Future[Served]") -> None:
             error = found.exception()
+            if isinstance(error, ValueError | OSError) and not isinstance(error, Refused):
+                error = Refused(one_line(error))  # the folder is at fault
             if error is not None:
                 done.set_exception(error)
             else:
@@ -151,16 +164,18 @@ class Service:
         return done
 
     def _place(self, name: str | None, request: Request | None = None) -> _Place:
-        with self._changed:
-            places = dict(self._places)
+        with self._changed:  # models are let go in another thread
+            places = {place: place.served for place in self._places.values()}
         if name is not None:
-            if name not in places:
-                raise Unknown(f"there is no such model; there are {', '.join(sorted(places))}")
-            return places[name]
+            for place in places:
+                if place.name == name:
+                    return place
+            names = ", ".join(sorted(place.name for place in places))
+            raise Unknown(f"there is no such model; there are {names}")
         able = [
             place
-            for place in places.values()
-            if request is None or place.served is None or isinstance(request, place.served.asked)
+            for place, served in places.items()
+            if request is None or served is None or isinstance(request, served.asked)
         ]
         if len(able) == 1:
             return able[0]
@@ -174,7 +189,7 @@ class Service:
         with self._changed:
             if place.loading is not None:
                 return place.loading
-            future = self._loader.submit(self._loaded, place, again)
+            future = self._run_in(self._loader, self._loaded, place, again)
             if not future.done():
                 place.loading = future
         future.add_done_callback(lambda _: setattr(place, "loading", None))
@@ -247,20 +262,25 @@ class Service:
             job.fail(error)
             return future
         place.used = time.monotonic()
-        served = place.served
-        if served is not None:
-            self._take(served, job)
-        else:
-
-            def loaded(found: "Future[Served]") -> None:
-                error = found.exception()
-                if error is not None:
-                    job.fail(error if isinstance(error, Refused) else Lost(str(error)))
-                else:
-                    self._take(found.result(), job)
-
-            self._load(place).add_done_callback(loaded)
+        self._when_loaded(place, job, lambda served: self._take(served, job))
         return future
+
+    def _when_loaded(self, place: _Place, job: Job, use: Callable[[Served], object]) -> None:
+        """Calls `use` with a place's model, and at once if that is loaded."""
+
+        def loaded(found: "Future[Served]") -> None:
+            try:
+                use(found.result())
+            except Exception as error:
+                job.fail(error if isinstance(error, Refused) else Lost(str(error)))
+
+        try:
+            if (served := place.served) is not None:
+                use(served)
+            else:
+                self._load(place).add_done_callback(loaded)
+        except Refused as error:
+            job.fail(error)
 
     def inspect(self, name: str, look: Callable[[Any], Any]) -> "Future[Any]":
         """What a function finds in a model with its tokenizer or labels, as `load` gives it.
@@ -274,24 +294,18 @@ class Service:
             self.counts.requests += 1
         future.add_done_callback(self._count)
 
-        def loaded(found: "Future[Served]") -> None:
-            if (error := found.exception()) is not None:
-                job.fail(error if isinstance(error, Refused) else Lost(str(error)))
-                return
-            served = found.result()
+        def call(served: Served) -> None:
             served.calls.append((job, lambda: look(served.whole)))
-            with self._changed:
-                if served not in self._active:
-                    self._active.append(served)
-                self._changed.notify()
+            self._activate(served)
 
         try:
+            self._check_open()
             place = self._place(name)
         except Refused as error:
             job.fail(error)
             return future
         place.used = time.monotonic()
-        self._load(place).add_done_callback(loaded)
+        self._when_loaded(place, job, call)
         return future
 
     def _count(self, future: "Future[Any]") -> None:
@@ -302,8 +316,7 @@ class Service:
 
     def _check(self, request: Request) -> None:
         """Refuses what is too large, whichever model it is for."""
-        if self._closing:
-            raise Busy("the service is closing", 5)
+        self._check_open()
         limits, asked = self.limits, cast(Any, request)
         texts: Sequence[str] = getattr(asked, "texts", ()) or getattr(asked, "prompts", ())
         several = (*texts, *getattr(asked, "images", ()))
@@ -318,6 +331,10 @@ class Service:
                 raise Refused("a text has half of a surrogate pair, which is no character")
         if (waiting := self.waiting) >= limits.queue:
             raise Busy(f"{waiting:,} sentences are waiting; try again soon", self.retry_after())
+
+    def _check_open(self) -> None:
+        if self._closing:
+            raise Busy("the service is closing", 5)
 
     @property
     def waiting(self) -> int:
@@ -338,9 +355,9 @@ class Service:
                     return
                 self._taken(served, job)
 
-            self._loader.submit(prepare)
+            self._run_in(self._loader, prepare)
         elif getattr(job.request, "images", None) or getattr(job.request, "image", None):
-            self._preparer.submit(self._taken, served, job)
+            self._run_in(self._preparer, self._taken, served, job)
         else:
             self._taken(served, job)
 
@@ -351,30 +368,48 @@ class Service:
         except Exception as error:
             job.fail(error)
             return
+        self._activate(served)
+
+    def _activate(self, served: Served) -> None:
+        """Gives a model its turns, now that it has work."""
         with self._changed:
             if served not in self._active:
                 self._active.append(served)
             self._changed.notify()
+            if self._ended:
+                served.give_up(Lost(CLOSED))
+
+    @staticmethod
+    def _run_in(executor: Executor, work: Callable[..., Any], *arguments: Any) -> "Future[Any]":
+        try:
+            return executor.submit(work, *arguments)
+        except RuntimeError:  # it was shut down meanwhile
+            raise Busy("the service is closing", 5) from None
 
     # Computing
 
-    def _use_device(self) -> None:
+    def _begin_thread(self) -> None:
+        self._own_threads.add(threading.get_ident())
         with suppress(ValueError):  # said when a model is loaded
             use(self.device)
 
     def _run(self) -> None:
-        self._use_device()
+        self._begin_thread()
         while True:
             with self._changed:
                 self._active = [served for served in self._active if served.busy]
                 if not self._active:
-                    if self._closing:
+                    if self._prepared:
+                        self._ended = True
                         return
                     self._changed.wait()
                     self._since, self._begun = time.monotonic(), 0
                     continue
                 active = list(self._active)
             for served in active:
+                if self._abandoned:
+                    served.give_up(Lost(CLOSED))
+                    continue
                 try:
                     begun = served.turn()
                 except Exception as error:
@@ -393,15 +428,24 @@ class Service:
             self._since, self._begun = now, 0
 
     def close(self, drain: bool = True) -> None:
-        """Refuses what comes; finishes what is there, or gives it up."""
-        self._closing = True
+        """Refuses new requests, answers those there are, or without `drain` fails them, and waits
+        until the compute thread has ended.
+
+        It may be called from any thread, again, and at any time. In one of the service's own
+        threads, such as a stream's, it returns at once.
+        """
+        with self._changed:
+            self._closing = True
+            self._abandoned |= not drain
+            self._changed.notify_all()
+        if threading.get_ident() in self._own_threads:
+            threading.Thread(target=self.close, args=(drain,), name="regard-close").start()
+            return
         self._loader.shutdown(wait=True)
         self._preparer.shutdown(wait=True)
         with self._changed:
-            if not drain:
-                for served in self._active:
-                    served.give_up(Lost("the service has been closed"))
-            self._changed.notify()
+            self._prepared = True
+            self._changed.notify_all()
         self._thread.join()
         atexit.unregister(self.close)
 

@@ -98,9 +98,8 @@ class Sorter(Served):
 
     def give_up(self, error: Exception) -> None:
         super().give_up(error)
-        for example in self._examples:
-            example.job.fail(error)
-        self._examples.clear()
+        while self._examples:
+            self._examples.popleft().job.fail(error)
 
 
 class ServedClassifier(Sorter):

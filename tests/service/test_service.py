@@ -1,6 +1,10 @@
 """Several models, many who ask, one answer for each: the direct one."""
 
+import os
+import random
 import shutil
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -115,6 +119,34 @@ def test_answers_are_the_direct_ones(folders: dict[str, Path], precision: Any) -
             (want,) = direct.hypotheses([text], beams=(None, 1, 2)[n % 3])
             assert have.text == want[0].text
             assert have.score == pytest.approx(want[0].score, abs=1e-5)
+
+
+@pytest.mark.skipif(bool(native.missing()), reason="no compiler")
+def test_texts_of_unlike_lengths_are_answered_together(tmp_path: Path) -> None:
+    """From a few tokens to some hundred, by clients that come and go at any time."""
+    folder = translator(tmp_path / "words", length=137)
+    texts = ["x" * length for length in (1, 20, 33, 90, 131)]
+    with Service(Limits(seconds=600.0), precision="int8") as service:
+        service.add(folder)
+        alone = {text: service.ask(Translate(texts=(text,))) for text in texts}
+        failed: list[BaseException] = []
+
+        def client(seed: int) -> None:
+            rng = random.Random(seed)
+            for _ in range(5):
+                chosen = rng.choices(texts, k=rng.choice((1, 3)))
+                try:
+                    found = service.ask(Translate(texts=tuple(chosen)))
+                    assert found == tuple(alone[text][0] for text in chosen)
+                except BaseException as error:
+                    failed.append(error)
+
+        clients = [threading.Thread(target=client, args=(seed,)) for seed in range(4)]
+        for thread in clients:
+            thread.start()
+        for thread in clients:
+            thread.join()
+        assert failed == []
 
 
 def test_the_engine_that_runs_is_shown(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -356,6 +388,22 @@ def test_a_model_that_fails_fails_its_requests_alone(
     assert found.text == direct.translate([TEXTS[0]])[0]
 
 
+def test_an_error_of_the_engine_is_no_refusal(service: Service) -> None:
+    served = service._places["words"].served
+    assert isinstance(served, ServedTranslator)
+
+    def broken(*given: Any) -> None:
+        raise ValueError("shapes differ")
+
+    handle = served.model.decoder.register_forward_pre_hook(broken)
+    with pytest.raises(ValueError, match="shapes differ") as raised:
+        service.ask(Translate(texts=(TEXTS[0],)))
+    handle.remove()
+    assert not isinstance(raised.value, Refused)
+    with pytest.raises(TooLarge, match="the size of the vocabulary"):
+        served.check(Translate(texts=("a",), beams=BPE.size + 1), Limits(beams=10**4))
+
+
 # Models
 
 
@@ -513,10 +561,101 @@ def test_closing_at_once_loses_and_says_so(folders: dict[str, Path]) -> None:
     gate.inside.wait()
     closing = threading.Thread(target=service.close, kwargs={"drain": False})
     closing.start()
-    with pytest.raises(Lost, match="closed"):
-        asked[-1].result()
     gate.open.set()
     closing.join()
+    with pytest.raises(Lost, match="closed"):
+        asked[-1].result()
+
+
+def test_only_the_compute_thread_touches_what_is_running(service: Service) -> None:
+    """Kernels write into arrays that `give_up` frees."""
+    served = service._places["words"].served
+    assert isinstance(served, ServedTranslator)
+    threads: list[threading.Thread] = []
+    clear = served.batch.clear
+
+    def cleared(error: Exception) -> None:
+        threads.append(threading.current_thread())
+        clear(error)
+
+    served.batch.clear = cleared  # type: ignore[method-assign]
+    gate = Gate(service, "words")
+    asked = [service.submit(Translate(texts=(text,))) for text in TEXTS[:5]]
+    gate.inside.wait()
+    closing = [threading.Thread(target=service.close, args=(False,)) for _ in range(3)]
+    for thread in closing:
+        thread.start()
+    gate.open.set()
+    for thread in closing:
+        thread.join()
+    assert threads == [service._thread]
+    assert all(isinstance(future.exception(), Lost) for future in asked)
+
+
+@pytest.mark.parametrize("drain", [True, False])
+def test_a_stream_may_close_the_service(folders: dict[str, Path], drain: bool) -> None:
+    service = Service(Limits(seconds=600.0))
+    service.add(folders["words"])
+
+    def close(delta: Delta) -> None:
+        service.close(drain)
+
+    streamed = service.submit(Translate(texts=(TEXTS[0],), beams=1), close)
+    assert isinstance(streamed.exception(), type(None) if drain else Lost)
+    service._thread.join(HANG)
+    assert not service._thread.is_alive()
+    service.close()
+
+
+def test_a_request_that_comes_after_the_last_is_refused(folders: dict[str, Path]) -> None:
+    """Checked before the service was closed, and taken in afterwards."""
+    service = Service(Limits(seconds=600.0))
+    service.add(folders["words"])
+    service._check_open = service.close  # type: ignore[method-assign]
+    for future in (
+        service.submit(Translate(texts=(TEXTS[0],))),
+        service.submit(Read(model="words", images=(b"",))),
+        service.inspect("words", lambda predictor: None),
+    ):
+        assert isinstance(future.exception(HANG), Lost | Busy | Unknown)
+
+
+EXIT = """
+import os, sys, time
+from regard import load
+from regard.service import Limits, Service, Translate
+
+load(sys.argv[1])  # all that is imported for it
+
+def leave():
+    service = Service(Limits(seconds=600.0), precision="int8")
+    service.add(sys.argv[1])
+    service.submit(Translate(texts=("x" * 97,) * 80, beams=5))
+    while service.counts.steps < 3:
+        time.sleep(0.001)
+
+for _ in range(int(sys.argv[2])):
+    if not (child := os.fork()):
+        leave()
+        sys.exit()
+    if status := os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]):
+        sys.exit(f"ended by {status}")
+"""
+
+
+@pytest.mark.skipif(bool(native.missing()), reason="no compiler")
+@pytest.mark.parametrize("times", [2, pytest.param(30, marks=pytest.mark.slow)])
+def test_a_script_may_exit_with_requests_in_flight(tmp_path: Path, times: int) -> None:
+    """Freed memory is overwritten at once, so that a kernel that still uses it is noticed."""
+    folder = translator(tmp_path / "words", length=137)
+    done = subprocess.run(
+        [sys.executable, "-c", EXIT, folder, str(times)],
+        env={**os.environ, "MALLOC_PERTURB_": "165", "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=HANG,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_a_model_of_another_kind_is_refused(tmp_path: Path) -> None:
