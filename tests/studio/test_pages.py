@@ -398,7 +398,7 @@ def test_every_hypothesis_has_its_own_attention(studio: Server, open_page: Open)
 def test_a_real_head_by_hand_has_the_models_weights(
     studio: Server, runs: list[Path], open_page: Open
 ) -> None:
-    page = open_page(studio, "translate?text=4.+M%C3%A4rz+1983&map=cross&layer=1&head=2")
+    page = open_page(studio, "translate?text=4.+M%C3%A4rz+1983&map=cross&layer=0&head=2")
     settled(page)
     page.click("[data-key=to-byhand]")
     page.wait_for_selector("table[data-step=weights]")
@@ -406,7 +406,7 @@ def test_a_real_head_by_hand_has_the_models_weights(
     asked = {
         "run": "dates",
         "text": "4. März 1983",
-        "attention": "decoder.blocks.1.cross",
+        "attention": "decoder.blocks.0.cross",
         "head": 2,
     }
     expected = asks["head"](asked)["weights"]
