@@ -6,6 +6,9 @@
 
 const SVG = "http://www.w3.org/2000/svg";
 
+const attributesOf = new WeakMap(); // an element's attributes as the page last drew them
+const contentsOf = new WeakMap(); // how to build the content of folded details
+
 /** An element with attributes, listeners (onclick) and children; text is never parsed as HTML. */
 export function el(tag, attributes = {}, ...children) {
   return fill(document.createElement(tag), attributes, children);
@@ -15,16 +18,103 @@ export function svg(tag, attributes = {}, ...children) {
   return fill(document.createElementNS(SVG, tag), attributes, children);
 }
 
-function fill(made, attributes, children) {
+function fill(element, attributes, children) {
   for (const [name, value] of Object.entries(attributes)) {
     if (value === undefined || value === null || value === false) continue;
-    if (name.startsWith("on")) made.addEventListener(name.slice(2), value);
-    else if (name === "style") for (const [key, said] of Object.entries(value)) key.startsWith("--") ? made.style.setProperty(key, said) : (made.style[key] = said);
-    else if (name === "value" || name === "checked") made[name] = value;
-    else made.setAttribute(name, value === true ? "" : value);
+    if (name.startsWith("on")) element[name] = (event) => void value(event); // a handler that returns false would cancel the event
+    else if (name === "style") for (const [key, text] of Object.entries(value)) key.startsWith("--") ? element.style.setProperty(key, text) : (element.style[key] = text);
+    else if (name === "value" || name === "checked" || name === "open") element[name] = value;
+    else element.setAttribute(name, value === true ? "" : value);
   }
-  made.append(...children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false));
-  return made;
+  element.append(...nodes(children));
+  attributesOf.set(element, attributes);
+  return element;
+}
+
+/** Children as nodes. An absent child (null, false) keeps its place as a comment, so that its siblings keep theirs. */
+function nodes(children) {
+  return [children].flat(Infinity).map((child) =>
+    child instanceof Node ? child : child === null || child === undefined || child === false ? document.createComment("") : document.createTextNode(child));
+}
+
+/**
+ * Gives `parent` these children by updating those that it has, so that focus, selections, drags, compositions, scroll
+ * positions and open details survive. Children match by their order, their tag and their data-key.
+ */
+export function morph(parent, children) {
+  const [old, fresh] = [[...parent.childNodes], nodes(children)];
+  const shorter = Math.min(old.length, fresh.length);
+  let head = 0;
+  while (head < shorter && matches(old[head], fresh[head])) head++;
+  let tail = 0;
+  while (tail < shorter - head && matches(old.at(-1 - tail), fresh.at(-1 - tail))) tail++;
+  const removed = new Set(old);
+  let next = null;
+  for (let n = fresh.length - 1; n >= 0; n--) {
+    const inTail = n >= fresh.length - tail;
+    const match = inTail ? old[n + old.length - fresh.length] : n < old.length - tail ? old[n] : null;
+    if (match && matches(match, fresh[n])) {
+      update(match, fresh[n]);
+      removed.delete(match);
+      next = match;
+    } else {
+      parent.insertBefore(fresh[n], next);
+      next = fresh[n];
+    }
+  }
+  for (const node of removed) node.remove();
+}
+
+function matches(old, fresh) {
+  return old.nodeName === fresh.nodeName && old.dataset?.key === fresh.dataset?.key && old.dataset?.field === fresh.dataset?.field;
+}
+
+function update(old, fresh) {
+  if (old.nodeType !== Node.ELEMENT_NODE) {
+    if (old.data !== fresh.data) old.data = fresh.data;
+    return;
+  }
+  const [before, now] = [attributesOf.get(old) ?? {}, attributesOf.get(fresh) ?? {}];
+  attributesOf.set(old, now);
+  const details = old.localName === "details";
+  for (const { name } of [...old.attributes]) if (!fresh.hasAttribute(name) && !(details && name === "open")) old.removeAttribute(name);
+  for (const { name, value } of fresh.attributes) {
+    if (old.getAttribute(name) === value || (details && name === "open")) continue;
+    if (name === "style") old.style.cssText = fresh.style.cssText; // the content security policy forbids the attribute
+    else old.setAttribute(name, value);
+  }
+  for (const name of Object.keys({ ...before, ...now })) if (name.startsWith("on")) old[name] = fresh[name];
+  if (details) {
+    if (Boolean(now.open) !== Boolean(before.open)) old.open = fresh.open;
+    if (contentsOf.has(fresh)) contentsOf.set(old, contentsOf.get(fresh));
+    if (old.open) unfold(fresh);
+  }
+  morph(old, [...fresh.childNodes]);
+  switch (old.localName) {
+    case "canvas":
+      [old.width, old.height] = [fresh.width, fresh.height]; // which clears it
+      old.getContext("2d").drawImage(fresh, 0, 0);
+      break;
+    case "select":
+      if (old.value !== fresh.value) old.value = fresh.value;
+      break;
+    case "input":
+      old.checked = fresh.checked; // and the value, below
+    case "textarea":
+      // Only a new value is written: it would move the cursor, end a composition and empty the undo history.
+      if (now.value !== before.value && old.value !== fresh.value) old.value = fresh.value;
+  }
+}
+
+/** Details whose content is built when they are opened, and again on each update while they are open. */
+export function folded(summary, build) {
+  const details = el("details", { class: "numbers", ontoggle: (event) => event.currentTarget.open && unfold(event.currentTarget) }, el("summary", {}, summary));
+  contentsOf.set(details, build);
+  return details;
+}
+
+function unfold(details) {
+  if (contentsOf.has(details) && details.children.length === 1) details.append(...nodes(contentsOf.get(details)()));
 }
 
 /** A number in few signs: 0.028, 3.1e-5, −∞. */
@@ -120,7 +210,6 @@ export function heat(matrix, rows, columns, { label, selected, onselect, cell = 
   const top = narrow ? 22 : 12 + 6.4 * Math.max(1, ...columns.map((name) => width(name)));
   const wide = left + S * side + 8;
   const tall = top + L * side + 6;
-  const cells = [];
   const picture = svg("svg", { class: "heat", viewBox: `0 0 ${wide} ${tall}`, width: wide, height: tall, role: "img", "aria-label": label });
   columns.forEach((name, j) => {
     const x = left + (j + 0.5) * side;
@@ -134,25 +223,19 @@ export function heat(matrix, rows, columns, { label, selected, onselect, cell = 
     const y = top + i * side;
     picture.append(svg("text", { x: left - 8, y: y + side / 2 + 4, class: selected === i ? "name chosen" : "name", "text-anchor": "end" }, rows[i]));
     row.forEach((x, j) => {
-      const rect = svg(
+      picture.append(svg(
         "rect",
         {
           x: left + j * side, y, width: side - 1, height: side - 1, rx: 2,
           class: x < 0 ? "cell minus" : "cell",
           "fill-opacity": Math.max(0.035, Math.min(1, Math.abs(x) / largest)).toFixed(3),
           onclick: onselect && (() => onselect(i, j)),
-          onpointerenter: () => point(i, j),
         },
         svg("title", {}, `${rows[i]} → ${columns[j]}: ${figure(x, 4)}`),
-      );
-      cells.push(rect);
-      picture.append(rect);
+      ));
     });
-    if (selected === i) picture.append(svg("rect", { x: left - 2, y: y - 1.5, width: S * side + 3, height: side + 2, rx: 4, class: "frame" }));
+    picture.append(...nodes(selected === i && svg("rect", { x: left - 2, y: y - 1.5, width: S * side + 3, height: side + 2, rx: 4, class: "frame" })));
   });
-  function point(i, j) {
-    cells.forEach((rect, n) => rect.classList.toggle("pointed", n === i * S + j));
-  }
   // The arrow keys go from row to row.
   const walk = onselect && ((event) => {
     const move = { ArrowDown: 1, ArrowUp: -1 }[event.key];
@@ -160,7 +243,7 @@ export function heat(matrix, rows, columns, { label, selected, onselect, cell = 
     event.preventDefault();
     onselect(Math.min(Math.max(0, selected === undefined ? 0 : selected + move), L - 1));
   });
-  return el("div", { class: "scroll", tabindex: "0", role: "group", "data-key": onselect && "heat", "aria-label": onselect ? `${label}; arrow keys choose a row` : label, onkeydown: walk ?? (() => {}) }, picture);
+  return el("div", { class: "scroll", tabindex: "0", role: "group", "data-key": onselect && "heat", "aria-label": onselect ? `${label}; arrow keys choose a row` : label, onkeydown: walk }, picture);
 }
 
 function width(text) {
@@ -199,19 +282,12 @@ export function paint(canvas, matrix, largest = 1) {
 
 /** A table with all numbers, for those who cannot see the picture, or want them. */
 export function numbers(matrix, rows, columns, summary = "The same as a table") {
-  const details = el("details", { class: "numbers" }, el("summary", {}, summary));
-  details.addEventListener("toggle", () => {
-    if (!details.open || details.children.length > 1) return;
-    details.append(
-      el("div", { class: "scroll", tabindex: "0", role: "group", "aria-label": summary },
-        el("table", {},
-          el("thead", {}, el("tr", {}, el("td"), columns.map((name) => el("th", { scope: "col", class: "n" }, name)))),
-          el("tbody", {}, matrix.slice(0, 200).map((row, i) =>
-            el("tr", {}, el("th", { scope: "row" }, rows[i]), row.slice(0, 200).map((x) => el("td", { class: "n" }, figure(x))))))),
-      ),
-    );
-  });
-  return details;
+  return folded(summary, () =>
+    el("div", { class: "scroll", tabindex: "0", role: "group", "aria-label": summary },
+      el("table", {},
+        el("thead", {}, el("tr", {}, el("td"), columns.map((name) => el("th", { scope: "col", class: "n" }, name)))),
+        el("tbody", {}, matrix.slice(0, 200).map((row, i) =>
+          el("tr", {}, el("th", { scope: "row" }, rows[i]), row.slice(0, 200).map((x) => el("td", { class: "n" }, figure(x)))))))));
 }
 
 /** Buttons of which one is pressed. */
@@ -262,21 +338,19 @@ export function selection(view, state) {
 }
 
 /**
- * Draws a view. `options.state` is what was chosen (map, layer, head, row, merge, label), and
- * `options.onstate` hears of every choice; without them the view keeps its own.
+ * Draws a view. `options.state` is the selection (map, layer, head, row, merge, label). With `options.onstate`, which
+ * receives each new selection, the caller draws the view again; without it the view draws itself.
  */
 export function mount(root, view, options = {}) {
   const state = { ...defaults(view), ...options.state };
   const set = (changes) => {
     Object.assign(state, changes);
-    options.onstate?.({ ...state });
-    draw();
+    options.onstate ? options.onstate({ ...state }) : draw();
   };
 
   function draw() {
-    const focused = root.contains(document.activeElement) ? document.activeElement.dataset?.key : undefined;
     const chosen = selection(view, state);
-    const parts = [
+    morph(root, [
       options.plain ? null : heading(view),
       toolbar(chosen),
       el("div", { class: "split" },
@@ -284,9 +358,7 @@ export function mount(root, view, options = {}) {
         el("section", { class: "one" }, single(chosen))),
       view.effect ? effects(view.effect) : null,
       view.notes.length ? el("p", { class: "soft" }, view.notes.join(" ")) : null,
-    ];
-    root.replaceChildren(...parts.filter(Boolean));
-    if (focused) root.querySelector(`[data-key="${CSS.escape(focused)}"]`)?.focus();
+    ]);
   }
 
   function toolbar({ map }) {
@@ -334,7 +406,7 @@ export function mount(root, view, options = {}) {
       const row = typeof h === "number" ? h : heads;
       const to = Math.min(Math.max(row + move[1], 0), heads);
       const next = [Math.min(Math.max(n + move[0], 0), layers - 1), to === heads ? "mean" : to];
-      root.querySelector(`[data-key="head-${next[0]}-${next[1]}"]`)?.focus();
+      event.currentTarget.closest(".grid").querySelector(`[data-key="head-${next[0]}-${next[1]}"]`)?.focus();
     };
     for (let n = layers - 1; n >= 0; n--) {
       body.push(el("div", { class: "layer" }, el("span", { class: "tick" }, `${n + 1}`),
@@ -408,7 +480,6 @@ export function mount(root, view, options = {}) {
   }
 
   draw();
-  return { set, state };
 }
 
 function meter(share, minus) {

@@ -19,6 +19,7 @@ from regard.studio.runs import Runs
 from regard.studio.server import PAGES, Server
 from tests.studio.conftest import Open, serving
 from tests.studio.golden import golden
+from tests.studio.test_input import assert_sliders_follow_the_mouse, compose, held
 from tests.studio.test_smoke import cells
 
 pytestmark = pytest.mark.slow
@@ -159,6 +160,22 @@ def test_numbers_in_the_page_equal_pythons(toys: Server, open_page: Open) -> Non
     )
     assert found["wrong"] == []
     assert found["checked"] > 3000
+
+
+CONTROLS = (
+    *("masks?a=window&b=padding", "geometry?noise=1", "as?as=permutation"),
+    *("translate?layer=0&head=0", "text?run=text&layer=0&head=0"),
+    *("vision?layer=0&head=0", "read?layer=0&head=0"),
+)
+"""Addresses at which pages have more sliders than at first."""
+
+
+@pytest.mark.parametrize("address", [*PAGES, *CONTROLS])
+def test_every_slider_follows_the_mouse(studio: Server, open_page: Open, address: str) -> None:
+    page = open_page(studio, address)
+    settled(page)
+    count = assert_sliders_follow_the_mouse(page)
+    assert count or address in PAGES
 
 
 # Toy pages
@@ -363,6 +380,72 @@ def log_p(page: Any) -> float:
     found = re.search(r"log p (?:of the text )?(\S+)", page.inner_text(".before"))
     assert found
     return float(found[1].rstrip(",;.").replace("−", "-"))
+
+
+def test_text_is_composed_while_answers_arrive(studio: Server, open_page: Open) -> None:
+    page = open_page(studio, "translate?text=1990")
+    settled(page)
+    page.focus("[data-key=text]")
+    page.keyboard.press("End")
+    compose(page, ("n", "ne", "nen", "年"), pause=lambda: settled(page))
+    assert page.input_value("[data-key=text]") == "1990年"
+    page.keyboard.press("Control+z")
+    settled(page)
+    assert page.input_value("[data-key=text]") == "1990"
+    assert page.url.endswith("text=1990")
+
+
+def test_a_late_translation_does_not_paint_over_another_page(
+    studio: Server, open_page: Open
+) -> None:
+    page = open_page(studio, "translate?text=1990")
+    settled(page)
+    with held(studio, {"translate": studio.asks["translate"]}) as release:
+        page.fill("[data-key=text]", "1991")
+        page.wait_for_timeout(350)
+        page.click("#pages a[href='#byhand']")
+        page.wait_for_selector("body[data-ready=byhand] table[data-step=scores]")
+        release.set()
+        page.wait_for_timeout(600)
+    assert page.inner_text("main h1") == "Attention by hand"
+    page.fill("[data-key=q]", "1 2")
+    assert "#byhand?" in page.url
+
+
+def test_a_newer_question_makes_an_older_answer_obsolete(studio: Server, open_page: Open) -> None:
+    page = open_page(studio, "masks")
+    settled(page)
+    with held(studio, {"architecture": studio.asks["architecture"]}) as release:
+        page.select_option("[data-key=model]", "big")
+        page.wait_for_timeout(100)
+        page.select_option("[data-key=model]", "tiny")
+        release.set()
+    settled(page)
+    page.click("[data-key='box-1']")
+    assert "width 512" not in page.inner_text("main")
+    tiny = questions(Runs([], Path("no-such-folder")))["architecture"]({"model": "tiny"})
+    assert f"width {tiny['width']}, {tiny['heads']} heads" in page.inner_text("main")
+
+
+def test_drawing_goes_on_while_an_answer_arrives(studio: Server, open_page: Open) -> None:
+    page = open_page(studio, "vision")
+    settled(page)
+    with held(studio, {"classify": studio.asks["classify"]}) as release:
+        page.click("[data-key='sample-3']")
+        page.wait_for_timeout(100)
+        box = page.locator("canvas.draw").bounding_box()
+        x, y, height = box["x"] + box["width"] / 2, box["y"], box["height"]
+        page.mouse.move(x, y + 0.1 * height)
+        page.mouse.down()
+        page.mouse.move(x, y + 0.4 * height, steps=4)
+        release.set()
+        settled(page)
+        page.mouse.move(x, y + 0.9 * height, steps=4)
+        page.mouse.up()
+    settled(page)
+    drawn = re.findall("drawn=([0-9a-f]{64})", page.url)[0]
+    rows = [drawn[8 * n : 8 * n + 8] for n in range(8)]
+    assert all(set(row) != {"0"} for row in rows)
 
 
 def test_words_are_hidden_and_forced(studio: Server, open_page: Open) -> None:

@@ -1,6 +1,7 @@
 // The studio's frame: which page is shown, by the address after #, and the way between pages.
 
 import { el } from "/view.js";
+import { asking } from "/ui.js";
 
 const GROUPS = [
   ["Attention", [["byhand", "By hand"], ["geometry", "Geometry"], ["as", "Attention as…"], ["positions", "Positions"], ["masks", "Masks and map"], ["cost", "Cost"]]],
@@ -9,11 +10,10 @@ const GROUPS = [
 ];
 const TITLES = Object.fromEntries(GROUPS.flatMap(([, pages]) => pages));
 
-const root = document.getElementById("page");
 const menu = document.querySelector(".menu");
 const links = document.getElementById("pages");
 let current = null;
-let leave = null;
+let visit = new AbortController();
 
 function named() {
   const name = location.hash.slice(1).split("?")[0];
@@ -26,26 +26,30 @@ function navigation() {
       el("li", {}, el("a", { href: `#${name}`, "aria-current": name === current ? "page" : null }, label)))))));
 }
 
+/** Shows the page of the address. Each visit has an element of its own, so that a page that was left draws nowhere. */
 async function show() {
   const name = named();
-  leave?.();
-  leave = null;
+  visit.abort();
+  visit = new AbortController();
+  const { signal } = visit;
   const changed = current !== null && current !== name;
   current = name;
+  delete document.body.dataset.ready;
   document.title = `${TITLES[name]} · Regard studio`;
   navigation();
   menu.setAttribute("aria-expanded", "false");
   document.body.classList.remove("open");
+  const root = el("main", { id: "page", class: name, tabindex: "-1", "aria-live": "off" });
+  document.getElementById("page").replaceWith(root);
   try {
     const page = await import(`/${name}.js`);
-    if (current !== name) return;
-    root.className = name;
-    root.replaceChildren();
-    leave = (await page.show(root)) ?? null;
+    if (signal.aborted) return;
+    await page.show(root, asking(signal));
   } catch (error) {
     root.replaceChildren(el("p", { class: "wrong", role: "alert" }, `This page failed: ${error.message}`));
     throw error;
   }
+  if (signal.aborted) return;
   if (changed) {
     root.focus({ preventScroll: true });
     scrollTo(0, 0);
@@ -60,7 +64,7 @@ menu.addEventListener("click", () => {
 });
 document.querySelector(".skip").addEventListener("click", (event) => {
   event.preventDefault();
-  root.focus();
+  document.getElementById("page").focus();
 });
 addEventListener("hashchange", show);
 show();

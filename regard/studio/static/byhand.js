@@ -1,7 +1,7 @@
 // Attention by hand: every matrix from queries, keys and values to the output, and its arithmetic.
 
 import { attention, entropy, operations, parse, product, random, transpose } from "/core.js";
-import { ask, button, card, el, figure, lead, live, problem, select, slider, table, text } from "/ui.js";
+import { button, card, el, figure, lead, live, problem, select, slider, table, text } from "/ui.js";
 import { changes } from "/models.js";
 import { sign } from "/view.js";
 
@@ -27,7 +27,7 @@ const STEPS = {
 };
 const COLUMNS = { scores: "Sᵀ = K Qᵀ", scaled: "β Sᵀ", masked: "β Sᵀ + Mᵀ", exponentials: "Eᵀ", weights: "Aᵀ", output: "Cᵀ = Vᵀ Aᵀ" };
 
-export async function show(root) {
+export async function show(root, ask) {
   let real = null;
   let trouble = null;
   const page = live(root, "byhand", DEFAULTS, draw);

@@ -1,30 +1,23 @@
 // Cost: what layers take as sequences grow, where one becomes dearer than the other, and models.
 
 import { LAYERS, crossover, layerCost } from "/core.js";
-import { ask, card, chart, el, lead, live, problem, short, slider, toggle } from "/ui.js";
+import { card, chart, el, lead, live, problem, short, slider, toggle } from "/ui.js";
+import { asker } from "/models.js";
 
 const DEFAULTS = { n: 512, d: 512, h: 8, k: 3, w: 64, of: "multiplyAdds", hidden: "GRU.attention in a window.depthwise convolution", models: "base.big.vit-b/16" };
 
-export async function show(root) {
+export function show(root, ask) {
   let costs = {};
   let known = [["tiny", "tiny"], ["base", "base"], ["big", "big"], ["vit-b/16", "ViT-B/16"]];
   let trouble = null;
-  let asked = "";
   const page = live(root, "cost", DEFAULTS, draw);
+  const request = asker(ask, "cost", (answer, error) => {
+    [costs, trouble] = [answer ?? costs, error];
+    page.render();
+  });
+  const fetchModels = (state) => request({ models: state.models.split(".").filter(Boolean), length: state.n });
   ask("runs").then((found) => { known = [...known, ...found.runs.filter((run) => run.ready).map((run) => [run.name, run.name])]; page.render(); }).catch(() => {});
   fetchModels(page.state);
-
-  async function fetchModels(state) {
-    const models = state.models.split(".").filter(Boolean);
-    const key = JSON.stringify([models, state.n]);
-    if (key === asked) return;
-    asked = key;
-    try {
-      const found = await ask("cost", { models, length: state.n });
-      if (asked === key) [costs, trouble] = [found, null];
-    } catch (error) { trouble = error; }
-    page.render();
-  }
 
   function draw(state, set) {
     const sizes = { n: state.n, d: state.d, k: state.k, w: state.w };

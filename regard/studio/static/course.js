@@ -1,10 +1,10 @@
 // The course, document by document: questions, model answers that run, and wrong answers to try.
 
-import { ask, button, card, el, lead, live, problem } from "/ui.js";
+import { button, card, el, lead, live, problem } from "/ui.js";
 
 const DEFAULTS = { document: "exercises", open: "" };
 
-export async function show(root) {
+export async function show(root, ask) {
   const documents = await ask("course");
   const shown = new Map();
   const waiting = new Set();
@@ -43,7 +43,7 @@ export async function show(root) {
     const key = JSON.stringify([chosen.document, question.section, null]);
     const result = shown.get(key);
     const busy = waiting.has(key);
-    return el("article", { class: "question" },
+    return el("article", { class: "question", "data-field": `${chosen.document}-${question.section}` },
       el("h3", {}, question.section, el("span", { class: "soft" }, ` · ${question.about} · ${question.marks} ${question.marks === 1 ? "point" : "points"}`)),
       parsed("q", question.question),
       el("p", { class: "controls" },

@@ -64,49 +64,46 @@ export function show(root) {
   }
 
   function keyPlane(query, keys, j, move, set) {
-    const plane = grid("Query and keys");
     const [ox, oy] = at([0, 0]);
-    plane.append(arrow(query, "query"), label(query, "q"));
-    keys.forEach((key, n) => {
+    return plane("Query and keys", arrow(query, "query"), label(query, "q"), keys.map((key, n) => {
       const now = n === j ? [key[0] + move[0], key[1] + move[1]] : key;
       const [x, y] = at(now);
-      if (n === j && (move[0] || move[1])) plane.append(svg("circle", { cx: at(key)[0], cy: at(key)[1], r: 9, fill: "none", stroke: `var(--c${n % 6})`, class: "ghost" }));
-      plane.append(svg("line", { x1: ox, y1: oy, x2: x, y2: y, stroke: `var(--c${n % 6})`, class: "arrow" }));
       const to = (point) => set({ j: n, mx: clip(point[0]) - key[0], my: clip(point[1]) - key[1] });
-      const handle = svg("circle", { cx: x, cy: y, r: n === j ? 10 : 8, fill: `var(--c${n % 6})`, class: "handle", tabindex: "0", role: "button", "data-key": `key-${n}`, "aria-label": `key ${n + 1} at ${figure(now[0], 2)}, ${figure(now[1], 2)}; arrow keys move it`,
-        onkeydown: (event) => {
-          const by = { ArrowLeft: [-0.05, 0], ArrowRight: [0.05, 0], ArrowUp: [0, 0.05], ArrowDown: [0, -0.05] }[event.key];
-          if (!by) return;
-          event.preventDefault();
-          to([now[0] + by[0], now[1] + by[1]]);
-        },
-        onpointerdown: (event) => {
-          event.preventDefault();
-          const box = event.currentTarget.ownerSVGElement.getBoundingClientRect();
-          const moved = (next) => to([((next.clientX - box.left) / box.width - 0.5) * 2 * REACH, -((next.clientY - box.top) / box.height - 0.5) * 2 * REACH]);
-          const stop = () => { removeEventListener("pointermove", moved); removeEventListener("pointerup", stop); };
-          addEventListener("pointermove", moved);
-          addEventListener("pointerup", stop);
-        } });
-      plane.append(handle, label(now, `k${n + 1}`));
-    });
-    return plane;
+      return [
+        n === j && (move[0] || move[1]) ? svg("circle", { cx: at(key)[0], cy: at(key)[1], r: 9, fill: "none", stroke: `var(--c${n % 6})`, class: "ghost" }) : null,
+        svg("line", { x1: ox, y1: oy, x2: x, y2: y, stroke: `var(--c${n % 6})`, class: "arrow" }),
+        svg("circle", { cx: x, cy: y, r: n === j ? 10 : 8, fill: `var(--c${n % 6})`, class: "handle", tabindex: "0", role: "button", "data-key": `key-${n}`, "aria-label": `key ${n + 1} at ${figure(now[0], 2)}, ${figure(now[1], 2)}; arrow keys move it`,
+          onkeydown: (event) => {
+            const by = { ArrowLeft: [-0.05, 0], ArrowRight: [0.05, 0], ArrowUp: [0, 0.05], ArrowDown: [0, -0.05] }[event.key];
+            if (!by) return;
+            event.preventDefault();
+            to([now[0] + by[0], now[1] + by[1]]);
+          },
+          onpointerdown: (event) => { event.preventDefault(); event.currentTarget.setPointerCapture(event.pointerId); },
+          onpointermove: ({ currentTarget, pointerId, clientX, clientY }) => {
+            if (!currentTarget.hasPointerCapture(pointerId)) return;
+            const box = currentTarget.ownerSVGElement.getBoundingClientRect();
+            to([((clientX - box.left) / box.width - 0.5) * 2 * REACH, -((clientY - box.top) / box.height - 0.5) * 2 * REACH]);
+          } }),
+        label(now, `k${n + 1}`),
+      ];
+    }));
   }
 
   function valuePlane(values, found, j, exact, cloud) {
-    const plane = grid("Values and output");
+    const drawing = plane("Values and output");
     const [from, to] = [at(found.others), at(values[j])];
-    plane.append(svg("line", { x1: from[0], y1: from[1], x2: to[0], y2: to[1], class: "line", "stroke-width": 1.6 }));
-    for (const point of cloud) plane.append(svg("circle", { cx: at(point)[0], cy: at(point)[1], r: 2.2, fill: "var(--c1)", opacity: 0.5 }));
-    values.forEach((value, n) => plane.append(svg("rect", { x: at(value)[0] - 6, y: at(value)[1] - 6, width: 12, height: 12, rx: 2, fill: `var(--c${n % 6})`, opacity: n === j ? 1 : 0.65 }), label(value, `v${n + 1}`)));
-    plane.append(svg("circle", { cx: from[0], cy: from[1], r: 4, fill: "var(--soft)" }), label(found.others, "others"));
+    drawing.append(svg("line", { x1: from[0], y1: from[1], x2: to[0], y2: to[1], class: "line", "stroke-width": 1.6 }));
+    for (const point of cloud) drawing.append(svg("circle", { cx: at(point)[0], cy: at(point)[1], r: 2.2, fill: "var(--c1)", opacity: 0.5 }));
+    values.forEach((value, n) => drawing.append(svg("rect", { x: at(value)[0] - 6, y: at(value)[1] - 6, width: 12, height: 12, rx: 2, fill: `var(--c${n % 6})`, opacity: n === j ? 1 : 0.65 }), label(value, `v${n + 1}`)));
+    drawing.append(svg("circle", { cx: from[0], cy: from[1], r: 4, fill: "var(--soft)" }), label(found.others, "others"));
     const [bx, by] = at(found.before.output[0]);
-    plane.append(svg("circle", { cx: bx, cy: by, r: 7, fill: "none", stroke: "var(--ink)", class: "ghost" }));
+    drawing.append(svg("circle", { cx: bx, cy: by, r: 7, fill: "none", stroke: "var(--ink)", class: "ghost" }));
     const [lx, ly] = at(found.linear);
-    plane.append(svg("path", { d: `M${lx - 6} ${ly - 6}L${lx + 6} ${ly + 6}M${lx - 6} ${ly + 6}L${lx + 6} ${ly - 6}`, stroke: "var(--c2)", "stroke-width": 2.5 }));
+    drawing.append(svg("path", { d: `M${lx - 6} ${ly - 6}L${lx + 6} ${ly + 6}M${lx - 6} ${ly + 6}L${lx + 6} ${ly - 6}`, stroke: "var(--c2)", "stroke-width": 2.5 }));
     const [x, y] = at(exact);
-    plane.append(svg("circle", { cx: x, cy: y, r: 6, fill: "var(--ink)" }));
-    return plane;
+    drawing.append(svg("circle", { cx: x, cy: y, r: 6, fill: "var(--ink)" }));
+    return drawing;
   }
 
   function weightChart(found, j) {
@@ -135,10 +132,10 @@ function offLine(point, a, b) {
   return Math.abs(dx * (point[1] - a[1]) - dy * (point[0] - a[0])) / (Math.hypot(dx, dy) || 1);
 }
 
-function grid(name) {
-  const plane = svg("svg", { class: "plane", viewBox: `0 0 ${SIZE} ${SIZE}`, role: "group", "aria-label": name });
-  for (let n = -2; n <= 2; n++) plane.append(svg("line", { x1: place(n), x2: place(n), y1: 0, y2: SIZE, class: "rule" }), svg("line", { y1: place(n), y2: place(n), x1: 0, x2: SIZE, class: "rule" }));
-  return plane;
+/** A plane with its grid, and what is drawn in it. */
+function plane(name, ...children) {
+  const rules = [-2, -1, 0, 1, 2].map((n) => [svg("line", { x1: place(n), x2: place(n), y1: 0, y2: SIZE, class: "rule" }), svg("line", { y1: place(n), y2: place(n), x1: 0, x2: SIZE, class: "rule" })]);
+  return svg("svg", { class: "plane", viewBox: `0 0 ${SIZE} ${SIZE}`, role: "group", "aria-label": name }, rules, children);
 }
 
 function arrow(to, kind) {

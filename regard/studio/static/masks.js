@@ -1,6 +1,7 @@
 // Masks and map: a model's boxes with their shapes and parameters, and masks that can be composed.
 
-import { ask, card, el, lead, live, problem, select, slider, toggle } from "/ui.js";
+import { card, el, lead, live, problem, select, slider, toggle } from "/ui.js";
+import { asker } from "/models.js";
 
 const DEFAULTS = { model: "base", box: "", queries: 8, keys: 8, a: "causal", na: 2, nota: false, join: "and", b: "none", nb: 6, notb: false, drawn: "" };
 const NAMES = { none: "nothing", causal: "causal()", window: "window(n)", padding: "padding([n])", prefix: "prefix(n)", documents: "documents", drawn: "drawn by hand" };
@@ -14,37 +15,33 @@ const ABOUT = {
   output: "A linear layer: logits for every token of the vocabulary, or for every class.",
 };
 
-export async function show(root) {
+export function show(root, ask) {
   let map = null;
   let runs = [];
   let mask = null;
-  let trouble = null;
-  let wanted = "";
+  let trouble = null; // of the mask
+  let mapTrouble = null;
   const page = live(root, "masks", DEFAULTS, draw);
 
-  async function refresh(state) {
-    const key = JSON.stringify([state.model, question(state)]);
-    if (key === wanted) return;
-    const before = wanted ? JSON.parse(wanted) : [];
-    wanted = key;
-    try {
-      const asks = [];
-      if (before[0] !== state.model) asks.push(ask("architecture", { model: state.model }).then((found) => { map = found; }));
-      asks.push(ask("mask", question(state)).then((found) => { if (wanted === key) { mask = found; trouble = null; } }));
-      await Promise.all(asks);
-    } catch (error) { trouble = error; }
+  const requestMap = asker(ask, "architecture", (answer, error) => {
+    [map, mapTrouble] = [answer ?? map, error];
     page.render();
-  }
-
-  queueMicrotask(() => refresh(page.state));
+  });
+  const requestMask = asker(ask, "mask", (answer, error) => {
+    [mask, trouble] = [answer ?? mask, error];
+    page.render();
+  });
+  requestMap({ model: page.state.model });
+  requestMask(question(page.state));
   ask("runs").then((found) => { runs = found.runs.filter((run) => run.ready); page.render(); }).catch(() => {});
 
   function draw(state, set) {
-    const change = (changes) => { set(changes); refresh({ ...state, ...changes }); };
+    const change = (changes) => { set(changes); requestMask(question({ ...state, ...changes })); };
     return [
       lead("Masks and map", "Where attention stands in a model, and what it may look at."),
-      card("The architecture", select("model", "Model", state.model, [["base", "Transformer base"], ["big", "Transformer big"], ["tiny", "tiny"], ["vit-b/16", "ViT-B/16"], ...runs.map((run) => [run.name, run.name])], (model) => change({ model, box: "" })),
-        map ? [drawing(state, set), details(state)] : el("p", { class: "soft", "aria-busy": "true" }, "Counting …")),
+      card("The architecture", select("model", "Model", state.model, [["base", "Transformer base"], ["big", "Transformer big"], ["tiny", "tiny"], ["vit-b/16", "ViT-B/16"], ...runs.map((run) => [run.name, run.name])], (model) => { set({ model, box: "" }); requestMap({ model }); }),
+        mapTrouble ? problem(mapTrouble) : null,
+        map ? [drawing(state, set), details(state)] : mapTrouble ? null : el("p", { class: "soft", "aria-busy": "true" }, "Counting …")),
       composer(state, change),
     ];
   }
@@ -91,13 +88,16 @@ export async function show(root) {
           el("dt", {}, "mask"), el("dd", {}, el("code", { "data-fact": "mask" }, mask.text)),
           el("dt", {}, "backend"), el("dd", { "data-fact": "backend" }, `${mask.backend}, ${mask.kernel}`),
           el("dt", {}, "because"), el("dd", { "data-fact": "reason" }, mask.reason),
-          el("dt", {}, "pairs"), el("dd", {}, `${mask.allowed.flat().filter(Boolean).length} of ${mask.allowed.flat().length} may attend`))] : el("p", { class: "soft", "aria-busy": "true" }, "One moment …"))),
+          el("dt", {}, "pairs"), el("dd", {}, `${mask.allowed.flat().filter(Boolean).length} of ${mask.allowed.flat().length} may attend`))] : trouble ? null : el("p", { class: "soft", "aria-busy": "true" }, "One moment …"))),
       el("p", { class: "soft" }, "A row is a query, a column a key. With fewer queries than keys, the last query stands at the last key. Click cells to draw a mask of your own."));
   }
 
   function grid(state, change) {
     const a = mask.allowed;
-    const flip = (i, j) => change({ a: "drawn", b: "none", nota: false, drawn: a.map((row, r) => row.map((x, c) => Number(r === i && c === j ? !x : x)).join("")).join(".") });
+    const flip = (i, j) => {
+      a[i][j] = 1 - a[i][j]; // at once, so that a second click before the answer keeps the first
+      change({ a: "drawn", b: "none", nota: false, drawn: a.map((row) => row.join("")).join(".") });
+    };
     return el("div", { class: "maskgrid", role: "group", "aria-label": "which query may attend to which key", style: { gridTemplateColumns: `repeat(${a[0].length}, auto)` } },
       a.flatMap((row, i) => row.map((x, j) => el("button", { type: "button", "data-key": `cell-${i}-${j}`, "aria-pressed": String(Boolean(x)), "aria-label": `query ${i + 1}, key ${j + 1}`, onclick: () => flip(i, j), onkeydown: (event) => {
         const by = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] }[event.key];

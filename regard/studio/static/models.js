@@ -1,10 +1,10 @@
 // What the pages of trained models have in common: choosing a run, and asking it again on changes.
 
-import { ask, button, card, el, lead, problem, select } from "/ui.js";
+import { button, card, el, lead, problem, select } from "/ui.js";
 import { sign, wordNames } from "/view.js";
 
 /** The runs that a page can show, and the command that makes one. */
-export async function runsFor(page) {
+export async function runsFor(ask, page) {
   const { runs, commands } = await ask("runs");
   return { ready: runs.filter((run) => run.page === page && run.ready), command: commands[page] };
 }
@@ -17,21 +17,29 @@ export function chooser(runs, state, set) {
   return select("run", "Model", state.run, runs.map((run) => [run.name, run.name]), (run) => set({ run }));
 }
 
-/** Asks a while after the last change, one question at a time; the last one counts. */
-export function asker(name, answered) {
+/**
+ * Asks a question after a pause without changes, and one question at a time. `answer` receives the answer or the error,
+ * and the question; an answer that a newer question has made obsolete is dropped.
+ */
+export function asker(ask, name, answer) {
   let timer = null;
-  let number = 0;
+  let next = null;
+  let busy = false;
+  async function send() {
+    timer = null;
+    if (busy) return;
+    busy = true;
+    const question = next;
+    next = null;
+    const result = await ask(name, question).then((data) => [data, null], (error) => [null, error]);
+    busy = false;
+    if (next === null) answer(...result, question);
+    else if (timer === null) send();
+  }
   return (question, wait = 0) => {
+    next = question;
     clearTimeout(timer);
-    const mine = ++number;
-    timer = setTimeout(async () => {
-      try {
-        const found = await ask(name, question);
-        if (mine === number) answered(found, null, question);
-      } catch (error) {
-        if (mine === number) answered(null, error, question);
-      }
-    }, wait);
+    timer = setTimeout(send, wait);
   };
 }
 
@@ -100,8 +108,7 @@ export function headTools(chosen, state, change, more = [], own = []) {
   const isOff = offs.some(([one, h]) => one === name && h === head);
   const factor = Number(betas.find(([one, h]) => one === name && h === head)?.[2] ?? 1);
   const setFactor = (x) => change({ beta: unlist([...betas.filter(([one, h]) => one !== name || h !== head), ...(x === 1 ? [] : [[name, head, String(x)]])]) });
-  const input = el("input", { type: "range", min: 0, max: 4, step: 0.1, "data-key": "head-beta", "aria-label": "β of this head, times", "aria-valuetext": `${factor} times`, onchange: (event) => setFactor(Number(event.target.value)) });
-  input.value = factor;
+  const input = el("input", { type: "range", min: 0, max: 4, step: 0.1, "data-key": "head-beta", "aria-label": "β of this head, times", "aria-valuetext": `${factor} times`, oninput: ({ target }) => { target.nextElementSibling.value = target.value; }, onchange: (event) => setFactor(Number(event.target.value)), value: factor });
   return el("div", { class: "controls" },
     button(isOff ? "Head is off" : "Switch this head off", () => change({ off: unlist(isOff ? offs.filter(([one, h]) => one !== name || h !== head) : [...offs, [name, head]]) }), { "aria-pressed": String(isOff), "data-key": "head-off" }),
     el("label", { class: "toggle" }, "β × ", input, el("output", {}, String(factor))), own, more);

@@ -1,14 +1,14 @@
 // What Vision and Read have in common: a picture that is chosen, drawn or opened, and a model's view.
 
-import { ask, button, card, el, figure, lead, live, problem, toggle } from "/ui.js";
+import { button, card, el, figure, lead, live, problem, toggle } from "/ui.js";
 import { effects, mount, overlay } from "/view.js";
 import { asker, changed, changes, chooser, headTools, kept, list, nothingYet, runsFor, shown, unlist } from "/models.js";
 
 const DEFAULTS = { run: "", sample: 0, drawn: "", off: "", beta: "", hidden: "", hiding: false, map: "", layer: "", head: "", row: "", merge: "tokens", label: "written", order: "" };
 const NONE = { off: "", beta: "", hidden: "" };
 
-export async function showPictures(root, page, { title, about, question, kind, result }) {
-  const { ready, command } = await runsFor(page);
+export async function showPictures(root, ask, page, { title, about, question, kind, result }) {
+  const { ready, command } = await runsFor(ask, page);
   if (!ready.length) return void root.replaceChildren(...nothingYet(title, about, command));
   let samples = [];
   let opened = null;
@@ -16,10 +16,10 @@ export async function showPictures(root, page, { title, about, question, kind, r
   let whole = null;
   let trouble = null;
   let busy = true;
-  const board = { width: 0, height: 0, cells: [] };
+  const board = { width: 0, height: 0, cells: [], brush: null, focused: false };
   const one = live(root, page, DEFAULTS, draw, (state) => { state.run ||= ready[0].name; });
 
-  const request = asker(question, (found, error, asked) => {
+  const request = asker(ask, question, (found, error, asked) => {
     busy = false;
     trouble = error;
     if (found) {
@@ -57,18 +57,18 @@ export async function showPictures(root, page, { title, about, question, kind, r
   one.render();
 
   function draw(state, set) {
-    const parts = [lead(title, about)];
-    parts.push(el("div", { class: "columns" },
-      card("The picture", chooser(ready, state, (delta) => change({ ...delta, ...NONE })),
-        el("div", { class: "gallery", role: "group", "aria-label": "samples" }, samples.map((data, n) => el("button", { type: "button", "data-key": `sample-${n}`, "aria-pressed": String(!opened && !state.drawn && n === state.sample), "aria-label": `sample ${n + 1}`, onclick: () => { opened = null; change({ sample: n, drawn: "", ...NONE }); } }, el("img", { src: `data:image/png;base64,${data}`, height: 34, alt: "" })))),
-        view ? drawing(state) : null,
-        el("div", {}, el("label", { class: "file" }, "Or open a file:", el("input", { type: "file", accept: "image/*", onchange: open })))),
-      card(result.title, trouble ? problem(trouble) : null, view ? [result.show(view, whole), changed(state, change, NONE), toggle("hiding", "Clicking a patch hides it", state.hiding, (hiding) => set({ hiding })), state.hiding ? hider(state) : null] : el("p", { class: "soft", "aria-busy": "true" }, "The model is being read …"))));
-    if (!view) return parts;
-    parts.push(el("div", { class: busy ? "busy" : null }, viewer(state)));
-    if (view.effect) parts.push(card("What hiding each patch does", el("p", { class: "soft" }, "By how much log p falls when nobody may attend to a patch. A weight says where a head looked; this says what it mattered."), overlay(view.picture, view.effect.falls.map((row) => Math.max(0, row.reduce((sum, x) => sum + x, 0))), { size: 420, label: "Fall of log p, patch by patch" }), effects(view.effect).querySelector(".bars")));
-    if (view.positions) parts.push(similar(state));
-    return parts;
+    return [
+      lead(title, about),
+      el("div", { class: "columns" },
+        card("The picture", chooser(ready, state, (delta) => change({ ...delta, ...NONE })),
+          el("div", { class: "gallery", role: "group", "aria-label": "samples" }, samples.map((data, n) => el("button", { type: "button", "data-key": `sample-${n}`, "aria-pressed": String(!opened && !state.drawn && n === state.sample), "aria-label": `sample ${n + 1}`, onclick: () => { opened = null; change({ sample: n, drawn: "", ...NONE }); } }, el("img", { src: `data:image/png;base64,${data}`, height: 34, alt: "" })))),
+          view ? drawing(state) : null,
+          el("div", {}, el("label", { class: "file" }, "Or open a file:", el("input", { type: "file", accept: "image/*", onchange: open })))),
+        card(result.title, trouble ? problem(trouble) : null, view ? [result.show(view, whole), changed(state, change, NONE), toggle("hiding", "Clicking a patch hides it", state.hiding, (hiding) => set({ hiding })), state.hiding ? hider(state) : null] : trouble ? null : el("p", { class: "soft", "aria-busy": "true" }, "The model is being read …"))),
+      view ? el("div", { class: busy ? "busy" : null }, viewer(state)) : null,
+      view?.effect ? card("What hiding each patch does", el("p", { class: "soft" }, "By how much log p falls when nobody may attend to a patch. A weight says where a head looked; this says what it mattered."), overlay(view.picture, view.effect.falls.map((row) => Math.max(0, row.reduce((sum, x) => sum + x, 0))), { size: 420, label: "Fall of log p, patch by patch" }), effects(view.effect).querySelector(".bars")) : null,
+      view?.positions ? similar(state) : null,
+    ];
   }
 
   function hider(state) {
@@ -113,69 +113,71 @@ export async function showPictures(root, page, { title, about, question, kind, r
 
   function png() {
     const canvas = el("canvas", { width: board.width, height: board.height });
-    ink(canvas);
+    ink(canvas, false);
     return canvas.toDataURL("image/png").split(",")[1];
   }
 
-  function ink(canvas) {
+  function ink(canvas, withBrush = board.focused) {
     const context = canvas.getContext("2d");
     const pixels = context.createImageData(board.width, board.height);
     board.cells.forEach((x, n) => pixels.data.set([255 * x, 255 * x, 255 * x, 255], 4 * n));
     context.putImageData(pixels, 0, 0);
+    if (!withBrush) return;
+    const [x, y] = brush();
+    context.fillStyle = "rgb(230 120 0 / 0.75)";
+    context.fillRect(x, y, 1, 1);
+  }
+
+  function brush() {
+    return board.brush ?? [board.width >> 1, board.height >> 1];
   }
 
   function drawing(state) {
     if (!board.width || board.width * board.height > 4096) return null;
     const scale = Math.max(4, Math.min(24, Math.floor(300 / board.width)));
-    const canvas = el("canvas", { class: "draw pixels", width: board.width, height: board.height, "data-key": "draw", tabindex: 0, role: "application", "aria-label": "Draw here. By keyboard: arrows move the brush, with Shift they draw, Space makes a dot, Enter is done.", style: { width: `${board.width * scale}px` } });
-    ink(canvas);
-    let down = false;
     const paint = (x, y) => {
       for (let row = 0; row < board.height; row++) for (let column = 0; column < board.width; column++) {
         const far = Math.hypot(column + 0.5 - x, row + 0.5 - y);
         const n = row * board.width + column;
         board.cells[n] = Math.min(1, Math.max(board.cells[n], 1.35 - far));
       }
-      ink(canvas);
     };
-    const dab = (event) => {
-      const box = canvas.getBoundingClientRect();
-      paint(((event.clientX - box.left) / box.width) * board.width, ((event.clientY - box.top) / box.height) * board.height);
+    const dab = ({ currentTarget, clientX, clientY }) => {
+      const box = currentTarget.getBoundingClientRect();
+      paint(((clientX - box.left) / box.width) * board.width, ((clientY - box.top) / box.height) * board.height);
+      ink(currentTarget);
     };
     const done = () => {
       opened = null;
       change({ drawn: board.cells.map((x) => Math.round(15 * Math.max(0, x)).toString(16)).join(""), ...NONE });
     };
-    const up = () => { if (down) { down = false; done(); } };
-    canvas.addEventListener("pointerdown", (event) => { down = true; canvas.setPointerCapture(event.pointerId); dab(event); });
-    canvas.addEventListener("pointermove", (event) => down && dab(event));
-    canvas.addEventListener("pointerup", up);
-    canvas.addEventListener("pointercancel", up);
-    canvas.addEventListener("keydown", (event) => keyed(event, canvas, paint, done));
-    canvas.addEventListener("focus", () => mark(canvas));
-    canvas.addEventListener("blur", () => ink(canvas));
+    const focus = ({ currentTarget, type }) => {
+      board.focused = type === "focus" && currentTarget.matches(":focus-visible"); // by keyboard
+      ink(currentTarget);
+    };
+    const canvas = el("canvas", { class: "draw pixels", width: board.width, height: board.height, "data-key": "draw", tabindex: 0, role: "application", "aria-label": "Draw here. By keyboard: arrows move the brush, with Shift they draw, Space makes a dot, Enter is done.", style: { width: `${board.width * scale}px` },
+      onpointerdown: (event) => { event.currentTarget.setPointerCapture(event.pointerId); dab(event); },
+      onpointermove: (event) => event.currentTarget.hasPointerCapture(event.pointerId) && dab(event),
+      onlostpointercapture: done,
+      onkeydown: (event) => keyed(event, paint, done),
+      onfocus: focus,
+      onblur: focus });
+    ink(canvas);
     return el("div", {}, el("p", { class: "note" }, "Or draw one:"), canvas, el("p", {}, button("Clear", () => { board.cells.fill(0); one.set({ drawn: "" }); one.render(); }, { class: "mini" })));
   }
 
   /** Drawing by keyboard: the brush is a pixel that arrows move. */
-  function keyed(event, canvas, paint, done) {
+  function keyed(event, paint, done) {
     const move = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] }[event.key];
     if (event.key === "Enter") return done();
     if (!move && event.key !== " ") return;
     event.preventDefault();
     const [dx, dy] = move || [0, 0];
-    const [x, y] = board.brush || [board.width >> 1, board.height >> 1];
+    const [x, y] = brush();
     board.brush = [Math.min(board.width - 1, Math.max(0, x + dx)), Math.min(board.height - 1, Math.max(0, y + dy))];
     if (event.shiftKey || !move) paint(board.brush[0] + 0.5, board.brush[1] + 0.5);
-    mark(canvas);
-  }
-
-  function mark(canvas) {
-    ink(canvas);
-    const [x, y] = board.brush || [board.width >> 1, board.height >> 1];
-    const context = canvas.getContext("2d");
-    context.fillStyle = "rgb(230 120 0 / 0.75)";
-    context.fillRect(x, y, 1, 1);
+    board.focused = true;
+    ink(event.currentTarget);
   }
 
   async function open(event) {

@@ -4,8 +4,8 @@ import { el } from "/ui.js";
 import { tokens } from "/view.js";
 import { showPictures } from "/picture.js";
 
-export function show(root) {
-  return showPictures(root, "read", {
+export function show(root, ask) {
+  return showPictures(root, ask, "read", {
     title: "Read",
     about: "An image read as text. Below, for each character, where the decoder looked; draw a strip of your own and have it read.",
     question: "read",

@@ -8,8 +8,8 @@ const DEFAULTS = { run: "", text: "A dog runs on the", off: "", beta: "", hidden
 const NONE = { off: "", beta: "", hidden: "" };
 const ABOUT = "Type a text. A language model says what comes next, a text classifier which label it is; hide words or switch heads off, and it answers again.";
 
-export async function show(root) {
-  const { ready, command } = await runsFor("text");
+export async function show(root, ask) {
+  const { ready, command } = await runsFor(ask, "text");
   if (!ready.length) return void root.replaceChildren(...nothingYet("Text", ABOUT, command, "A language model of a text of your own:"));
   let view = null;
   let plain = null;
@@ -19,7 +19,7 @@ export async function show(root) {
   const key = (state) => JSON.stringify([state.run, state.text]);
   const edited = (state) => Boolean(state.off || state.beta || state.hidden);
 
-  const request = asker("text", (found, error) => {
+  const request = asker(ask, "text", (found, error) => {
     busy = false;
     trouble = error;
     if (found) {
@@ -28,8 +28,8 @@ export async function show(root) {
     }
     page.render();
   });
-  const compare = asker("text", (found) => {
-    if (found) plain = { ...found, key: key(page.state) };
+  const compare = asker(ask, "text", (found, error, question) => {
+    if (found) plain = { ...found, key: key(question) };
     page.render();
   });
 
@@ -50,17 +50,17 @@ export async function show(root) {
   again(page.state);
 
   function draw(state) {
-    const parts = [lead("Text", ABOUT)];
-    parts.push(card(null,
-      el("div", { class: "columns" },
-        text("text", "Text", state.text, (value) => change({ text: value, ...NONE, row: "" }, 250), { rows: 2 }),
-        el("div", { class: "controls" }, chooser(ready, state, (delta) => change({ ...delta, ...NONE, map: "", layer: "", head: "", row: "" })))),
-      trouble ? problem(trouble) : null,
-      view ? outcome(state) : el("p", { class: "soft", "aria-busy": "true" }, "The model is being read …")));
-    if (!view) return parts;
-    parts.push(el("div", { class: busy ? "busy" : null }, viewer(state)));
-    if (view.effect) parts.push(effects(view.effect));
-    return parts;
+    return [
+      lead("Text", ABOUT),
+      card(null,
+        el("div", { class: "columns" },
+          text("text", "Text", state.text, (value) => change({ text: value, ...NONE, row: "" }, 250), { rows: 2 }),
+          el("div", { class: "controls" }, chooser(ready, state, (delta) => change({ ...delta, ...NONE, map: "", layer: "", head: "", row: "" })))),
+        trouble ? problem(trouble) : null,
+        view ? outcome(state) : trouble ? null : el("p", { class: "soft", "aria-busy": "true" }, "The model is being read …")),
+      view ? el("div", { class: busy ? "busy" : null }, viewer(state)) : null,
+      view?.effect ? effects(view.effect) : null,
+    ];
   }
 
   const writes = () => view.tokens.length > 0;

@@ -1,26 +1,23 @@
 // Training: curves of runs, live while they train, from their metrics.jsonl.
 
-import { ask, card, chart, el, figure, lead, live, problem, select, toggle } from "/ui.js";
+import { card, chart, el, figure, lead, live, problem, select, toggle } from "/ui.js";
 
 const DEFAULTS = { runs: "", x: "step", smooth: 0.6, logs: false };
 const NAMES = { loss: "training loss", validation_loss: "validation loss", characters_right: "characters right", compression: "compression", bits_per_byte: "bits per byte", perplexity: "perplexity", accuracy: "accuracy", exact_match: "exact match", bleu: "BLEU", chrf: "chrF", lr: "learning rate", norm: "gradient norm", speed: "tokens a second" };
 const EVERY = 1500;
 
-export async function show(root) {
+export async function show(root, ask) {
   const { runs } = await ask("runs");
   const known = runs.filter((run) => run.training);
   if (!known.length) {
-    root.replaceChildren(lead("Training", "Curves of runs, while they train and afterwards."), el("section", { class: "offer" }, el("h2", {}, "No run yet"), el("p", {}, "Train one, and open it here while it learns:"), el("p", {}, el("code", {}, "regard demo dates"))));
-    return null;
+    return void root.replaceChildren(lead("Training", "Curves of runs, while they train and afterwards."), el("section", { class: "offer" }, el("h2", {}, "No run yet"), el("p", {}, "Train one, and open it here while it learns:"), el("p", {}, el("code", {}, "regard demo dates"))));
   }
   const data = new Map();
   let trouble = null;
-  let alive = true;
   const defaults = { ...DEFAULTS, runs: known.slice(0, 1).map((run) => run.name).join(",") };
   const page = live(root, "training", defaults, draw);
 
   async function poll() {
-    if (!alive) return;
     const chosen = page.state.runs.split(",").filter(Boolean);
     try {
       const found = await ask("training", { runs: Object.fromEntries(chosen.map((name) => [name, data.get(name)?.end ?? 0])) });
@@ -36,10 +33,9 @@ export async function show(root) {
     } catch (error) {
       if (String(trouble) !== String(error)) { trouble = error; page.render(); }
     }
-    if (alive) setTimeout(poll, EVERY);
+    setTimeout(poll, EVERY);
   }
   poll();
-  return () => { alive = false; };
 
   function draw(state, set) {
     const chosen = state.runs.split(",").filter((name) => data.has(name));

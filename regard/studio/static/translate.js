@@ -1,7 +1,7 @@
 // Translate: what a translator attends to, with controls that act on the model and decode again.
 
 import { button, card, el, figure, lead, live, problem, select, svg, text } from "/ui.js";
-import { byWords, effects, mount, selection, sign, tokens, unpack, wordNames } from "/view.js";
+import { byWords, effects, folded, mount, selection, sign, tokens, unpack, wordNames } from "/view.js";
 import { asker, byHand, changed, changes, chooser, headTools, hiding, kept, list, nothingYet, runsFor, shown, unlist } from "/models.js";
 
 const DEFAULTS = { run: "", text: "", beams: 4, off: "", beta: "", hidden: "", forced: "", map: "", layer: "", head: "", row: "", merge: "tokens", label: "written", order: "" };
@@ -9,40 +9,31 @@ const NONE = { off: "", beta: "", hidden: "", forced: "" };
 const DATES = ["4. März 1983", "23 октября 2006 г.", "10 ธันวาคม ค.ศ. 1974", "1990年10月3日", "Friday, August 9, 2024"];
 const ABOUT = "Type a source. Switch heads off, sharpen them, hide words or force one: the model decodes again each time.";
 
-export async function show(root) {
-  const { ready, command } = await runsFor("translate");
+export async function show(root, ask) {
+  const { ready, command } = await runsFor(ask, "translate");
   if (!ready.length) return void root.replaceChildren(...nothingYet("Translate", ABOUT, command));
   let view = null;
   let plain = null;
   let trouble = null;
   let busy = true;
-  let detail = null;
   const page = live(root, "translate", DEFAULTS, draw, (state) => {
     state.run ||= ready[0].name;
     state.text ||= reads(state.run) ? DATES[0] : "A dog runs on the beach.";
   });
 
-  const request = asker("translate", (found, error) => {
+  const request = asker(ask, "translate", (found, error) => {
     busy = false;
     trouble = error;
     if (found) {
       view = found;
       if (!edited(page.state)) plain = { text: found.text, logP: found.logP, key: key(page.state) };
-    }
-    page.render();
-  });
-  const compare = asker("translate", (found) => {
-    if (found) plain = { text: found.text, logP: found.logP, key: key(page.state) };
-    page.render();
-  });
-  const deepen = asker("translate", (found, error, question) => {
-    busy = false;
-    trouble = error;
-    if (found && detail === JSON.stringify(question)) {
-      view = found;
       const { best } = found;
-      if (best && page.state.head === "") Object.assign(page.state, { map: "cross", layer: String(best.layer), head: String(best.head) });
+      if (best && found.effect && page.state.head === "") Object.assign(page.state, { map: "cross", layer: String(best.layer), head: String(best.head) });
     }
+    page.render();
+  });
+  const compare = asker(ask, "translate", (found, error, question) => {
+    if (found) plain = { text: found.text, logP: found.logP, key: key(question) };
     page.render();
   });
 
@@ -55,11 +46,10 @@ export async function show(root) {
   const edited = (state) => Boolean(state.off || state.beta || state.hidden || state.forced);
   const question = (state) => ({ run: state.run, text: state.text, beams: state.beams, ...changes(state) });
 
-  function again(state, wait) {
+  function again(state, wait = 0, effect = false) {
     if (!state.text.trim()) return;
     busy = true;
-    detail = null;
-    request(question(state), wait);
+    request({ ...question(state), effect }, wait);
     if (edited(state) && plain?.key !== key(state)) compare({ run: state.run, text: state.text, beams: state.beams }, wait);
   }
 
@@ -69,24 +59,30 @@ export async function show(root) {
     again(next, wait);
   }
 
-  again(page.state, 0);
+  again(page.state);
 
   function draw(state) {
-    const parts = [lead("Translate", ABOUT)];
-    parts.push(card(null,
-      el("div", { class: "columns" },
-        text("text", "Source", state.text, (value) => change({ text: value, ...NONE, row: "" }, 250)),
-        el("div", { class: "controls" }, chooser(ready, state, (delta) => change({ ...delta, ...NONE, map: "", layer: "", head: "", row: "" })), select("beams", "Beam size", String(state.beams), ["1", "2", "4", "8"].map((n) => [n, n === "1" ? "1, greedy" : n]), (beams) => change({ beams: Number(beams) })))),
-      reads(state.run) ? el("p", { class: "words" }, DATES.map((date) => button(date, () => change({ text: date, ...NONE, row: "" }), { class: "mini" }))) : null,
-      trouble ? problem(trouble) : null,
-      view ? outcome(state) : el("p", { class: "soft", "aria-busy": "true" }, "The model is being read …")));
-    if (!view) return parts;
-    parts.push(el("div", { class: busy ? "busy" : null }, viewer(state)));
-    if (!view.maps.some((one) => one.overview)) parts.push(card("Word alignment", alignment(state)));
-    parts.push(view.effect ? effects(view.effect) : null);
-    if (view.tree.length) parts.push(card("Beam tree", el("p", { class: "soft" }, "Every hypothesis that was open, step by step; in colour the one that won. A number is the log p of all so far."), tree()));
-    if (view.hypotheses.length > 1) parts.push(card("The best few", el("p", { class: "soft" }, "What the search ended with, and its score: log p by length. Look at one to see the attention with which it is written."), nBest(state)));
-    return parts;
+    return [
+      lead("Translate", ABOUT),
+      card(null,
+        el("div", { class: "columns" },
+          text("text", "Source", state.text, (value) => change({ text: value, ...NONE, row: "" }, 250)),
+          el("div", { class: "controls" }, chooser(ready, state, (delta) => change({ ...delta, ...NONE, map: "", layer: "", head: "", row: "" })), select("beams", "Beam size", String(state.beams), ["1", "2", "4", "8"].map((n) => [n, n === "1" ? "1, greedy" : n]), (beams) => change({ beams: Number(beams) })))),
+        reads(state.run) ? el("p", { class: "words" }, DATES.map((date) => button(date, () => change({ text: date, ...NONE, row: "" }), { class: "mini" }))) : null,
+        trouble ? problem(trouble) : null,
+        view ? outcome(state) : trouble ? null : el("p", { class: "soft", "aria-busy": "true" }, "The model is being read …")),
+      ...(view ? results(state) : []),
+    ];
+  }
+
+  function results(state) {
+    return [
+      el("div", { class: busy ? "busy" : null }, viewer(state)),
+      view.maps.some((one) => one.overview) ? null : card("Word alignment", alignment(state)),
+      view.effect ? effects(view.effect) : null,
+      view.tree.length ? card("Beam tree", el("p", { class: "soft" }, "Every hypothesis that was open, step by step; in colour the one that won. A number is the log p of all so far."), tree()) : null,
+      view.hypotheses.length > 1 ? card("The best few", el("p", { class: "soft" }, "What the search ended with, and its score: log p by length. Look at one to see the attention with which it is written."), nBest(state)) : null,
+    ];
   }
 
   function outcome(state) {
@@ -113,19 +109,12 @@ export async function show(root) {
 
   function viewer(state) {
     const box = el("div");
-    const all = () => {
-      busy = true;
-      const asked = { ...question(state), effect: true };
-      detail = JSON.stringify(asked);
-      deepen(asked);
-      page.render();
-    };
     mount(box, { ...view, effect: null }, {
       plain: true,
       state: shown(state),
       onstate: (next) => page.set(kept(next)),
       tools: (one) => headTools(one, state, change,
-        [view.effect ? null : button("Find what each head and word does", all, { "data-key": "effects" })],
+        [view.effect ? null : button("Find what each head and word does", () => { again(state, 0, true); page.render(); }, { "data-key": "effects" })],
         [button("Open this head in By hand", () => { location.hash = byHand(one, state); }, { "data-key": "to-byhand" })]),
     });
     return box;
@@ -191,13 +180,8 @@ export async function show(root) {
   /** The beam tree as a table: each open hypothesis, its step, and what it was extended by. */
   function listed(nodes) {
     const written = (node) => (node.parent === null ? "" : written(nodes[node.parent])) + node.name.replaceAll("▁", " ");
-    const details = el("details", { class: "numbers" }, el("summary", {}, "The same as a table"));
-    details.addEventListener("toggle", () => {
-      if (!details.open || details.children.length > 1) return;
-      details.append(el("div", { class: "scroll", tabindex: "0", role: "group", "aria-label": "Beam tree as a table" }, el("table", {},
-        el("thead", {}, el("tr", {}, ["step", "hypothesis", "token", "p", "log p of all"].map((name, n) => el("th", { scope: "col", class: n === 1 || n === 2 ? null : "n" }, name)))),
-        el("tbody", {}, nodes.map((node) => el("tr", {}, el("td", { class: "n" }, String(node.step + 1)), el("th", { scope: "row" }, written(node).trim()), el("td", {}, sign(node.name)), el("td", { class: "n" }, figure(Math.exp(node.gain), 3)), el("td", { class: "n" }, figure(node.total, 2))))))));
-    });
-    return details;
+    return folded("The same as a table", () => el("div", { class: "scroll", tabindex: "0", role: "group", "aria-label": "Beam tree as a table" }, el("table", {},
+      el("thead", {}, el("tr", {}, ["step", "hypothesis", "token", "p", "log p of all"].map((name, n) => el("th", { scope: "col", class: n === 1 || n === 2 ? null : "n" }, name)))),
+      el("tbody", {}, nodes.map((node) => el("tr", {}, el("td", { class: "n" }, String(node.step + 1)), el("th", { scope: "row" }, written(node).trim()), el("td", {}, sign(node.name)), el("td", { class: "n" }, figure(Math.exp(node.gain), 3)), el("td", { class: "n" }, figure(node.total, 2))))))));
   }
 }

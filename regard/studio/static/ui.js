@@ -1,18 +1,24 @@
 // What pages are made of: state in the address, controls, matrices that can be typed, charts.
 
-import { el, figure, svg } from "/view.js";
+import { el, figure, folded, morph, svg } from "/view.js";
 
-/** Asks the server; what it refuses is an Error with its reason. */
-export async function ask(name, question = {}) {
-  let response;
-  try {
-    response = await fetch(`/api/${name}`, { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(question) });
-  } catch {
-    throw new Error("the studio does not answer; is `regard studio` still running?");
-  }
-  const answer = await response.json();
-  if (!response.ok) throw new Error(answer.error);
-  return answer;
+/**
+ * Questions to the server for one visit of a page, which ends with the signal. A refusal is an Error with its reason.
+ * After the visit no answer arrives: the promise stays pending.
+ */
+export function asking(signal) {
+  return async (name, question = {}) => {
+    let response, answer;
+    try {
+      response = await fetch(`/api/${name}`, { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(question), signal });
+      answer = await response.json();
+    } catch {
+      if (!signal.aborted) throw new Error("the studio does not answer; is `regard studio` still running?");
+    }
+    if (signal.aborted) return new Promise(() => {});
+    if (!response.ok) throw new Error(answer.error);
+    return answer;
+  };
 }
 
 /** A page's state: read from the address, and written back, so that a view can be shared. */
@@ -22,7 +28,7 @@ export function stateOf(defaults) {
   for (const [key, value] of Object.entries(defaults)) {
     if (!given.has(key)) continue;
     const text = given.get(key);
-    if (typeof value === "number") { if (text !== "" && !Number.isNaN(Number(text))) state[key] = Number(text); }
+    if (typeof value === "number") { if (text !== "" && Number.isFinite(Number(text))) state[key] = Number(text); }
     else if (typeof value === "boolean") state[key] = text === "1";
     else state[key] = text;
   }
@@ -40,34 +46,24 @@ export function remember(page, state, defaults) {
 }
 
 /**
- * A page that is drawn again whenever its state changes, with the focus where it was. `begin` fills in
- * what the address does not say and defaults cannot: which run, for example.
+ * A page that is updated whenever its state changes, until it is left. `begin` sets what neither the address nor the
+ * defaults contain: the run, for example.
  */
 export function live(root, page, defaults, draw, begin = () => {}) {
   const state = stateOf(defaults);
   begin(state);
-  let again = false;
+  let scheduled = false;
   const set = (changes) => {
+    if (!root.isConnected) return;
     Object.assign(state, changes);
     remember(page, state, defaults);
-    if (!again) {
-      again = true;
-      queueMicrotask(render);
-    }
+    if (!scheduled) queueMicrotask(render);
+    scheduled = true;
   };
   function render() {
-    again = false;
-    const active = document.activeElement;
-    const key = root.contains(active) ? active.dataset.key : undefined;
-    const place = key && "selectionStart" in active && active.type !== "range" ? [active.selectionStart, active.selectionEnd] : null;
-    const scrolls = [...root.querySelectorAll("[data-scroll]")].map((one) => [one.dataset.scroll, one.scrollLeft]);
-    root.replaceChildren(...[draw(state, set)].flat(Infinity).filter(Boolean));
-    for (const [name, left] of scrolls) { const one = root.querySelector(`[data-scroll="${name}"]`); if (one) one.scrollLeft = left; }
-    if (key) {
-      const next = root.querySelector(`[data-key="${CSS.escape(key)}"]`);
-      next?.focus({ preventScroll: true });
-      if (place && next?.setSelectionRange) try { next.setSelectionRange(...place); } catch { /* a number field has none */ }
-    }
+    scheduled = false;
+    numbered = 0;
+    morph(root, draw(state, set));
   }
   render();
   return { state, set, render };
@@ -75,19 +71,18 @@ export function live(root, page, defaults, draw, begin = () => {}) {
 
 // Controls
 
-let numbered = 0;
+let numbered = 0; // ids on the page, the same at each update
 
 export function field(label, control, note) {
   const id = `field-${++numbered}`;
   const input = control.matches("input, select, textarea") ? control : control.querySelector("input, select, textarea");
   input.id ||= id;
-  return el("div", { class: "field" }, el("label", { for: input.id }, label), control, note ? el("span", { class: "note" }, note) : null);
+  return el("div", { class: "field", "data-field": input.dataset.key }, el("label", { for: input.id }, label), control, note ? el("span", { class: "note" }, note) : null);
 }
 
 export function slider(key, label, value, { min = 0, max = 1, step = 0.01, shown = figure(value, 2), onset, marks = [] }) {
   const list = marks.length ? `marks-${++numbered}` : null;
-  const input = el("input", { type: "range", "data-key": key, min, max, step, list, "aria-valuetext": shown, oninput: (event) => onset(Number(event.target.value)) });
-  input.value = value;
+  const input = el("input", { type: "range", "data-key": key, min, max, step, list, "aria-valuetext": shown, oninput: (event) => onset(Number(event.target.value)), value });
   return field(label, el("div", { class: "slider" }, input, el("output", {}, shown), list ? el("datalist", { id: list }, marks.map(([at, name]) => el("option", { value: at, label: name }))) : null));
 }
 
@@ -97,7 +92,7 @@ export function select(key, label, value, options, onset) {
 }
 
 export function toggle(key, label, value, onset) {
-  return el("label", { class: "toggle" }, el("input", { type: "checkbox", "data-key": key, checked: value, onchange: (event) => onset(event.target.checked) }), " ", label);
+  return el("label", { class: "toggle", "data-field": key }, el("input", { type: "checkbox", "data-key": key, checked: value, onchange: (event) => onset(event.target.checked) }), " ", label);
 }
 
 export function text(key, label, value, onset, { rows = 0, placeholder, invalid, list } = {}) {
@@ -217,17 +212,14 @@ export function chart(title, curves, { x = "", y = "", logX = false, logY = fals
 }
 
 function data(curves, x) {
-  const details = el("details", { class: "numbers" }, el("summary", {}, "The same as a table"));
-  details.addEventListener("toggle", () => {
-    if (!details.open || details.children.length > 1) return;
+  return folded("The same as a table", () => {
     const keys = [...new Set(curves.flatMap((curve) => curve.at.map(([u]) => u)))].sort((a, b) => a - b);
     const step = Math.max(1, Math.ceil(keys.length / 60));
     const maps = curves.map((curve) => new Map(curve.at));
-    details.append(el("div", { class: "scroll", tabindex: "0", role: "group", "aria-label": "numbers" }, el("table", {},
+    return el("div", { class: "scroll", tabindex: "0", role: "group", "aria-label": "numbers" }, el("table", {},
       el("thead", {}, el("tr", {}, el("th", { scope: "col" }, x || "x"), curves.map((curve) => el("th", { scope: "col", class: "n" }, curve.name)))),
-      el("tbody", {}, keys.filter((_, n) => n % step === 0).map((key) => el("tr", {}, el("th", { scope: "row" }, short(key)), maps.map((map) => el("td", { class: "n" }, map.has(key) ? short(map.get(key)) : ""))))))));
+      el("tbody", {}, keys.filter((_, n) => n % step === 0).map((key) => el("tr", {}, el("th", { scope: "row" }, short(key)), maps.map((map) => el("td", { class: "n" }, map.has(key) ? short(map.get(key)) : "")))))));
   });
-  return details;
 }
 
 function powers(low, high) {

@@ -4,8 +4,8 @@ import { el, figure } from "/ui.js";
 import { labels } from "/view.js";
 import { showPictures } from "/picture.js";
 
-export function show(root) {
-  return showPictures(root, "vision", {
+export function show(root, ask) {
+  return showPictures(root, ask, "vision", {
     title: "Vision",
     about: "An image as patches. Click one to see where it looks, layer by layer and head by head, or hide it and see what the model says.",
     question: "classify",
