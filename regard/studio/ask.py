@@ -1,4 +1,4 @@
-"""What a page may ask: a function for each question, from JSON to JSON.
+"""What a page may ask: for each question its fields, and the function that answers it in JSON.
 
 What needs a model goes through the service, whose one thread computes for one question after the
 other: a change inside a model would be a change for everybody. Heavy modules are imported by the
@@ -6,19 +6,35 @@ questions that need them.
 """
 
 import base64
-import binascii
-import math
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import reduce
+from operator import and_, or_
 from typing import TYPE_CHECKING, Any
 
+from regard.studio.fields import (
+    Fields,
+    Question,
+    check,
+    choice,
+    flag,
+    items,
+    mapping,
+    number,
+    optional,
+    picture,
+    refused,
+    required,
+    row,
+    string,
+    whole,
+    words,
+)
 from regard.studio.runs import COMMANDS, Run, Runs, metrics
 
 if TYPE_CHECKING:
     from regard.service.service import Service
-
-Question = Mapping[str, Any]
 
 PATIENCE = 600.0
 """Seconds after which a question is given up."""
@@ -36,15 +52,95 @@ BOOK = 100_000
 """Characters of a text that is only read: of 16,384 tokens and more."""
 
 
+PICTURE = 3 << 20
+"""Characters of a picture in base64."""
+
+MAX_INDEX = 1 << 20
+"""The largest position, token or length that is accepted."""
+
+MAX_SIDE = 64
+"""Queries or keys of a mask."""
+
+_size = whole(0, MAX_SIDE)
+MASKS = {
+    "causal": row(),
+    "window": row(_size),
+    "padding": row(_size),
+    "prefix": row(_size),
+    "documents": row(items(_size, MAX_SIDE)),
+    "drawn": row(items(items(whole(0, 1), MAX_SIDE), MAX_SIDE)),
+}
+"""The operands of each mask."""
+
+_mask_name = choice("and", "or", "not", *MASKS)
+
+
+def mask_tree(name: str, value: Any, depth: int = 0) -> Any:
+    """A mask as nested lists: ["and", a, b], ["window", 2], ["causal"]; None for no mask."""
+    if value is None and depth == 0:
+        return None
+    if not isinstance(value, list) or not value or depth > 12:
+        raise refused(name, value, "a list that begins with a mask's name")
+    kind, *operands = value
+    if kind in ("and", "or", "not"):
+        least, most = (1, 1) if kind == "not" else (2, 8)
+        if not least <= len(operands) <= most:
+            raise ValueError(f"{name}: {kind} needs masks, {least} to {most} of them")
+        parts = (mask_tree(f"{name}[{n}]", x, depth + 1) for n, x in enumerate(operands, 1))
+        return kind, *parts
+    return _mask_name(name, kind), *MASKS[kind](name, operands)
+
+
+_head = (string(), whole(0, 1000))
+_lists = {
+    "off": items(row(*_head), 4096),
+    "beta": items(row(*_head, number(0.0, 100.0)), 4096),
+    "hidden": items(whole(0, MAX_INDEX), 4096),
+    "forced": items(whole(0, MAX_INDEX), 4096),
+}
+_changes_fields: Fields = {name: optional(kind, ()) for name, kind in _lists.items()}
+_effect: Fields = {**_changes_fields, "effect": optional(flag, False)}
+_run: Fields = {"run": required(string())}
+_image: Fields = {**_run, "image": required(picture(PICTURE)), **_effect}
+_source: Fields = {**_run, "text": required(words(LONGEST)), "beams": optional(whole(1, 12))}
+
+FIELDS: dict[str, Fields] = {
+    "runs": {},
+    "training": {"runs": required(mapping(whole(0, 1 << 53), 20))},
+    "translate": {**_source, **_effect},
+    "classify": _image,
+    "read": _image,
+    "text": {**_run, "text": required(words(BOOK)), **_effect},
+    "head": {
+        **_source,
+        "attention": required(string()),
+        "head": required(whole(0, 1000)),
+        **_changes_fields,
+    },
+    "samples": {"kind": required(choice("digit", "strip"))},
+    "mask": {
+        "queries": required(whole(1, MAX_SIDE)),
+        "keys": required(whole(1, MAX_SIDE)),
+        "mask": required(mask_tree),
+    },
+    "architecture": {"model": required(string())},
+    "cost": {"models": required(items(string(), 8)), "length": required(whole(1, MAX_INDEX))},
+    "course": {},
+    "answer": {
+        "document": required(string()),
+        "section": required(string()),
+        "mistake": optional(whole(0, 100)),
+    },
+}
+"""The fields of each question."""
+
+
 def questions(runs: Runs) -> dict[str, Callable[[Question], Any]]:
-    """Every question, by the name that a page asks it by."""
+    """Every question, by the name that a page asks it by; its fields are checked first."""
     models = Models(runs)
-    return {
-        "runs": lambda asked: {
-            "runs": [run.to_json() for run in runs.all().values()],
-            "commands": COMMANDS,
-        },
-        "training": lambda asked: _training(runs, asked),
+    table: dict[str, Callable[[Question], Any]] = {
+        "runs": lambda asked: known_runs(runs),
+        "training": lambda asked: training(runs, asked),
         "translate": models.translate,
         "classify": models.classify,
         "read": models.read,
@@ -57,6 +153,13 @@ def questions(runs: Runs) -> dict[str, Callable[[Question], Any]]:
         "course": lambda asked: course(),
         "answer": answer,
     }
+    return {name: _with_checked_fields(FIELDS[name], ask) for name, ask in table.items()}
+
+
+def _with_checked_fields(
+    fields: Fields, ask: Callable[[Question], Any]
+) -> Callable[[Question], Any]:
+    return lambda question: ask(check(question, fields))
 
 
 def warm_up(runs: Runs) -> None:
@@ -83,13 +186,14 @@ class Models:
         from regard.task.inspect.translation import translated
         from regard.task.translator import Translator
 
-        text, changes, effect = _text(asked), _changes(asked), bool(asked.get("effect"))
-        beams = _beams(asked)
+        text, changes, effect = asked["text"], _changes(asked), asked["effect"]
 
         def look(translator: Translator) -> Any:
             if effect and translator.found is None:
                 translator.find_head([text])
-            return translated(translator, text, changes, beams=beams, effect=effect).view.to_json()
+            return translated(
+                translator, text, changes, beams=asked["beams"], effect=effect
+            ).view.to_json()
 
         return self._ask(asked, Translator, "translates", look)
 
@@ -97,7 +201,7 @@ class Models:
         from regard.task.classify import Classifier
         from regard.task.inspect.images import classified
 
-        image, changes, effect = _image(asked), _changes(asked), bool(asked.get("effect"))
+        image, changes, effect = asked["image"], _changes(asked), asked["effect"]
         return self._ask(
             asked,
             Classifier,
@@ -109,7 +213,7 @@ class Models:
         from regard.task.inspect import images
         from regard.task.read import Reader
 
-        image, changes, effect = _image(asked), _changes(asked), bool(asked.get("effect"))
+        image, changes, effect = asked["image"], _changes(asked), asked["effect"]
         return self._ask(
             asked,
             Reader,
@@ -123,7 +227,7 @@ class Models:
         from regard.task.label import Labeler
         from regard.task.language import Generator
 
-        text, changes, effect = _text(asked, BOOK), _changes(asked), bool(asked.get("effect"))
+        text, changes, effect = asked["text"], _changes(asked), asked["effect"]
         return self._ask(
             asked,
             (Generator, Labeler),
@@ -138,9 +242,8 @@ class Models:
         from regard.task.language import Generator
         from regard.task.translator import Translator
 
-        text, changes = _text(asked), _changes(asked)
-        name, head = str(asked.get("attention")), _whole(asked, "head", 0, 1000)
-        beams = _beams(asked)
+        text, changes = asked["text"], _changes(asked)
+        name, head, beams = asked["attention"], asked["head"], asked["beams"]
         return self._ask(
             asked,
             (Translator, Generator, Labeler),
@@ -155,7 +258,7 @@ class Models:
         does: str,
         look: Callable[[Any], Any],
     ) -> Any:
-        run = self.runs.named(asked.get("run"))
+        run = self.runs.named(asked["run"])
 
         def checked(predictor: Any) -> Any:
             if not isinstance(predictor, kind):
@@ -202,71 +305,19 @@ def _threads(model: Any) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _text(asked: Question, longest: int = LONGEST) -> str:
-    text = asked.get("text")
-    if not isinstance(text, str) or not text.strip():
-        raise ValueError("text (nothing) must have a word in it")
-    if len(text) > longest:
-        raise ValueError(f"text ({len(text):,} characters) must have at most {longest:,}")
-    return text
-
-
-def _whole(asked: Question, name: str, least: int, most: int) -> int:
-    number = asked.get(name)
-    if not isinstance(number, int) or isinstance(number, bool) or not least <= number <= most:
-        raise ValueError(f"{name} ({number!r}) must be a whole number from {least} to {most}")
-    return number
-
-
-def _beams(asked: Question) -> int | None:
-    return _whole(asked, "beams", 1, 12) if "beams" in asked else None
-
-
-def _image(asked: Question) -> bytes:
-    """A picture, as base64."""
-    try:
-        return base64.b64decode(str(asked.get("image")), validate=True)
-    except (binascii.Error, ValueError):
-        raise ValueError("image must be a picture in base64") from None
-
-
 def _changes(asked: Question) -> Any:
     from regard.task.inspect.changes import Changes
 
-    def items(name: str) -> list[Any]:
-        some = asked.get(name, [])
-        if not isinstance(some, list) or len(some) > 4096:
-            raise ValueError(f"{name} must be a list of at most 4,096")
-        return some
-
-    try:
-        return Changes(
-            off=tuple((str(name), int(head)) for name, head in items("off")),
-            beta=tuple((str(name), int(head), _factor(x)) for name, head, x in items("beta")),
-            hidden=tuple(int(place) for place in items("hidden")),
-            forced=tuple(int(token) for token in items("forced")),
-        )
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"what is to be changed is not understood: {error}") from None
+    return Changes(**{name: asked[name] for name in _lists})
 
 
-def _factor(x: Any) -> float:
-    factor = float(x)
-    if not (math.isfinite(factor) and 0 <= factor <= 100):
-        raise ValueError(f"β times {factor} must be from 0 to 100")
-    return factor
+def known_runs(runs: Runs) -> Any:
+    return {"runs": [run.to_json() for run in runs.all().values()], "commands": COMMANDS}
 
 
-def _training(runs: Runs, asked: Question) -> Any:
-    wanted = asked.get("runs")
-    if not isinstance(wanted, dict) or len(wanted) > 20:
-        raise ValueError("runs must be an object of at most 20 names and where they were read to")
+def training(runs: Runs, asked: Question) -> Any:
     known = runs.all()
-    return {
-        name: metrics(known[name], end if isinstance(end, int) else 0)
-        for name, end in wanted.items()
-        if name in known
-    }
+    return {name: metrics(known[name], end) for name, end in asked["runs"].items() if name in known}
 
 
 def samples(asked: Question) -> Any:
@@ -281,7 +332,7 @@ def samples(asked: Question) -> Any:
     digits, names = loaded.images[-200:], loaded.target[-200:]
     made = []
     for n in range(10):
-        if asked.get("kind") == "strip":
+        if asked["kind"] == "strip":
             some = [digits[(7 * n + 31 * k) % 200] for k in range(2 + n % 3)]
             canvas = np.zeros((12, 44))
             for k, one in enumerate(some):
@@ -297,6 +348,8 @@ def samples(asked: Question) -> Any:
 
 # Masks and the map
 
+PRESETS = ("tiny", "base", "big", "vit-b/16")
+
 
 def mask(asked: Question) -> Any:
     """A composed mask: which backend runs, and why; where it may attend."""
@@ -304,8 +357,8 @@ def mask(asked: Question) -> Any:
 
     from regard.attention.attend import explain
 
-    L, S = _whole(asked, "queries", 1, 64), _whole(asked, "keys", 1, 64)
-    made = _mask(asked.get("mask"), L, S)
+    L, S = asked["queries"], asked["keys"]
+    made = _mask(asked["mask"], L, S)
     query, key = torch.zeros(1, 2, L, 8), torch.zeros(1, 2, S, 8)
     plan = explain(query, key, key, mask=made)
     allowed = torch.ones(L, S, dtype=torch.bool)
@@ -320,57 +373,39 @@ def mask(asked: Question) -> Any:
     }
 
 
-def _mask(said: Any, L: int, S: int, depth: int = 0) -> Any:
-    """A mask from lists: ["and", a, b], ["window", 2], ["causal"]."""
+def _mask(tree: Any, L: int, S: int) -> Any:
+    """The mask of a tree that has been checked."""
     import torch
 
     from regard.attention import mask as make
 
-    if said is None:
-        return None
-    if not isinstance(said, list) or not said or depth > 12:
-        raise ValueError("a mask is a list that begins with its name")
-    kind, *given = said
-    if kind in ("and", "or", "not"):
-        parts = [_mask(part, L, S, depth + 1) for part in given]
-        if not parts or any(part is None for part in parts):
-            raise ValueError(f"{kind} needs masks")
-        if kind == "not":
-            return ~parts[0]
-        whole = parts[0]
-        for part in parts[1:]:
-            whole = whole & part if kind == "and" else whole | part
-        return whole
-    match kind:
-        case "causal":
-            return make.causal()
-        case "window":
-            return make.window(int(given[0]))
-        case "padding":
-            return make.padding([int(given[0])])
-        case "prefix":
-            return make.prefix(int(given[0]))
-        case "documents":
-            return make.documents([int(x) for x in given[0]])
-        case "drawn":
-            cells = torch.tensor(given[0], dtype=torch.bool)
-            if tuple(cells.shape) != (L, S):
-                raise ValueError(f"a drawn mask must have {L} × {S} cells")
-            return make.Mask.from_tensor(cells)
-    raise ValueError(
-        f"mask ({kind!r}) is unknown; choose from causal, window, padding, prefix, documents, drawn"
-    )
+    match tree:
+        case None:
+            return None
+        case ("not", part):
+            return ~_mask(part, L, S)
+        case ("and", *parts):
+            return reduce(and_, (_mask(part, L, S) for part in parts))
+        case ("or", *parts):
+            return reduce(or_, (_mask(part, L, S) for part in parts))
+        case ("padding", length):
+            return make.padding([length])
+        case ("documents", numbers):
+            return make.documents(list(numbers))
+        case ("drawn", rows):
+            if len(rows) != L or any(len(line) != S for line in rows):
+                raise ValueError(f"mask: a drawn mask must have {L} × {S} cells")
+            return make.Mask.from_tensor(torch.tensor(rows, dtype=torch.bool))
+        case (name, *sizes):  # causal(), window(n), prefix(n)
+            return getattr(make, name)(*sizes)
 
 
 def architecture(runs: Runs, asked: Question) -> Any:
     """A model's boxes: parameters of each, counted, and the shapes between them."""
     from regard.studio.boxes import boxes
 
-    name = asked.get("model")
-    folder = None
-    if name not in ("tiny", "base", "big", "vit-b/16"):
-        folder = runs.named(name).folder
-    return boxes(str(name), folder)
+    name = asked["model"]
+    return boxes(name, None if name in PRESETS else runs.named(name).folder)
 
 
 def model_costs(runs: Runs, asked: Question) -> Any:
@@ -378,13 +413,10 @@ def model_costs(runs: Runs, asked: Question) -> Any:
     from regard.model.formula import model_formula
     from regard.studio.boxes import config_of, positions
 
-    length, names = _whole(asked, "length", 1, 1 << 20), asked.get("models")
-    if not isinstance(names, list) or len(names) > 8:
-        raise ValueError("models must be a list of at most 8 names")
+    length = asked["length"]
     found = {}
-    for name in names:
-        known = name in ("tiny", "base", "big", "vit-b/16")
-        config = config_of(str(name), None if known else runs.named(name).folder)
+    for name in asked["models"]:
+        config = config_of(name, None if name in PRESETS else runs.named(name).folder)
         parts = model_formula(config, length)
         found[name] = {
             "parameters": sum(part.parameters for part in parts.values()),
@@ -433,18 +465,19 @@ def answer(asked: Question) -> Any:
     from regard.lab.answers import answers, document, report
     from regard.lab.answers.answer import Page
 
-    section = asked.get("section")
-    found = [
-        one for one in answers(document(str(asked.get("document")))) if one.place.section == section
-    ]
+    section, mistake = asked["section"], asked["mistake"]
+    found = [one for one in answers(document(asked["document"])) if one.place.section == section]
     if not found:
         raise ValueError(f"section ({section!r}) is not in this document")
     one = found[0]
     with _lab, torch.random.fork_rng():
         torch.manual_seed(0)
-        if "mistake" in asked:
-            number = _whole(asked, "mistake", 0, len(one.mistakes) - 1)
-            run = one.mistakes[number].run()
-            return {"html": report.mistake(one.mistakes[number], run), "stands": run.stands}
+        if mistake is not None:
+            if mistake >= len(one.mistakes):
+                raise ValueError(
+                    f"mistake ({mistake}) is unknown; section {section} has {len(one.mistakes)}"
+                )
+            run = one.mistakes[mistake].run()
+            return {"html": report.mistake(one.mistakes[mistake], run), "stands": run.stands}
         page = Page(one, one.run(), (), ())
     return {"html": report.section(page), "stands": page.shown.stands}

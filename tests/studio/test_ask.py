@@ -1,5 +1,6 @@
 """Questions of pages: what is answered, and what is refused in one line."""
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,17 @@ def test_masks_are_composed(said: Any, text: str | None, drawn: list[str]) -> No
         ("mask", {"queries": 0, "keys": 3, "mask": None}, "from 1 to 64"),
         ("mask", {"queries": 2, "keys": 3, "mask": ["drawn", [[1]]]}, "must have 2 × 3 cells"),
         ("mask", {"queries": 2, "keys": 3, "mask": ["and"]}, "and needs masks"),
+        (
+            "mask",
+            {"queries": 2, "keys": 3, "mask": ["window"]},
+            r"mask \(\[\]\) must be a list of 1",
+        ),
+        (
+            "mask",
+            {"queries": 2, "keys": 3, "mask": ["window", math.inf]},
+            r"mask\[0\] \(inf\) must",
+        ),
+        ("translate", {"run": "x", "text": "a", "hidden": [10**23]}, r"hidden\[0\] \(1000000000"),
         ("translate", {"run": "../x", "text": "a"}, "is unknown; there are none"),
         ("translate", {"run": "x", "text": " "}, "must have a word in it"),
         ("translate", {"run": "x", "text": "a" * 3000}, "at most 2,000"),

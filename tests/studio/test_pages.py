@@ -448,6 +448,14 @@ def test_drawing_goes_on_while_an_answer_arrives(studio: Server, open_page: Open
     assert all(set(row) != {"0"} for row in rows)
 
 
+def test_a_patch_that_is_not_there_is_refused(runs: list[Path]) -> None:
+    asks = questions(Runs(runs, Path("no-such-folder")))
+    image = asks["samples"]({"kind": "digit"})[0]
+    for place in (16, 1 << 20):
+        with pytest.raises(ValueError, match=rf"hidden \({place}\) must be a patch, from 0 to"):
+            asks["classify"]({"run": "digits", "image": image, "hidden": [place]})
+
+
 def test_words_are_hidden_and_forced(studio: Server, open_page: Open) -> None:
     page = open_page(studio, "translate?text=4.+M%C3%A4rz+1983")
     settled(page)

@@ -1,5 +1,6 @@
 """Images: what a classifier's patches attended to, and where a reader looked for each character."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -31,6 +32,12 @@ def classified(
     weight = next(model.parameters())
     x = classifier.preparation.normalized(pixels[None].to(weight.device)).to(weight.dtype)
     first = 0 if model.class_token is None else 1
+    patches = math.prod(model.patches.grid)
+    for place in changes.hidden:
+        if not first <= place < first + patches:
+            raise ValueError(
+                f"hidden ({place}) must be a patch, from {first} to {first + patches - 1}"
+            )
     hidden = [place - first for place in changes.hidden]
     with replace(changes, hidden=()).made(model):
         p = without_patches(model, x, [hidden]).softmax(-1)[0].cpu()
