@@ -10,6 +10,7 @@ imported only when a model is asked for.
 """
 
 import json
+import re
 import socket
 from collections.abc import Callable, Mapping
 from http import HTTPStatus
@@ -19,8 +20,11 @@ from typing import Any
 
 from regard.extras import remedy
 
-LARGEST = 3 << 20
+MAX_QUESTION_BYTES = 3 << 20
 """Bytes of a question; a picture of a page is much smaller."""
+
+MAX_DISCARDED_BYTES = 16 << 20
+"""Bytes of a refused request that are read, so that its sender comes to reading the answer."""
 
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
@@ -84,6 +88,7 @@ class Server(ThreadingHTTPServer):
 
     daemon_threads = True
     allow_reuse_address = True
+    request_queue_size = 1024  # connections that wait to be accepted; the kernel may allow fewer
 
     def __init__(self, host: str, port: int, asks: Mapping[str, Ask]):
         if host in ("0.0.0.0", "::", ""):
@@ -105,7 +110,7 @@ class Server(ThreadingHTTPServer):
         return f"http://{f'[{self.host}]' if ':' in self.host else self.host}:{self.port}/"
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Somebody who went away is nobody's fault; all else is answered where it happens."""
+        """Ignores connections that break; every other error is answered by the handler."""
 
 
 class RefusedError(Exception):
@@ -125,28 +130,41 @@ class Handler(BaseHTTPRequestHandler):
     disable_nagle_algorithm = True
 
     def do_GET(self) -> None:
-        self._answered(self._file)
+        self._respond(self._file)
 
     do_HEAD = do_GET  # noqa: N815
 
     def do_POST(self) -> None:
-        self._answered(self._asked)
+        self._respond(self._answer)
 
-    def _answered(self, answer: Callable[[], tuple[bytes, str]]) -> None:
+    def _respond(self, answer: Callable[[], tuple[bytes, str]]) -> None:
         status = HTTPStatus.OK
         try:
             self._check_sender()
             body, kind = answer()
-        except RefusedError as refused:
-            status = refused.status
-            body, kind = _json({"error": str(refused)}), "application/json"
+        except RefusedError as refusal:
+            status = refusal.status
+            body, kind = _json({"error": str(refusal)}), "application/json"
             self.close_connection = True
         self.send_response(status)
         for name, value in {**HEADERS, "Content-Type": kind, "Content-Length": len(body)}.items():
             self.send_header(name, str(value))
+        if self.close_connection:
+            self.send_header("Connection", "close")
         self.end_headers()
         if self.command != "HEAD":
             self.wfile.write(body)
+        if status is not HTTPStatus.OK:
+            self._discard_body()
+
+    def _discard_body(self) -> None:
+        """Reads what the client still sends: closing on unread bytes would reset the connection."""
+        self.wfile.flush()
+        self.connection.shutdown(socket.SHUT_WR)
+        self.connection.settimeout(1)
+        unread = MAX_DISCARDED_BYTES
+        while unread > 0 and (part := self.rfile.read1(1 << 16)):
+            unread -= len(part)
 
     def _check_sender(self) -> None:
         host = self.headers.get_all("Host") or []
@@ -161,12 +179,14 @@ class Handler(BaseHTTPRequestHandler):
             raise RefusedError(HTTPStatus.FORBIDDEN, "only the studio's own pages may ask")
 
     def _file(self) -> tuple[bytes, str]:
-        found = self.server.files.get(self.path.partition("?")[0])
-        if found is None:
+        if "Transfer-Encoding" in self.headers or self.headers.get("Content-Length", "0") != "0":
+            raise RefusedError(HTTPStatus.BAD_REQUEST, "a request for a page has no body")
+        file = self.server.files.get(self.path.partition("?")[0])
+        if file is None:
             raise RefusedError(HTTPStatus.NOT_FOUND, "there is no such page")
-        return found
+        return file
 
-    def _asked(self) -> tuple[bytes, str]:
+    def _answer(self) -> tuple[bytes, str]:
         name = self.path.removeprefix("/api/") if self.path.startswith("/api/") else ""
         ask = self.server.asks.get(name)
         if ask is None:
@@ -174,10 +194,10 @@ class Handler(BaseHTTPRequestHandler):
         kind = self.headers.get_content_type()
         if kind != "application/json":
             raise RefusedError(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "questions are application/json")
-        question = self._body()
+        question = self._question()
         try:
             answer = _json(ask(question))
-        except (ValueError, OSError, KeyError, TypeError) as error:
+        except (ValueError, OSError) as error:
             text = " ".join(str(error).split()) or type(error).__name__
             raise RefusedError(HTTPStatus.UNPROCESSABLE_ENTITY, text[:2000]) from None
         except ImportError as error:
@@ -188,26 +208,43 @@ class Handler(BaseHTTPRequestHandler):
             raise RefusedError(HTTPStatus.INTERNAL_SERVER_ERROR, text[:2000]) from None
         return answer, "application/json"
 
-    def _body(self) -> Mapping[str, Any]:
-        length = self.headers.get("Content-Length", "")
-        if not length.isascii() or not length.isdigit():
-            raise RefusedError(HTTPStatus.LENGTH_REQUIRED, "a question needs a Content-Length")
-        if int(length) > LARGEST:
-            raise RefusedError(
-                HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"a question has at most {LARGEST:,} bytes"
-            )
+    def _question(self) -> Mapping[str, Any]:
+        body = self.rfile.read(self._length())
         try:
-            question = json.loads(self.rfile.read(int(length)))
+            question = json.loads(body, parse_int=_integer)
         except (ValueError, RecursionError):
             raise RefusedError(HTTPStatus.BAD_REQUEST, "this is not JSON") from None
         if not isinstance(question, dict):
             raise RefusedError(HTTPStatus.BAD_REQUEST, "a question is a JSON object")
         return question
 
+    def _length(self) -> int:
+        lengths = self.headers.get_all("Content-Length") or []
+        if "Transfer-Encoding" in self.headers or not lengths:
+            raise RefusedError(
+                HTTPStatus.LENGTH_REQUIRED, "a question needs a Content-Length, and is not chunked"
+            )
+        if len(lengths) > 1 or not re.fullmatch("[0-9]{1,15}", lengths[0]):
+            text = ", ".join(lengths)[:40]
+            raise RefusedError(
+                HTTPStatus.BAD_REQUEST, f"Content-Length ({text!r}) must be one whole number"
+            )
+        if int(lengths[0]) > MAX_QUESTION_BYTES:
+            raise RefusedError(
+                HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+                f"a question has at most {MAX_QUESTION_BYTES:,} bytes",
+            )
+        return int(lengths[0])
+
     def log_message(self, format: str, *args: Any) -> None:
         """Nothing: the terminal belongs to whoever started the studio."""
 
 
+def _integer(digits: str) -> int | float:
+    """A JSON integer; with more digits than any field allows it is a float, or an infinity."""
+    return int(digits) if len(digits) <= 24 else float(digits)
+
+
 def _json(answer: object) -> bytes:
-    """As JSON has no infinity, neither has an answer."""
+    """JSON in UTF-8, which has no infinity."""
     return json.dumps(answer, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()

@@ -5,13 +5,15 @@ import json
 import socket
 import threading
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from regard.studio.fields import check, items, required, whole
 from regard.studio.runs import Runs, metrics
-from regard.studio.server import LARGEST, Server, table
+from regard.studio.server import MAX_QUESTION_BYTES, Server, table
 
 
 def echo(asked: Any) -> Any:
@@ -22,7 +24,9 @@ def echo(asked: Any) -> Any:
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
-    with Server("127.0.0.1", 0, {"echo": echo}) as made:
+    fields = {"x": required(items(whole(0, 9), 3))}
+    asks = {"echo": echo, "checked": lambda question: check(question, fields)}
+    with Server("127.0.0.1", 0, asks) as made:
         threading.Thread(target=made.serve_forever, daemon=True).start()
         yield made
         made.shutdown()
@@ -87,8 +91,7 @@ def test_questions(server: Server) -> None:
         ({"Origin": "null"}, "{}", 403),
         ({"Sec_Fetch_Site": "cross-site"}, "{}", 403),
         ({"Content_Type": "text/plain"}, "{}", 415),
-        ({"Content_Length": str(LARGEST + 1)}, "", 413),
-        ({"Content_Length": "-1"}, "", 411),
+        ({"Content_Length": str(MAX_QUESTION_BYTES + 1)}, "", 413),
         ({}, "[1]", 400),
         ({}, "{", 400),
         ({}, "[" * 100_000, 400),
@@ -99,6 +102,88 @@ def test_others_are_refused(
     server: Server, headers: dict[str, str], body: str, status: int
 ) -> None:
     assert answered(server, "POST", "/api/echo", body, **{**JSON, **headers})[0] == status
+
+
+def raw(server: Server, request: bytes) -> tuple[int, dict[str, Any]]:
+    """The status and the JSON of an answer, after which the connection is closed."""
+    with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
+        connection.sendall(request)
+        response = http.client.HTTPResponse(connection)
+        response.begin()
+        answer = json.loads(response.read())
+        assert connection.recv(1) == b""
+    return response.status, answer
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ("", 411),
+        *((f"Content-Length: {length}", 400) for length in ("9" * 5000, "-1", "+2", "2_0", "")),
+        *((f"Content-Length: {length}", 400) for length in ("²", "٢", "2, 2", "0x2", "2.0")),
+        ("Content-Length: 2\r\nContent-Length: 2", 400),
+        ("Transfer-Encoding: chunked", 411),
+        ("Content-Length: 2\r\nTransfer-Encoding: chunked", 411),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_a_length_that_is_no_number_is_refused(server: Server, headers: str, status: int) -> None:
+    head = f"POST /api/echo HTTP/1.1\r\nHost: localhost:{server.port}\r\n"
+    lines = f"{headers}\r\n" if headers else ""
+    request = f"{head}Content-Type: application/json\r\n{lines}\r\n{{}}".encode()
+    found, answer = raw(server, request)
+    assert found == status
+    assert "Content-Length" in answer["error"]
+    assert len(answer["error"]) < 200
+
+
+def test_a_body_where_none_belongs_is_refused(server: Server) -> None:
+    """Else the next request of the connection would begin with it."""
+    request = f"GET / HTTP/1.1\r\nHost: localhost:{server.port}\r\nContent-Length: 2\r\n\r\n{{}}"
+    assert raw(server, request.encode())[0] == 400
+
+
+def test_a_refused_question_is_answered_after_it_was_sent(server: Server) -> None:
+    body = b" " * (8 << 20)
+    head = f"POST /api/echo HTTP/1.1\r\nHost: localhost:{server.port}\r\n"
+    head += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    assert raw(server, head.encode() + body)[0] == 413
+
+
+@pytest.mark.parametrize("number", ["1e999", "-1e999", "NaN", "Infinity", "1" * 5000, "9" * 30])
+def test_numbers_out_of_range_are_refused(server: Server, number: str) -> None:
+    body = f'{{"x": [{number}]}}'
+    status, _, content = answered(server, "POST", "/api/checked", body, **JSON)
+    assert status == 422
+    assert json.loads(content)["error"].startswith("x[0] (")
+
+
+def test_half_a_surrogate_pair_is_refused_in_json(server: Server) -> None:
+    for body in ('{"x": ["\\ud800"]}', '{"\\ud800": 1}'):
+        status, _, content = answered(server, "POST", "/api/checked", body, **JSON)
+        assert status == 422
+        assert json.loads(content)["error"]
+
+
+def test_150_connections_at_once_are_answered_and_kept() -> None:
+    with Server("127.0.0.1", 0, {"echo": echo}) as server, ExitStack() as stack:
+        connections = []
+        for _ in range(150):  # before the server accepts any
+            address = ("127.0.0.1", server.port)
+            connections.append(stack.enter_context(socket.create_connection(address, timeout=1)))
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        try:
+            for _ in range(2):
+                for connection in connections:
+                    connection.settimeout(20)
+                    host = f"Host: localhost:{server.port}\r\n"
+                    connection.sendall(f"HEAD / HTTP/1.1\r\n{host}\r\n".encode())
+                for connection in connections:
+                    response = http.client.HTTPResponse(connection, method="HEAD")
+                    response.begin()
+                    assert response.status == 200
+        finally:
+            server.shutdown()
 
 
 def test_its_own_origin_is_let_in(server: Server) -> None:
