@@ -19,7 +19,7 @@ from regard.attention.arguments import check_beta, check_dropout, check_input, c
 from regard.attention.attend import attend
 from regard.attention.cache import Cache, Pair
 from regard.attention.checks import check_divides, check_integer, shown
-from regard.attention.fusing import fuses, plain
+from regard.attention.fusing import are_linear, fuses
 from regard.attention.mask import Mask
 from regard.attention.position import AttentionPosition, Positions
 from regard.attention.score import Score
@@ -159,7 +159,7 @@ class MultiHeadAttention(nn.Module):
         keyed = x if source is None else _three_axes(source)
         valued = keyed if value is None else _three_axes(value)
         at = self._places(x, keyed, mask, cache)
-        if cache is None and fuses(x) and plain(self.query, self.key, self.value):
+        if cache is None and fuses(x) and are_linear(self.query, self.key, self.value):
             queries, keys, values = self._projected(x, keyed, valued)
             queries, keys = self._rotate(queries, at), self._rotate(keys, at)
         else:
@@ -189,7 +189,7 @@ class MultiHeadAttention(nn.Module):
             bias = self.position.bias(L, S, offset, x.device, wide)
         out = self.core(queries, keys, values, mask=mask, bias=bias)
         heads = out.transpose(-2, -3).flatten(-2)
-        if fuses(x) and plain(self.output):
+        if fuses(x) and are_linear(self.output):
             (joined,) = _together(heads, self.output)
         else:
             joined = self.output(heads)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from regard.attention.arguments import check_input
 from regard.attention.checks import check_integer
-from regard.attention.fusing import compute_dtype, fuses
+from regard.attention.fusing import are_linear, compute_dtype, fuses
 from regard.attention.mask import At, Mask
 from regard.attention.position import Concatenated, InputPosition, Positions
 from regard.model.dropout import Dropout
@@ -125,7 +125,8 @@ class Patches(Embedded):
                 f"{want[2]}); resize them, or the model: at_size((rows, columns))"
             )
         # Autocast would narrow them in another pass.
-        dtype = compute_dtype(images) if fuses(images) else None
+        narrows = fuses(images) and are_linear(self.projection)
+        dtype = compute_dtype(images) if narrows else None
         patches, weight = flat_patches(images, self.patch, dtype), self.projection.weight
         check_input("images", patches, "numbers", weight.shape[1], weight.dtype)
         return self.placed(self.projection(patches), at)

@@ -16,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 from regard.attention.cache import CrossCache, SelfCache
 from regard.attention.checks import shown
+from regard.attention.fusing import has_hooks
 from regard.attention.mask import Mask
 from regard.attention.position import Positions
 from regard.model.block import Block, BlockCache
@@ -130,6 +131,5 @@ class Stack(nn.Module):
 
 
 def _defers(block: nn.Module, x: Tensor) -> bool:
-    """Whether a block can give and take deferred sums, and no hook waits for its result."""
-    seen = block._forward_hooks or block._forward_pre_hooks
-    return type(block) is Block and not seen and block.defers(x)
+    """True if a block can return and receive deferred sums, and has no hook that would see one."""
+    return type(block) is Block and block.defers(x) and not has_hooks(block)

@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.autograd.graph import increment_version
 
 from regard.attention import sync
+from regard.attention.fusing import has_hooks
 from regard.data.batch import Sizes, Tensors, share
 from regard.model.stack import Stack
 from regard.processes import one_line
@@ -51,9 +52,11 @@ def refusal(task: Task, config: TrainingConfig, world: World) -> str | None:
         return "several processes"
     if not isinstance(task, Fillable):
         return "the task's batches have no capacity"
-    modules = task.model.modules()
+    modules = list(task.model.modules())
     if any(module.checkpointing for module in modules if isinstance(module, Stack)):
         return "gradient checkpointing"
+    if has_hooks(*modules):
+        return "a module has a hook, or a forward of its own"
     return None
 
 
@@ -81,6 +84,7 @@ class CapturedStep(Step):
         """What the update writes."""
         self._steps = 0
         self._parameters = list(parts.parameters.values())
+        self._modules = list(parts.objective.modules())
         self._under_way: deque[torch.cuda.Event] = deque()
 
     @contextmanager
@@ -95,7 +99,9 @@ class CapturedStep(Step):
     def backward(self, part: MicroBatch, n: int, last: bool) -> None:
         batch = self._prepared(part)
         filled = batch.fill(self.size) if part.filled else None
-        if self.refused or filled is None or not part.counts or self._steps < WARM_UP:
+        early = self._steps < WARM_UP
+        # A replay calls no modules, so a hook that was registered meanwhile would not fire.
+        if self.refused or filled is None or not part.counts or early or has_hooks(*self._modules):
             self._backward(filled or batch, n == 0, part.counts)
             return
         if self._batch is None:

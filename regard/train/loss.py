@@ -15,7 +15,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from regard.attention.fusing import HALF, compute_dtype, fuses
+from regard.attention.fusing import HALF, are_linear, compute_dtype, fuses
 from regard.train import softmax_cpu
 
 CHUNK = 2**26  # logits held at a time: 256 MB in float32
@@ -37,10 +37,10 @@ def cross_entropy(
             f"{tuple(states.shape[:-1])}, got {tuple(targets.shape)}"
         )
     rows, places = states.flatten(0, -2), targets.flatten()
-    if not isinstance(output, nn.Linear):  # quantized, and so never trained
+    if not are_linear(output):  # it is called, and all logits are held at once
         ignored = places.masked_fill(places < 0, -100)
         return nn.functional.cross_entropy(
-            output(rows).float(), ignored, reduction="sum", label_smoothing=float(smoothing)
+            _wide(output(rows)), ignored, reduction="sum", label_smoothing=float(smoothing)
         )
     fused = fuses(states) or softmax_cpu.takes(states)
     return _Chunked.apply(  # type: ignore[no-untyped-call]
@@ -87,7 +87,7 @@ class _Chunked(torch.autograd.Function):
 def divergence(
     one: Float[Tensor, "*b D"],
     two: Float[Tensor, "*b D"],
-    output: nn.Linear,
+    output: nn.Module,
     targets: Int[Tensor, "*b"],
 ) -> Float[Tensor, ""]:
     """½ KL(p ‖ q) + ½ KL(q ‖ p), summed over all targets, of the classes that two passes predict.
@@ -95,9 +95,17 @@ def divergence(
     This is what R-Drop (Liang et al. 2021) has a model reduce: p and q differ by dropout alone.
     """
     rows = one.flatten(0, -2), two.flatten(0, -2)
+    if not are_linear(output):
+        counts = (targets.flatten() >= 0)[:, None]
+        p, q = (_wide(output(x)).log_softmax(-1) for x in rows)
+        return 0.5 * torch.where(counts, (p.exp() - q.exp()) * (p - q), 0).sum()
     return _Divergence.apply(  # type: ignore[no-untyped-call]
         *rows, output.weight, output.bias, targets.flatten(), fuses(one)
     )
+
+
+def _wide(logits: Tensor) -> Tensor:
+    return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 
 class _Divergence(torch.autograd.Function):

@@ -189,3 +189,46 @@ def test_the_divergence_under_autocast() -> None:
     for a, b in zip(torch.autograd.grad(have, [one, output.weight]), wanted):
         assert a.dtype == torch.float32
         torch.testing.assert_close(a, b, rtol=5e-2, atol=5e-2)
+
+
+class Scaled(nn.Linear):
+    """An output layer with another forward pass than its class's."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return 2 * super().forward(x)
+
+
+def losses(states: Tensor, output: nn.Module, targets: Tensor) -> list[Tensor]:
+    return [
+        cross_entropy(states, output, targets, 0.1),
+        divergence(states, 2 * states, output, targets),
+    ]
+
+
+def test_a_subclass_of_linear_predicts_with_its_own_forward() -> None:
+    states, plain, targets = problem(torch.float64)
+    output = Scaled(D, N, dtype=torch.float64)
+    output.load_state_dict({name: p / 2 for name, p in plain.state_dict().items()})
+    for have, want in zip(losses(states, output, targets), losses(states, plain, targets)):
+        torch.testing.assert_close(have, want)
+        (slope,) = torch.autograd.grad(have, [output.weight])
+        (expected,) = torch.autograd.grad(want, [plain.weight])
+        torch.testing.assert_close(slope, 2 * expected)
+
+
+def test_hooks_of_the_output_layer_fire() -> None:
+    states, output, targets = problem(torch.float64)
+    fired: list[str] = []
+    handle = output.register_full_backward_hook(lambda *_: fired.append("backward"))
+    for value in losses(states, output, targets):
+        value.backward()
+    assert fired == ["backward"] * 3  # a divergence compares two passes
+    handle.remove()
+    output.register_forward_hook(lambda module, given, logits: 2 * logits)
+    have = losses(states, output, targets)
+    output._forward_hooks.clear()
+    with torch.no_grad():
+        for parameter in output.parameters():
+            parameter.mul_(2)
+    for mine, want in zip(have, losses(states, output, targets)):
+        torch.testing.assert_close(mine, want)

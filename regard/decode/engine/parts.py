@@ -5,6 +5,7 @@ from typing import cast
 
 from torch import nn
 
+from regard.attention import fusing
 from regard.attention.multihead import Core, MultiHeadAttention
 from regard.model.embedding import Tokens
 from regard.model.language import LanguageModel
@@ -24,8 +25,8 @@ def modules(model: nn.Module) -> list[nn.Module]:
 
 
 def has_hooks(parts: list[nn.Module]) -> bool:
-    """Whether forward hooks are registered, which must see the modules run."""
-    return any(part._forward_hooks or part._forward_pre_hooks for part in parts)
+    """True if calling one of them runs more, or other code, than its class's `forward`."""
+    return fusing.has_hooks(*parts)
 
 
 def target(model: Model) -> Tokens:

@@ -40,7 +40,7 @@ from regard.decode.search.greedy import Paths
 from regard.decode.search.sample import Sampled
 from regard.memory import shown
 from regard.model.block import Block, BlockCache
-from regard.model.embedding import Patches
+from regard.model.embedding import Patches, Tokens
 from regard.model.lengths import Lengths, causal_mask
 from regard.model.stack import StackCache
 from regard.model.transformer import Transformer, source_mask
@@ -105,7 +105,7 @@ class CudaEngine:
     def refusal(model: Model) -> str:
         """Why it cannot be captured; empty where it can."""
         if has_hooks(modules(model)):
-            return "a module has a forward hook"
+            return "a module has a hook, or a forward of its own"
         if target(model).table.weight.dtype == torch.float64:
             return "float64 is for comparisons"
         stacks = [model.decoder, *([model.encoder] if isinstance(model, Transformer) else [])]
@@ -207,6 +207,8 @@ class CudaEngine:
     def positions(self, length: int) -> Float[Tensor, "T D"] | None:
         """The vectors of all positions, where they are added to those of tokens."""
         position, weight = self.target.position, self.target.table.weight
+        if type(self.target) is not Tokens or type(self.target.table) is not nn.Embedding:
+            return None
         if position is None:
             return weight.new_zeros(length, weight.shape[1])
         if type(position) is Sinusoidal:

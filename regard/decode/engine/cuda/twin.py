@@ -15,6 +15,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from regard.attention.cache import CrossCache, Pair, SelfCache
+from regard.attention.fusing import are_linear
 from regard.attention.mask import Mask, Prefix, window
 from regard.attention.multihead import MultiHeadAttention
 from regard.attention.position import Rotary
@@ -240,18 +241,31 @@ def _block(block: Block, joined: list[Joined]) -> nn.Module:
 
     own: Any = block.attention
     cross, forward = block.cross, block.feed_forward
-    if _kernels_for(own) and type(own.position) in (type(None), Rotary):
+    if (
+        _kernels_for(own)
+        and type(own.position) in (type(None), Rotary)
+        and are_linear(own.query, own.key, own.value)
+    ):
         parts["attention"] = together(StepAttention, own, own.query, own.key, own.value)
     if cross is not None and _kernels_for(cross):
         parts["cross"] = _as(StepCrossAttention, cross)
-    if type(forward) is GatedFeedForward:
+    if type(forward) is GatedFeedForward and are_linear(forward.gate, forward.expand):
         gate, expand = forward.gate, forward.expand
         parts["feed_forward"] = together(StepGatedFeedForward, forward, gate, expand)
-    elif type(forward) is FeedForward and isinstance(forward.activation, nn.ReLU):
+    elif (
+        type(forward) is FeedForward
+        and type(forward.activation) is nn.ReLU
+        and are_linear(forward.expand)
+        and forward.expand.bias is not None
+    ):
         parts["feed_forward"] = _as(StepFeedForward, forward)
     for name in ("add_attention", "add_cross", "add_feed_forward"):
         part = getattr(block, name)
-        if type(part) is PostNorm and type(part.norm) is nn.LayerNorm:
+        if (
+            type(part) is PostNorm
+            and type(part.norm) is nn.LayerNorm
+            and part.norm.bias is not None
+        ):
             parts[name] = _as(StepPostNorm, part)
     return _as(Block, block, **parts)
 
