@@ -294,7 +294,8 @@ class Rotary(AttentionPosition):
 
     Only the first `width` columns turn; queries and keys may be wider. Column 2k pairs with 2k + 1
     as in the paper, or with `layout="halves"` column k with k + width/2, as GPT-NeoX and Llama have
-    it. Angles are computed in float64; half-precision inputs are turned in float32.
+    it. Angles are computed in float64, so that cosines and sines are exact up to float32's rounding
+    at any position, in every kernel; half-precision inputs are rotated in float32.
     """
 
     def __init__(
@@ -319,7 +320,7 @@ class Rotary(AttentionPosition):
                 f"width ({self.width}) must not exceed the key width ({x.shape[-1]}); "
                 f"try Rotary({x.shape[-1] // 2 * 2})"
             )
-        if isinstance(at, Tensor) and at.shape == (1, x.shape[-2]) and x.ndim == 4:
+        if isinstance(at, Tensor) and at.shape == (1, x.shape[-2]) and x.ndim == 4 and len(x) == 1:
             halves = self.pair_axis == -2
             if fuses(x):
                 from regard.attention.rotation import rotate  # needs Triton

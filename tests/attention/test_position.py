@@ -2,7 +2,9 @@
 
 import copy
 import math
+import sys
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -898,3 +900,12 @@ def test_a_position_of_ones_own_has_the_signature_that_is_called(
 ) -> None:
     with pytest.raises(ValueError, match=words):
         type("Own", (base,), {name: method})
+
+
+def test_a_fused_rotation_is_for_one_row_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One row of positions serves a batch of three, which no kernel of packed rows may shorten."""
+    kernel = SimpleNamespace(rotate=lambda x, *rest: x[:1])
+    monkeypatch.setitem(sys.modules, "regard.attention.rotation", kernel)
+    monkeypatch.setattr("regard.attention.position.fuses", lambda x: True)
+    x, at = torch.randn(3, 2, 5, 8), torch.arange(5)[None]
+    torch.testing.assert_close(Rotary(8).rotate(x, at), Rotary(8).rotate(x, at.expand(3, 5)))
