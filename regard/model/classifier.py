@@ -133,9 +133,8 @@ class TextClassifier(nn.Module):
     ) -> Float[Tensor, "T D"]:
         """The pooled features of each text, which the head reads."""
         memory = self.features(tokens, lengths=lengths)
-        if self.config.pool == "mean":
-            return mean_pooled(memory, lengths)
-        return _last(memory, lengths)
+        pooled = mean_pooled if self.config.pool == "mean" else last_token
+        return pooled(memory, lengths)
 
     def features(
         self, tokens: Int[Tensor, "B S"], *, lengths: Lengths = None
@@ -166,7 +165,7 @@ class TextClassifier(nn.Module):
 def mean_pooled(memory: Float[Tensor, "B S D"], lengths: Lengths) -> Float[Tensor, "T D"]:
     """Mean pooling over each text's own tokens; zero for an empty text."""
     if lengths is None:
-        return memory.mean(1)
+        return memory.mean(1) if memory.shape[1] else memory.sum(1)
     if isinstance(lengths, Packed):
         packed = lengths.to(memory.device)
         sums = memory.new_zeros(len(packed), memory.shape[-1])
@@ -178,14 +177,21 @@ def mean_pooled(memory: Float[Tensor, "B S D"], lengths: Lengths) -> Float[Tenso
     return sums / counts.clamp(min=1)[:, None].to(sums.dtype)
 
 
-def _last(memory: Float[Tensor, "B S D"], lengths: Lengths) -> Float[Tensor, "T D"]:
-    """The vector of each text's last token."""
+def last_token(memory: Float[Tensor, "B S D"], lengths: Lengths) -> Float[Tensor, "T D"]:
+    """The vector of each text's last token; zero for an empty text."""
+    if memory.shape[1] == 0:  # no text has a token
+        texts = len(lengths) if isinstance(lengths, Packed) else len(memory)
+        return memory.new_zeros(texts, memory.shape[2])
     if lengths is None:
         return memory[:, -1]
     if isinstance(lengths, Packed):
-        return memory[0, lengths.to(memory.device).offsets[1:].long() - 1]
-    rows = torch.arange(len(memory), device=memory.device)
-    return memory[rows, _counts(lengths, memory) - 1]
+        ends = lengths.to(memory.device).offsets.long()
+        last, counts = memory[0, (ends[1:] - 1).clamp(min=0)], ends.diff()
+    else:
+        counts = _counts(lengths, memory)
+        rows = torch.arange(len(memory), device=memory.device)
+        last = memory[rows, (counts - 1).clamp(min=0)]
+    return last.masked_fill((counts == 0)[:, None], 0.0)
 
 
 def _counts(lengths: Tensor | Sequence[int], memory: Tensor) -> Tensor:

@@ -45,11 +45,16 @@ def test_the_mean_is_read_by_the_head() -> None:
     torch.testing.assert_close(one(text), one.head(one.features(text)[:, -1]))
 
 
-def test_an_empty_text_is_zero() -> None:
-    one = model()
-    found = one.represent(torch.randint(0, 17, (1, 4)), lengths=Packed([0, 4]))
-    assert not found[0].any()
-    assert found[1].any()
+@pytest.mark.parametrize("pool", ["mean", "last"])
+def test_an_empty_text_is_zero(pool: str) -> None:
+    one, ids = model(pool=pool), torch.randint(0, 17, (3, 4))
+    padded = one.represent(ids, lengths=[0, 4, 0])
+    packed = one.represent(ids[1:2], lengths=Packed([0, 4, 0]))
+    torch.testing.assert_close(packed, padded)
+    assert padded.any(1).tolist() == [False, True, False]
+    nothing = torch.zeros(2, 0, dtype=torch.long)
+    for empty, lengths in ((nothing, None), (nothing, [0, 0]), (nothing[:1], Packed([0, 0]))):
+        assert torch.equal(one.represent(empty, lengths=lengths), padded.new_zeros(2, 12))
 
 
 def test_the_encoder_of_a_transformer() -> None:
