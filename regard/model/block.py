@@ -11,7 +11,7 @@ its last one to the next block: what has to be read is read once.
 """
 
 from collections.abc import Callable
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -203,7 +203,7 @@ class Block(nn.Module):
         """True if residual sums are left to the LayerNorms after them."""
         if not (fuses(x) or infers_large(x)):
             return False
-        parts = (self.add_attention, self.add_cross, self.add_feed_forward)
+        parts: tuple[Any, ...] = (self.add_attention, self.add_cross, self.add_feed_forward)
         return all(
             is_standard(part, PreNorm) and _is_standard(part.norm, part.dropout)
             for part in parts
@@ -221,8 +221,14 @@ class Block(nn.Module):
         rows: int | None = None,
         defer: bool = False,
     ) -> Float[Tensor, "B R D"] | DeferredSum:
-        """`rows` computes the first rows alone. `defer` leaves the last residual sum to the next
-        block; only a block that `defers` can give or be given such a sum."""
+        """`rows` computes the first rows alone, without a mask. `defer` leaves the last residual
+        sum to the next block; only a block that `defers` can return or receive such a sum."""
+        if rows is not None and mask is not None:
+            # Masks count from the end: the first queries alone would stand for the last.
+            raise ValueError(
+                f"the first rows ({rows}) alone cannot be computed under a mask ({mask}); "
+                "leave rows out, and take the first rows of the result"
+            )
         own, across = cache or (None, None)
 
         def attend(x: Tensor) -> Tensor:

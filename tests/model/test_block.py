@@ -6,7 +6,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard import MultiHeadAttention, causal, padding
+from regard.attention import fusing
 from regard.model.block import Block, FeedForward, GatedFeedForward, PostNorm, PreNorm
+from regard.model.stack import Stack
 from tests.model.samples import close, lively
 
 B, L, S, D, E = 3, 5, 7, 12, 10
@@ -57,6 +59,15 @@ def test_first_rows_alone(residual: type[nn.Module], rows: int) -> None:
         close(one, two)
 
 
+def test_first_rows_alone_are_refused_under_a_mask() -> None:
+    """A mask counts from the end of the sequence, so it would take the first rows for the last."""
+    layer, x = block(PreNorm), normal(B, L, D)
+    with pytest.raises(ValueError, match=r"first rows \(2\) alone .* mask \(causal\(\)\); leave"):
+        layer(x, mask=causal(), rows=2)
+    with pytest.raises(ValueError, match="leave rows out"):
+        Stack([layer])(x, mask=causal(), rows=2)
+
+
 @pytest.mark.parametrize(
     ("activation", "bend"), [(nn.ReLU(), F.relu), (nn.GELU(), F.gelu), (nn.SiLU(), F.silu)]
 )
@@ -64,6 +75,24 @@ def test_feed_forward(activation: nn.Module, bend: type) -> None:
     layer, x = FeedForward(D, 17, activation).double(), normal(B, L, D)
     W1, b1, W2, b2 = (p for m in (layer.expand, layer.reduce) for p in (m.weight, m.bias))
     close(layer(x), bend(x @ W1.T + b1) @ W2.T + b2)
+
+
+def test_the_batchs_size_does_not_choose_the_activation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In half precision on a GPU, where the matrix product computes an approximate GELU."""
+    rows: list[int] = []
+    product = torch._addmm_activation
+
+    def watched(*args: Tensor, **options: bool) -> Tensor:
+        rows.append(len(args[1]))
+        return product(*args, **options)
+
+    monkeypatch.setattr(torch, "_addmm_activation", watched)
+    monkeypatch.setattr(fusing, "_available", lambda device: True)
+    monkeypatch.setattr(fusing, "LARGE", 2 * D)
+    layer, x = FeedForward(D, 17, nn.GELU()).bfloat16(), torch.randn(B, L, D).bfloat16()
+    with torch.no_grad():
+        layer(x[:1, :1]), layer(x)
+    assert rows == [1, B * L]
 
 
 def test_gated_feed_forward() -> None:
