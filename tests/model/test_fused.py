@@ -17,6 +17,7 @@ from regard.attention.attend import attend
 from regard.attention.backends import Call
 from regard.attention.mask import Mask, Packed, causal, packed
 from regard.attention.position import Layout, Rotary
+from regard.model.block import FeedForward
 from regard.model.transformer import Transformer, TransformerConfig
 from regard.model.vit import VisionConfig, VisionTransformer
 from regard.train.loss import cross_entropy, divergence
@@ -143,8 +144,29 @@ def test_rotation(layout: Layout, width: int) -> None:
         lambda x: rotate(x.transpose(1, 2), at[0], 8, 10000, layout == "halves"),
         lambda x: turn.rotate(x.float().transpose(1, 2), at),
         normal(1, 9, 3, width, dtype=HALF),
-        scale=20 if DEVICE == "cpu" else 1,  # angles are float32, up to 900
     )
+
+
+@pytest.mark.parametrize("layout", ["interleaved", "halves"])
+@pytest.mark.parametrize("base", [10000, 500000.0])
+def test_a_rotation_is_exact_at_any_position(layout: Layout, base: float) -> None:
+    from regard.attention.rotation import rotate
+
+    at = torch.tensor([[0, 1, 997, 100_003, 1_000_003, 100_000_007]], device=DEVICE)
+    x = torch.randn(1, 2, 6, 16, device=DEVICE).requires_grad_()
+    seeds = torch.randn(1, 2, 6, 16, device=DEVICE)
+    rotary = Rotary(16, base, layout)
+    have, want = rotate(x, at[0], 16, base, layout == "halves"), rotary.rotate(x.double(), at)
+    slopes = (torch.autograd.grad(y, x, seeds.to(y.dtype))[0] for y in (have, want))
+    for mine, exact in ((have, want), tuple(slopes)):
+        assert (mine - exact).abs().max() < 3e-6  # of entries up to 4
+
+
+def test_training_rotates_every_row_of_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, at = torch.randn(3, 2, 5, 8, device=DEVICE), torch.arange(5, device=DEVICE)[None]
+    want = Rotary(8).rotate(x, at)
+    monkeypatch.setattr("regard.attention.position.fuses", lambda x: True)
+    near(Rotary(8).rotate(x, at), want)
 
 
 # Layers
@@ -255,6 +277,27 @@ def test_feed_forward(gelu: bool) -> None:
         return F.linear(hidden, w2.to(HALF).float(), b2)
 
     same(ours, plain, normal(1, 2500, 40, dtype=HALF), *parameters, scale=2)
+
+
+@pytest.mark.skipif(DEVICE == "cpu", reason="the matrix product has an exact GELU on a CPU")
+def test_a_row_alone_has_the_activation_of_a_batch() -> None:
+    """The weights are 1 and 0: products are exact, and what differs is the activation alone."""
+    x = 2 * torch.randn(4096, 512, device=DEVICE, dtype=HALF)  # above LARGE; one row is below
+    layer = FeedForward(512, 512, nn.GELU()).to(DEVICE)
+    for linear in (layer.expand, layer.reduce):
+        nn.init.eye_(linear.weight)
+        nn.init.zeros_(linear.bias)
+    with torch.autocast(DEVICE, HALF):
+        trained = layer(x).detach()
+    layer.to(HALF)
+    with torch.no_grad():
+        batch = layer(x)
+        for rows in (1, 2, 7, 100):
+            assert torch.equal(layer(x[:rows]), batch[:rows])
+        assert layer(x[:0]).shape == (0, 512)
+    exact = F.gelu(x.double())
+    for result in (trained, batch):  # 4.8e-4, and rounding to 8 bits
+        assert ((result - exact).abs() <= 4.8e-4 + 2**-8 * exact.abs()).all()
 
 
 @pytest.mark.parametrize("bias", [False, True])
@@ -380,6 +423,8 @@ def test_a_vision_transformer_infers_as_without(monkeypatch: pytest.MonkeyPatch)
         assert len(calls) == 6
         monkeypatch.setattr(fusing, "LARGE", 2**40)
         plain = model(images.bfloat16())
+        alone = model(images[:1].bfloat16())
     assert len(calls) == 6
     error = (have - exact).norm() / exact.norm()
     assert error <= 1.5 * (plain - exact).norm() / exact.norm()
+    assert (alone - have[:1]).norm() <= 3 * error * exact[:1].norm()
