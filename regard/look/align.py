@@ -138,6 +138,10 @@ def cross(
     targets = [torch.tensor([start, *target]) for _, target in pairs]
     pad = torch.nn.utils.rnn.pad_sequence
     lengths = torch.tensor([len(source) for source in sources])
+    if model.memory_lengths(lengths) is not lengths:
+        raise ValueError(
+            "cross-attention cannot be shown over source tokens: a custom part changes the lengths"
+        )
     name = "cross" if layer is None else f"decoder.blocks.{layer}.cross"
     with record(model, lambda module: module.endswith(name)) as seen:
         memory = model.encode(pad(sources, True, end).to(device), lengths)

@@ -21,8 +21,8 @@ from regard.attention.mask import Packed
 from regard.model import build, init
 from regard.model.build import MakeAttention, MakeFeedForward, MakePosition
 from regard.model.embedding import Tokens
-from regard.model.encoder import EncoderConfig, EncoderShape, TextEncoder, reading
-from regard.model.lengths import Lengths, own_mask, places
+from regard.model.encoder import EncoderConfig, EncoderShape, TextEncoder, features, reading
+from regard.model.lengths import Lengths, lengths_after
 from regard.model.notebook import model_html
 from regard.model.stack import Stack
 from regard.model.transformer import TextSource, Transformer
@@ -133,15 +133,15 @@ class TextClassifier(nn.Module):
     ) -> Float[Tensor, "T D"]:
         """The pooled features of each text, which the head reads."""
         memory = self.features(tokens, lengths=lengths)
+        lengths = lengths_after(self.encoder, lengths_after(self.tokens, lengths))
         pooled = mean_pooled if self.config.pool == "mean" else last_token
         return pooled(memory, lengths)
 
     def features(
         self, tokens: Int[Tensor, "B S"], *, lengths: Lengths = None
-    ) -> Float[Tensor, "B S D"]:
+    ) -> Float[Tensor, "B R D"]:
         """The last hidden states of all tokens."""
-        mask = own_mask(lengths, self.config.window)
-        return self.encoder(self.tokens(tokens, places(lengths, tokens)), mask=mask)
+        return features(self.tokens, self.encoder, tokens, lengths, self.config.window)
 
     def with_classes(self, classes: int) -> "TextClassifier":
         """A copy with a new head, for other labels."""

@@ -23,7 +23,7 @@ from regard.model.build import (
     Position,
 )
 from regard.model.embedding import Tokens
-from regard.model.lengths import Lengths, own_mask, places
+from regard.model.lengths import Lengths, checked_lengths, lengths_after, own_mask, places
 from regard.model.notebook import model_html
 from regard.model.stack import Stack
 
@@ -76,6 +76,21 @@ def reading(
         shape, shape.layers, position=make, attention=attention, feed_forward=feed_forward
     )
     return tokens, encoder
+
+
+def features(
+    embedding: nn.Module,
+    encoder: nn.Module,
+    tokens: Int[Tensor, "B S"],
+    lengths: Lengths,
+    window: int | None,
+) -> Float[Tensor, "B R D"]:
+    """The last hidden states of a reader of text."""
+    x = embedding(tokens, places(lengths, tokens))
+    lengths = checked_lengths(embedding, lengths, tokens.shape[1], x)
+    states = encoder(x, mask=own_mask(lengths, window))
+    checked_lengths(encoder, lengths, x.shape[1], states)
+    return states
 
 
 class TextEncoder(nn.Module):
@@ -133,8 +148,12 @@ class TextEncoder(nn.Module):
         self, tokens: Int[Tensor, "B S"], *, lengths: Lengths = None
     ) -> Float[Tensor, "B S D"]:
         """The last hidden states of all tokens."""
-        mask = own_mask(lengths, self.config.window)
-        return self.encoder(self.tokens(tokens, places(lengths, tokens)), mask=mask)
+        if lengths_after(self.encoder, lengths_after(self.tokens, lengths)) is not lengths:
+            raise ValueError(
+                "a TextEncoder gives a vector for each token, but its parts change the lengths; "
+                "use them in a TextClassifier or a Transformer"
+            )
+        return features(self.tokens, self.encoder, tokens, lengths, self.config.window)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "TextEncoder":
         """Moves the model and ties its weights again: torch unties them to and from meta."""

@@ -5,12 +5,17 @@
     Packed(lengths)  a packed batch, (1, T): all sequences end to end, without padding
 
 Padding is never guessed from token ids.
+
+The library's parts leave a row for each row. A custom source or encoder that makes more or fewer
+(latents, pooling, a convolution with a stride) has a method that gives the lengths it leaves:
+
+    def lengths(self, lengths: Int[Tensor, "B"]) -> Int[Tensor, "B"]
 """
 
 from collections.abc import Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from regard.attention.checks import integer_tensor, shown
 from regard.attention.mask import Mask, Packed, causal, packed, padding, window
@@ -66,6 +71,53 @@ def cross_attended(
             )
         return memory, packed(target, source)
     return memory, own_mask(source)
+
+
+def keeps_lengths(part: nn.Module) -> bool:
+    """Whether the part computes by the library's own code, which leaves a row for each row."""
+    part = _uncompiled(part)
+    library = type(part).forward.__module__.startswith("regard.")
+    return library and "forward" not in vars(part) and not _has_lengths(part)
+
+
+def lengths_after(part: nn.Module, lengths: Lengths) -> Lengths:
+    """The lengths that a part leaves of sequences of these lengths."""
+    if lengths is None or keeps_lengths(part):
+        return lengths
+    changing: Any = _uncompiled(part)
+    if not _has_lengths(changing):
+        raise ValueError(
+            f"{type(changing).__name__} may change the number of rows, so lengths need a method "
+            "lengths(lengths) on it, which returns those that it leaves; return them as they are "
+            "if it keeps every row"
+        )
+    counts = lengths.lengths if isinstance(lengths, Packed) else integer_tensor(lengths, "lengths")
+    after: Tensor = changing.lengths(counts)
+    if after is counts:
+        return lengths
+    return Packed(after, lengths.offsets.device) if isinstance(lengths, Packed) else after
+
+
+def _uncompiled(part: nn.Module) -> nn.Module:
+    """The part that torch.compile wrapped."""
+    return getattr(part, "_orig_mod", part)
+
+
+def _has_lengths(part: nn.Module) -> bool:
+    return "lengths" in vars(part) or hasattr(type(part), "lengths")
+
+
+def checked_lengths(part: nn.Module, lengths: Lengths, rows: int | None, out: Tensor) -> Lengths:
+    """The same, checked against what the part made of these rows; None where they are unknown."""
+    after = lengths_after(part, lengths)
+    if lengths is not None and after is lengths and rows not in (None, out.shape[1]):
+        raise ValueError(
+            f"{type(part).__name__} made {out.shape[1]} rows of {rows}, so lengths need a method "
+            "lengths(lengths) on it, which returns those that it leaves"
+        )
+    if after is not lengths:
+        check_lengths(after, out)
+    return after
 
 
 def places(lengths: Lengths, rows: Tensor) -> Positions:

@@ -29,7 +29,15 @@ from regard.model.build import (
 )
 from regard.model.embedding import Frames, Patches, Size, Tokens, grid, nearby_patches
 from regard.model.encoder import EncoderShape, TextEncoder
-from regard.model.lengths import Lengths, causal_mask, cross_attended, own_mask, places
+from regard.model.lengths import (
+    Lengths,
+    causal_mask,
+    checked_lengths,
+    cross_attended,
+    lengths_after,
+    own_mask,
+    places,
+)
 from regard.model.notebook import model_html
 from regard.model.stack import StackCache
 
@@ -218,8 +226,17 @@ class Transformer(nn.Module):
         return self.decode(target, memory, target_lengths, source_lengths)
 
     def encode(self, source: Tensor, lengths: Lengths = None) -> Float[Tensor, "M S D"]:
+        """The memory, of which `memory_lengths` gives the lengths."""
         x = self.source(source, places(lengths, source))
-        return self.encoder(x, mask=source_mask(self.source, lengths, self.config.window))
+        rows = None if source.ndim == 4 else source.shape[1]  # an image's rows are its patches
+        lengths = checked_lengths(self.source, lengths, rows, x)
+        memory = self.encoder(x, mask=source_mask(self.source, lengths, self.config.window))
+        checked_lengths(self.encoder, lengths, x.shape[1], memory)
+        return memory
+
+    def memory_lengths(self, lengths: Lengths) -> Lengths:
+        """The memory's lengths, from the source's: other ones only with custom parts."""
+        return lengths_after(self.encoder, lengths_after(self.source, lengths))
 
     def decode(
         self,
@@ -245,13 +262,25 @@ class Transformer(nn.Module):
         With a KV cache the target holds the new tokens alone; after the first step the cache has
         the memory's keys and values, and memory may be None.
         """
+        source_lengths = self.memory_lengths(source_lengths)
+        return self.decoder_states(target, memory, target_lengths, source_lengths, cache)
+
+    def decoder_states(
+        self,
+        target: Int[Tensor, "B L"],
+        memory: Float[Tensor, "M S D"] | None,
+        target_lengths: Lengths = None,
+        memory_lengths: Lengths = None,
+        cache: StackCache | None = None,
+    ) -> Float[Tensor, "B L D"]:
+        """The same as `states`, from the lengths of the memory instead of the source's."""
         if memory is None and cache is None:
             raise ValueError(
                 "memory (None) must be the encoder's output: decode(target, encode(source)); only "
                 "a cache makes it superfluous, after the first step"
             )
         at = places(target_lengths, target) if cache is None else cache.places(target.shape[1])
-        memory, memory_mask = cross_attended(memory, target_lengths, source_lengths)
+        memory, memory_mask = cross_attended(memory, target_lengths, memory_lengths)
         return self.decoder(
             self.target(target, at),
             memory,

@@ -75,8 +75,9 @@ def threads(model: Model) -> Threads:
 def encoded(
     model: Transformer, source: Tensor, lengths: Lengths
 ) -> tuple[Float[Tensor, "M S D"], Int[Tensor, "M"] | None]:
-    """The encoder's output, one row for each source, and their lengths."""
+    """The memory, one row for each source, and its lengths."""
     memory = model.encode(source, lengths)
+    lengths = model.memory_lengths(lengths)
     if isinstance(lengths, Packed):
         return unpacked(memory, lengths), lengths.lengths.to(memory.device)
     if lengths is None:
@@ -147,8 +148,8 @@ class ReadingSession(EagerSession):
 
     def _states(self, tokens: Int[Tensor, "R n"]) -> Float[Tensor, "R n D"]:
         assert isinstance(self.model, Transformer)
-        states = self.model.states(
-            tokens, self.memory, source_lengths=self.lengths, cache=self.cache
+        states = self.model.decoder_states(
+            tokens, self.memory, memory_lengths=self.lengths, cache=self.cache
         )
         self.memory = None  # its keys and values are in the cache
         return states

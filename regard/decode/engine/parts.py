@@ -9,6 +9,7 @@ from regard.attention import fusing
 from regard.attention.multihead import Core, MultiHeadAttention
 from regard.model.embedding import Tokens
 from regard.model.language import LanguageModel
+from regard.model.lengths import keeps_lengths
 from regard.model.transformer import Transformer
 
 Model = Transformer | LanguageModel
@@ -32,6 +33,15 @@ def has_hooks(parts: list[nn.Module]) -> bool:
 def target(model: Model) -> Tokens:
     """The embedding of the tokens that are decoded."""
     return model.target if isinstance(model, Transformer) else model.tokens
+
+
+def reads_otherwise(model: nn.Module) -> str:
+    """Why no kernel knows the lengths of a model's memory; empty where they are the source's."""
+    if isinstance(model, Transformer):
+        for name, part in (("source", model.source), ("encoder", model.encoder)):
+            if not keeps_lengths(part):
+                return f"its {name} is a {type(part).__name__}, which may change lengths"
+    return ""
 
 
 def unusual(part: nn.Module) -> str:

@@ -31,7 +31,7 @@ from regard.attention.sync import on_host
 from regard.decode.engine.cuda import kernels
 from regard.decode.engine.cuda.twin import Joined, MemoryCache, Rows, SlotCache, twin
 from regard.decode.engine.eager import EagerEngine, unpacked
-from regard.decode.engine.parts import Model, has_hooks, modules, target
+from regard.decode.engine.parts import Model, has_hooks, modules, reads_otherwise, target
 from regard.decode.engine.session import Search, Session
 from regard.decode.search import topk
 from regard.decode.search.beam import Beams, power
@@ -104,6 +104,8 @@ class CudaEngine:
     @staticmethod
     def refusal(model: Model) -> str:
         """Why it cannot be captured; empty where it can."""
+        if reason := reads_otherwise(model):
+            return reason
         if has_hooks(modules(model)):
             return "a module has a hook, or a forward of its own"
         if target(model).table.weight.dtype == torch.float64:

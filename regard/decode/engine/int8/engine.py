@@ -19,7 +19,7 @@ from regard.decode.engine.int8.cache import Buffers, Cache, Integers
 from regard.decode.engine.int8.linear import Int8Linear
 from regard.decode.engine.int8.stack import Blocks, Embedder, Vectors, kernels
 from regard.decode.engine.int8.structure import unknown
-from regard.decode.engine.parts import Model, has_hooks, modules, target
+from regard.decode.engine.parts import Model, has_hooks, modules, reads_otherwise, target
 from regard.decode.engine.session import Rolling, Search, Session
 from regard.decode.search import topk
 from regard.decode.search.constraints import Constraints
@@ -63,6 +63,8 @@ class Int8Engine:
         model, across = cast(Model, model), type(model) is Transformer
         if not isinstance(model.output, Int8Linear):
             return "the output layer is not of 8 bits; call int8(model) first"
+        if reason := reads_otherwise(model):
+            return reason
         if has_hooks(modules(model)):
             return "a module has a forward hook"
         for name, x in (*model.named_parameters(), *model.named_buffers()):
