@@ -317,8 +317,8 @@ class Cohort:
 
     def __init__(self, session: Session, rules: Rules, sentences: list[Sentence]):
         self.session, self.rules, self.sentences = session, rules, sentences
-        self.found: list[tuple[Sentence, list[Hypothesis]]] = []
-        """What is to be told."""
+        self.found: list[tuple[Sentence, Callable[[], list[Hypothesis]]]] = []
+        """Sentences to be answered, and how their hypotheses are read."""
         self._told: set[int] = set()
         self._running = True
         rule = Constraints(
@@ -357,9 +357,9 @@ class Cohort:
     def tell(self) -> None:
         """Answers those that were found at the last look."""
         found, self.found = self.found, []
-        for sentence, hypotheses in found:
+        for sentence, read in found:
             try:
-                sentence.answer(hypotheses)
+                sentence.answer(read())
             except Exception as error:
                 sentence.fail(error)
 
@@ -375,11 +375,8 @@ class Cohort:
         # To read a few costs as much as to read all.
         if not all(over) and 2 * len(ended) < len(over):
             return
-        found: Sequence[Any] = search.hypotheses()
-        self.found = [
-            (self.sentences[n], found[n] if isinstance(search, Beams) else [found[n]])
-            for n in ended
-        ]
+        readers = search.readers()
+        self.found = [(self.sentences[n], readers[n]) for n in ended]
         self._told.update(ended)
         if all(over):
             self._end()

@@ -384,6 +384,35 @@ def test_no_gpu_is_one_line(folder: Path, capsys: pytest.CaptureFixture[str]) ->
     assert 'device ("cuda:1") needs a GPU, and torch finds none; try "cpu"' in line
 
 
+@pytest.mark.skipif(bool(native.missing()), reason="no compiler")
+def test_logits_that_are_not_finite_are_one_line_in_every_precision(
+    folder: Path, tmp_path: Path, table: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    undefined, quantized = tmp_path / "undefined", tmp_path / "quantized"
+    saved: Any = load(folder)
+    with torch.no_grad():
+        saved.model.encoder.blocks[0].add_attention.norm.weight[3] = torch.nan
+    files = {"tokenizer.json": (folder / "tokenizer.json").read_bytes()}
+    task = json.loads((folder / "config.json").read_text())["task"]
+    checkpoint.save(undefined, saved.model, files=files, task=task)
+    assert main(["quantize", str(undefined), str(quantized)]) == 0
+    capsys.readouterr()
+    lines = set()
+    for run, precision, beams in (
+        (undefined, "fp32", 1),
+        (undefined, "int8", 1),
+        (undefined, "int8", 3),
+        (quantized, "int8", 1),
+    ):
+        words = ["translate", run, "--files", table, "--precision", precision, "--beams", beams]
+        assert main(list(map(str, words))) == 1
+        written, line = capsys.readouterr()
+        assert not written.strip()
+        lines.add(line.replace(str(run), "RUN"))
+    (line,) = lines
+    assert "the logits were not finite; look for NaN" in line
+
+
 def test_a_damaged_folder_or_file_is_one_line(
     folder: Path, table: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

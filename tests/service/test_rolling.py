@@ -214,6 +214,12 @@ def test_a_step_that_fails_fails_all_and_the_next_begin_anew() -> None:
     assert found[0] == alone(again[0])
 
 
+NOT_FINITE = (
+    "the logits were not finite; look for NaN in the weights and in the source, or use a wider "
+    "dtype"
+)
+
+
 class HalfJoined(Oracle):
     """Its join takes one row, and then fails."""
 
@@ -264,23 +270,32 @@ def test_a_stream_that_fails_fails_its_sentence_alone(rules: Rules) -> None:
         assert found[n] == alone(sentences[n])
 
 
-def test_numbers_that_are_not_finite_are_an_error() -> None:
-    class Broken(Oracle):
-        def step(self, tokens: Tensor) -> Tensor:
-            return super().step(tokens) * float("nan")
+@pytest.mark.parametrize("rules", KINDS)
+@pytest.mark.parametrize("captured", [False, True])
+@pytest.mark.parametrize("step", [1, 2])
+def test_logits_that_are_not_finite_fail_their_sentence_alone(
+    rules: Rules, captured: bool, step: int
+) -> None:
+    class Undefined(Oracle):
+        shrinks = not captured
 
-    for rules in (KINDS[0], KINDS[2]):
-        sentences, _ = collected([(0, [START], 5, rules)])
-        errors: list[Exception] = []
-        sentences[0].fail = errors.append
-        batch = Batch(lambda some, beams, length: Broken([one.source for one in some]), 9)
-        batch.join(sentences)
-        while batch.busy:
-            try:
-                batch.step()
-            except ValueError as error:
-                batch.clear(error)
-        assert "not finite" in str(errors[0])
+        def step(self, tokens: Tensor) -> Tensor:
+            logits = super().step(tokens)
+            undefined = [past[0] == 3 and len(past) > step for past in self.pasts]
+            logits[torch.tensor(undefined)] = torch.nan
+            return logits
+
+    sentences, found = collected([(n, [START], 7, rules) for n in (3, 5, 7, 2)])
+    errors: list[Exception] = []
+    sentences[0].fail = errors.append
+    batch = Batch(lambda some, beams, length: Undefined([one.source for one in some]), 9)
+    batch.join(sentences[:3])
+    batch.join(sentences[3:])
+    while batch.busy:
+        batch.step()
+    assert [str(error) for error in errors] == [NOT_FINITE]
+    for n in (1, 2, 3):
+        assert found[n] == alone(sentences[n])
 
 
 class Captured(Oracle):

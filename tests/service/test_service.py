@@ -7,11 +7,11 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError, Future
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -39,7 +39,7 @@ from regard.service import (
     Unknown,
 )
 from regard.service.models import load_served, served
-from regard.service.served import Job
+from regard.service.served import Job, Served
 from regard.service.translators import ServedTranslator
 from tests.processes import HANG, wait_until
 from tests.service.samples import (
@@ -147,6 +147,35 @@ def test_texts_of_unlike_lengths_are_answered_together(tmp_path: Path) -> None:
         for thread in clients:
             thread.join()
         assert failed == []
+
+
+@pytest.mark.skipif(bool(native.missing()), reason="no compiler")
+def test_logits_that_are_not_finite_fail_their_request_alone(folders: dict[str, Path]) -> None:
+    """One token of the first text is NaN in the embeddings that are read."""
+    first, undefined = TEXTS[0], BPE.encode(TEXTS[0])[0]
+    others = [text for text in TEXTS if undefined not in BPE.encode(text)][:6]
+    with Service(Limits(seconds=600.0), precision="int8") as service:
+        for name in ("words", "stories"):
+            service.add(folders[name])
+        translates, writes = (
+            cast(Served, service._places[name].served).model for name in ("words", "stories")
+        )
+        for tokens in (translates.source, writes.tokens):
+            weight = tokens.table.weight.detach().clone()
+            weight[undefined] = torch.nan
+            tokens.table.weight = nn.Parameter(weight)
+        requests: list[Callable[[str], Any]] = [
+            *(lambda text, n=n: Translate(texts=(text,), beams=n) for n in (1, 3)),
+            *(
+                lambda text, t=t: Generate(prompts=(text,), length=1, temperature=t)
+                for t in (0.0, 0.9)
+            ),
+        ]
+        for request in requests:
+            asked = [service.submit(request(text)) for text in (*others, first)]
+            assert all(future.result()[0] for future in asked[:-1])
+            with pytest.raises(ValueError, match="the logits were not finite"):
+                asked[-1].result()
 
 
 def test_the_engine_that_runs_is_shown(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,6 +22,7 @@ pointers, which are followed once, when its sentence leaves.
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -260,6 +261,11 @@ class Beams:
     def _read(self, sentences: list[int]) -> None:
         for n, one in zip(sentences, zip(*self.backtrace(sentences))):
             self.found[self.sentences[n]] = hypotheses(one)
+
+    def readers(self) -> list[Callable[[], list[Hypothesis]]]:
+        """A function for each sentence, which gives its hypotheses; it raises if one is NaN."""
+        columns = self.backtrace(list(range(len(self.sentences))))
+        return [partial(hypotheses, one) for one in zip(*columns)]
 
     def backtrace(self, sentences: list[int]) -> Sequence[Sequence[Any]]:
         """Of what these have finished: scores, log p of ends, lengths, cuts, words, and log p."""

@@ -8,6 +8,7 @@ All of them know a model only as a session (see `engine`).
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from jaxtyping import Float, Int
@@ -92,14 +93,18 @@ class Paths:
         )
 
     def hypotheses(self) -> list[Hypothesis]:
+        return [read()[0] for read in self.readers()]
+
+    def readers(self) -> list[Callable[[], list[Hypothesis]]]:
+        """A function for each sentence, which gives its hypothesis; it raises if that is NaN."""
         rows = zip(self.tokens.tolist(), self.scores.tolist(), self.most.tolist())
-        return [_hypothesis(*row, self.constraints.end) for row in rows]
+        return [partial(_hypotheses, *row, self.constraints.end) for row in rows]
 
 
-def _hypothesis(tokens: list[int], scores: list[float], most: int, end: int) -> Hypothesis:
-    """One sentence's hypothesis, up to its end."""
+def _hypotheses(tokens: list[int], scores: list[float], most: int, end: int) -> list[Hypothesis]:
+    """One sentence's only hypothesis, up to its end."""
     tokens, scores = tokens[:most], scores[:most]
     if end in tokens:
         length = tokens.index(end)
         tokens, scores = tokens[:length], scores[: length + 1]
-    return Hypothesis(tokens, math.fsum(scores), scores)
+    return [Hypothesis(tokens, math.fsum(scores), scores)]

@@ -17,8 +17,8 @@ class Hypothesis:
     def __post_init__(self) -> None:
         if self.score != self.score:
             raise ValueError(
-                f"the score of {len(self.tokens)} tokens is {self.score}: the logits were not "
-                "finite; look for NaN in the weights and in the source, or use a wider dtype"
+                "the logits were not finite; look for NaN in the weights and in the source, or use "
+                "a wider dtype"
             )
 
     @property

@@ -120,7 +120,8 @@ class RollingPaths(_Places):
         self.fit(int(t.max()) + 1)
         self.tokens[places, t], self.scores[places, t] = chosen, scores.double().cpu().numpy()
         self.t[places] += 1
-        self.done[places] = (chosen == self.rule.end) | (t + 1 >= self.most[places])
+        undefined = np.isnan(self.scores[places, t])  # a Hypothesis of it raises
+        self.done[places] = (chosen == self.rule.end) | (t + 1 >= self.most[places]) | undefined
         return chosen, np.arange(len(places))
 
     def settled(self, place: int) -> list[int]:
@@ -180,11 +181,8 @@ class RollingBeams(_Places):
             x.float().cpu().numpy() if x.is_floating_point() else x.cpu().numpy()
             for x in best(logits, 2 * W, self.rule, 0)
         )
-        if np.isnan(gain).any():
-            raise ValueError(
-                "the logits were not finite; look for NaN in the weights and in the source, or "
-                "use a wider dtype"
-            )
+        undefined = np.isnan(gain).reshape(B, -1).any(1)
+        gain = np.where(np.isnan(gain), np.float32(-math.inf), gain)
         k = gain.shape[1]
         total = (gain.reshape(B, w, k) + self.open[places, :w, None]).reshape(B, w * k)
         if (missing := 2 * W - w * k) > 0:
@@ -207,7 +205,8 @@ class RollingBeams(_Places):
         self.parents[places, t], self.tokens[places, t], self.gains[places, t] = parent, token, gain
         with np.errstate(divide="ignore", invalid="ignore"):
             future = open_.max(1) / self._largest(t + 2, self.most[places])
-        self.done[places] = full | (self.scores[places, -1] >= future)
+        self.done[places] = full | (self.scores[places, -1] >= future) | undefined
+        self.scores[places[undefined]] = math.nan  # a Hypothesis of it raises
         self.t[places] += 1
         rows = parent + w * np.arange(B)[:, None]
         return token.reshape(-1), rows.reshape(-1)

@@ -144,7 +144,7 @@ def draw(
     kept = share > 0
     if top_p is not None:
         kept &= upto - share < top_p
-    last = kept.sum(-1, keepdim=True) - 1
+    last = (kept.sum(-1, keepdim=True) - 1).clamp(min=0)  # of NaN nothing is kept
     mark = dice.double()[:, None] * upto.gather(1, last)
     place = torch.searchsorted(upto, mark, right=True).minimum(last)
     return tokens.gather(1, place)[:, 0]

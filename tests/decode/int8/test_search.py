@@ -166,18 +166,22 @@ def test_beyond_the_last_position_it_is_said_as_ever() -> None:
             search(session, [[1]] * ROWS, end=END, max_length=9, min_length=9)
 
 
-def test_what_is_not_a_number_is_said_to_be() -> None:
+@pytest.mark.parametrize("search", [greedy, beam, sample])
+@pytest.mark.parametrize("rules", [{}, {"banned": (0, 1)}, {"banned": (0,), "renormalize": True}])
+def test_logits_that_are_not_finite_are_an_error(
+    search: Callable[..., Any], rules: dict[str, Any]
+) -> None:
+    """Also if the first tokens, with which others are compared, are banned."""
     model = made()
     with torch.no_grad():
         model.decoder.blocks[1].add_cross.norm.bias[7] = torch.nan
     model = int8(model)
     engine = Int8Engine(model)
-    for search in (greedy, beam):
-        with (
-            pytest.raises(ValueError, match="the logits were not finite"),
-            engine.open(model, *source(model, ROWS)) as session,
-        ):
-            search(session, [[1]] * ROWS, end=END, max_length=4)
+    with (
+        pytest.raises(ValueError, match="the logits were not finite"),
+        engine.open(model, *source(model, ROWS)) as session,
+    ):
+        search(session, [[1]] * ROWS, end=END, max_length=4, **rules)
 
 
 @pytest.mark.parametrize("width", [1, 4])

@@ -109,9 +109,10 @@ INLINE void best(float* row, int64_t width, const Rule& rule, bool early, int64_
             high = std::max(high, row[rule.banned[i]] = hidden[i]);
     }
     const float sum = log_sum(row, width, high);
-    // Where nothing is possible, -∞ minus -∞ must not become NaN.
+    // A NaN is larger than nothing, so that `largest` may pass it over; it is in the sum. Where
+    // nothing is possible, -∞ minus -∞ must not become NaN.
     for (int64_t i = 0; i < count; i++)
-        if (value[i] != -INFINITY) value[i] -= sum;
+        if (value[i] != -INFINITY || sum != sum) value[i] -= sum;
 }
 
 // A candidate of a sentence's next step, or a hypothesis that has finished.
@@ -134,7 +135,7 @@ void extend(const Search& s, int64_t n, int64_t k, const float* gain, const int6
     static thread_local std::vector<int64_t> taken;
     all.clear(), going.clear(), finished.clear(), taken.assign(w, 0);
     if (std::any_of(gain, gain + w * k, [](float x) { return x != x; })) {
-        std::fill_n(beams.scores + b * K, K, NAN);  // whoever reads it will say so
+        std::fill_n(beams.scores + b * K, K, NAN);  // a Hypothesis of it raises
         s.over[b] = true;
         return;
     }
@@ -210,7 +211,7 @@ void follow(const Search& s, int64_t n, float log, int64_t token) {
     const int64_t at = (paths.sentence ? paths.sentence[b] : b) * paths.columns + t;
     paths.tokens[at] = s.last[n] = token;
     paths.scores[at] = double(log);
-    s.over[b] = token == s.rule.end || t + 1 >= s.rule.most[b];
+    s.over[b] = token == s.rule.end || t + 1 >= s.rule.most[b] || log != log;
 }
 
 }  // namespace
