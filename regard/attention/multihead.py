@@ -16,49 +16,13 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from regard.attention.arguments import check_beta, check_dropout, check_input, check_mask
-from regard.attention.attend import attend
 from regard.attention.cache import Cache, Pair
 from regard.attention.checks import check_divides, check_integer, shown
+from regard.attention.core import Core
 from regard.attention.fusing import are_linear, fuses
 from regard.attention.mask import Mask
 from regard.attention.position import AttentionPosition, Positions
 from regard.attention.score import Score
-
-
-class Core(nn.Module):
-    """The operation itself, between the projections: what recording and interventions hook."""
-
-    def __init__(
-        self,
-        score: Score | None = None,
-        beta: float | int | Tensor | None = None,
-        dropout: float | int = 0.0,
-    ):
-        super().__init__()
-        self.score = score
-        self.dropout = dropout
-        # A tensor moves and is saved with the module, whether it is learned or given.
-        if isinstance(beta, Tensor) and not isinstance(beta, nn.Parameter):
-            self.register_buffer("beta", beta)
-        else:
-            self.beta = beta
-
-    def forward(
-        self,
-        query: Float[Tensor, "*b H L K"],
-        key: Float[Tensor, "*b G S K"],
-        value: Float[Tensor, "*b G S V"],
-        mask: Mask | None = None,
-        bias: Float[Tensor, "..."] | None = None,
-    ) -> Float[Tensor, "*b H L V"]:
-        dropout = self.dropout if self.training else 0.0
-        if self.score is not None:
-            return self.score.attend(query, key, value, mask=mask, bias=bias, dropout=dropout)
-        return attend(query, key, value, mask=mask, beta=self.beta, bias=bias, dropout=dropout)
-
-    def extra_repr(self) -> str:
-        beta = "a tensor" if isinstance(self.beta, Tensor) else self.beta
-        return f"beta={beta}, dropout={self.dropout}"
 
 
 class MultiHeadAttention(nn.Module):

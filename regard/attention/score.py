@@ -70,10 +70,21 @@ class Score(nn.Module):
         dropout: float = 0.0,
     ) -> Float[Tensor, "... L V"]:
         """`attend` with these scores in place of its own."""
-        query, key, beta, scores = self.project(query, key)
-        if scores is not None:
-            bias = scores if bias is None else four_axes(scores, "scores") + four_axes(bias, "bias")
+        query, key, beta, bias = self.with_bias(query, key, bias)
         return attend(query, key, value, mask=mask, beta=beta, bias=bias, dropout=dropout)
+
+    def with_bias(
+        self,
+        query: Float[Tensor, "... L K"],
+        key: Float[Tensor, "... S J"],
+        bias: Float[Tensor, "..."] | None,
+    ) -> Projected:
+        """`project`, with a bias added to the scores."""
+        projected = self.project(query, key)
+        scores = projected.bias
+        if scores is not None and bias is not None:
+            bias = four_axes(scores, "scores") + four_axes(bias, "bias")
+        return projected._replace(bias=scores if bias is None else bias)
 
 
 class DotProduct(Score):

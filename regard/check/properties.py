@@ -24,6 +24,7 @@ from regard.decode.search.greedy import greedy
 from regard.decode.search.hypothesis import Hypothesis
 from regard.interop.refusal import other_mixing
 from regard.interop.verify import DifferenceError
+from regard.look.effect import attentions_of
 from regard.look.record import record
 from regard.model.language import LanguageModel
 from regard.model.transformer import TextSource, Transformer
@@ -63,10 +64,10 @@ def batch_alone(subject: Subject) -> Measured:
 
 
 def recorded_unrecorded(subject: Subject) -> Measured:
-    with record(subject.model) as seen:
-        found = compute.padded(subject.model, subject.examples)
-    if not seen:
+    if not attentions_of(subject.model):
         raise SkipError("it has no attention to record")
+    with record(subject.model):
+        found = compute.padded(subject.model, subject.examples)
     return _logits(subject, found)
 
 

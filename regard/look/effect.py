@@ -10,20 +10,21 @@ beside weights stand effects: by how much log p falls
     with a word hidden      no query may attend to the word's tokens, in any layer
     with another β          β of a head times a factor: 0 averages all keys, large picks the best
 
-Hooks on the operation itself make the changes and are removed at the end; engines that run no
-modules notice them and step aside.
+Changes apply to calls from the thread that entered the block, and other threads get the answers of
+the unchanged model. In this thread decoding runs the model's own modules, whatever its engine.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
+from regard.attention.core import Inputs, Observer, check_core, observe
 from regard.attention.mask import Mask
-from regard.attention.multihead import Core, MultiHeadAttention
+from regard.attention.multihead import MultiHeadAttention
 from regard.model.transformer import Transformer
 
 HeadName: TypeAlias = tuple[str, int]
@@ -53,17 +54,21 @@ def changed(
         for name, module in attentions.items():
             silent = [head for of, head in off if of == name]
             sharper = {head: factor for (of, head), factor in factors.items() if of == name}
-            core = module.core
+            hides = len(hidden) > 0 and (alone or reads_source(name))
+            if not (silent or sharper or hides):
+                continue
+            check_core(module.core, name, weights=False)
+            observers = []
             if sharper:
-                if core.score is not None:
+                if module.core.score is not None:
                     raise ValueError(f"{name} has a score of its own, and no β; leave it as it is")
-                hook = _sharpen(sharper, module.heads)
-                stack.callback(core.register_forward_pre_hook(hook, with_kwargs=True).remove)
-            if len(hidden) and (alone or reads_source(name)):
-                hook = _hide(hidden)
-                stack.callback(core.register_forward_pre_hook(hook, with_kwargs=True).remove)
+                observers.append(Observer(change=_sharpen(sharper, module.heads)))
+            if hides:
+                observers.append(Observer(change=_hide(hidden)))
             if silent:
-                stack.callback(core.register_forward_hook(_silence(silent)).remove)
+                observers.append(Observer(change_output=_silence(silent)))
+            for observer in observers:
+                stack.enter_context(observe({module.core: observer}))
         yield
 
 
@@ -90,40 +95,36 @@ def check_head(attentions: Mapping[str, MultiHeadAttention], name: str, head: in
         raise ValueError(f"head ({head}) of {name} must lie from 0 to {heads - 1}")
 
 
-Hook: TypeAlias = Callable[[Any, Any, dict[str, Any]], tuple[Any, dict[str, Any]]]
-
-
-def _sharpen(factors: Mapping[int, float | int], heads: int) -> Hook:
-    def sharpen(core: Any, inputs: Any, named: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        query, *rest = inputs
+def _sharpen(factors: Mapping[int, float | int], heads: int) -> Callable[[Inputs], Inputs]:
+    def sharpen(inputs: Inputs) -> Inputs:
+        query = inputs.query
         scale = torch.ones(heads, dtype=query.dtype, device=query.device)
         for head, factor in factors.items():
             scale[head] = factor
-        return (query * scale[:, None, None], *rest), named
+        return inputs._replace(query=query * scale[:, None, None])
 
     return sharpen
 
 
-def _hide(hidden: Sequence[int] | Tensor) -> Hook:
-    def hide(core: Any, inputs: Any, named: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        key = inputs[1]
+def _hide(hidden: Sequence[int] | Tensor) -> Callable[[Inputs], Inputs]:
+    def hide(inputs: Inputs) -> Inputs:
+        key = inputs.key
         if isinstance(hidden, Tensor):
-            seen = ~hidden.to(key.device)[:, None, None]
+            visible = ~hidden.to(key.device)[:, None, None]
         else:
-            seen = torch.ones(1, 1, 1, key.shape[-2], dtype=torch.bool, device=key.device)
-            seen[..., [place for place in hidden if place < key.shape[-2]]] = False
-        mask = Mask.from_tensor(seen)
-        given = named.get("mask")
-        return inputs, {**named, "mask": mask if given is None else given & mask}
+            visible = torch.ones(1, 1, 1, key.shape[-2], dtype=torch.bool, device=key.device)
+            visible[..., [place for place in hidden if place < key.shape[-2]]] = False
+        mask = Mask.from_tensor(visible)
+        return inputs._replace(mask=mask if inputs.mask is None else inputs.mask & mask)
 
     return hide
 
 
-def _silence(heads: Sequence[int]) -> Callable[[Core, Any, Tensor], Tensor]:
-    def silence(core: Core, inputs: Any, out: Tensor) -> Tensor:
-        out = out.clone()
-        out[..., list(heads), :, :] = 0
-        return out
+def _silence(heads: Sequence[int]) -> Callable[[Tensor], Tensor]:
+    def silence(output: Tensor) -> Tensor:
+        output = output.clone()
+        output[..., list(heads), :, :] = 0
+        return output
 
     return silence
 

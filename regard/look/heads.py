@@ -1,6 +1,7 @@
 """What the heads of an attention do, in a few numbers each, so that they can be ranked.
 
-    entropy     -Σ_j A_ij log A_ij, the mean over rows, in nats: 0 looks at one key
+    entropy     -Σ_j p_j log p_j of p_j = |A_ij| / Σ_j |A_ij|, the mean over rows, in nats:
+                0 looks at one key
     same        Σ_i A_ii / L: the position itself
     previous    the position before it; next the one after
     first       the first key, where heads rest that have nothing to do; last the last, often EOS
@@ -13,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
@@ -46,7 +48,8 @@ def habits(asked: Asked, sequence: int = 0, rows: Sequence[int] | None = None) -
     wanted = torch.arange(L) if rows is None else torch.tensor(rows, dtype=torch.long)
     for some in wanted.to(asked.query.device).split(ROWS):
         part = asked.weights(some)[sequence].double()
-        sums["entropy"] += -torch.special.xlogy(part, part).sum((-1, -2)).cpu()
+        shares = F.normalize(part, 1, -1).abs()
+        sums["entropy"] += torch.special.entr(shares).sum((-1, -2)).cpu()
         for name, step in (("same", 0), ("previous", -1), ("next", 1)):
             at = some + S - L + step
             real = (at >= 0) & (at < S)
@@ -66,9 +69,9 @@ def by_words(
     what they summed to before, less what fell on pieces of no word.
     """
     rows, columns = (
-        torch.nn.functional.one_hot(
-            torch.tensor([word + 1 if word >= 0 else 0 for word in numbers]).long()
-        )[:, 1:].to(weights)
+        F.one_hot(torch.tensor([word + 1 if word >= 0 else 0 for word in numbers]).long())[
+            :, 1:
+        ].to(weights)
         for numbers in (target_words, source_words)
     )
     shares = rows / rows.sum(0).clamp(min=1)

@@ -11,9 +11,12 @@ name, or by `nn.MultiheadAttention`. An attention is known by its name in the mo
 innermost module which calls it.
 """
 
+import sys
+import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
+from types import FrameType
 from typing import Any
 
 import torch
@@ -22,10 +25,18 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from regard.attention.core import (
+    Core,
+    Inputs,
+    Observer,
+    check_core,
+    has_own_weights,
+    observe,
+    uncompiled,
+)
 from regard.attention.functional import from_torch, scaled_dot_product_attention
 from regard.attention.mask import Mask
-from regard.attention.multihead import Core, MultiHeadAttention
-from regard.attention.score import Score
+from regard.attention.multihead import MultiHeadAttention
 from regard.attention.weights import Statistics, statistics, weights
 
 
@@ -40,15 +51,31 @@ class Asked:
     bias: Tensor | None
     value: Tensor | None = None
     """What the weights were applied to, (B, G, S, V); None where it is not known."""
+    core: Core | None = None
+    """The core whose `weights` are no softmax of β q·k + bias; otherwise None."""
+    versions: tuple[int, ...] = ()
+    """The versions of the core's tensors."""
 
     def weights(
         self, rows: int | slice | Sequence[int] | Tensor | None = None
     ) -> Float[Tensor, "B H R S"]:
         """The weights of these rows, or of all."""
-        return weights(self.query, self.key, self.mask, self.beta, self.bias, rows)
+        if self.core is None:
+            return weights(self.query, self.key, self.mask, self.beta, self.bias, rows)
+        if _versions(self.core) != self.versions:
+            raise ValueError(
+                f"the parameters of {type(self.core).__name__} have changed since it was recorded; "
+                "compute its weights before an optimizer's step"
+            )
+        return self.core.weights(self.query, self.key, self.mask, self.bias, rows)
 
     def statistics(self, topk: int = 4) -> Statistics:
         """Entropy, top weights and mass received, without the matrix of weights."""
+        if self.core is not None:
+            raise ValueError(
+                f"statistics are those of a softmax, which {type(self.core).__name__} is not; "
+                "use weights(rows)"
+            )
         return statistics(self.query, self.key, self.mask, self.beta, self.bias, topk)
 
     def overview(self, cells: int = 256, rows: int = 256) -> Float[Tensor, "B H R C"]:
@@ -108,67 +135,61 @@ class Recording(dict[str, Asked]):
 def record(
     model: nn.Module, wanted: Callable[[str], bool] = lambda name: True
 ) -> Iterator[Recording]:
-    """Keeps queries and keys of the attentions whose names are `wanted`, while the block runs."""
-    seen = Recording()
-    with ExitStack() as stack:
-        foreign = _Foreign(seen, wanted)
-        for name, module in model.named_modules():
-            if isinstance(module, MultiHeadAttention):
-                foreign.ours(stack, module)
-                if wanted(name):
-                    hook = module.core.register_forward_pre_hook(
-                        _keep(seen, name), with_kwargs=True
-                    )
-                    stack.callback(hook.remove)
-            else:
-                foreign.follow(stack, name, module)
-        stack.enter_context(foreign)
-        yield seen
+    """Keeps queries and keys of the attentions whose names are `wanted`, while the block runs.
+
+    Calls from other threads are not recorded. A block that recorded nothing warns, with the reason.
+    """
+    recording = Recording()
+    observers: dict[nn.Module, Observer] = {}
+    for name, module in model.named_modules():
+        if isinstance(module, MultiHeadAttention) and wanted(name):
+            check_core(module.core, name)
+            observers[module.core] = Observer(see=_see(recording, name, module.core))
+    foreign = _Foreign(model, recording, wanted)
+    with observe(observers), foreign:
+        yield recording
+    if not recording:
+        warnings.warn(f"nothing was recorded: {foreign.reason()}", stacklevel=3)
 
 
-def _keep(seen: Recording, name: str) -> Callable[[Any, tuple[Any, ...], dict[str, Any]], None]:
-    @torch.no_grad()
-    def keep(core: Any, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
-        assert isinstance(core, Core)
-        query, key, value = inputs[:3]
-        beta, bias = core.beta, named.get("bias")
-        if isinstance(core.score, Score):
-            query, key, beta, scores = core.score.project(query, key)
-            if scores is not None:
-                bias = scores if bias is None else scores + bias
-        seen[name] = Asked(query, key, named.get("mask"), beta, bias, value)
+def _see(recording: Recording, name: str, core: Core) -> Callable[[Inputs], None]:
+    def see(inputs: Inputs) -> None:
+        query, key, value, mask, bias = inputs
+        if has_own_weights(core):
+            asked = Asked(query, key, mask, None, bias, value, core, _versions(core))
+        elif core.score is not None:
+            with torch.no_grad():
+                query, key, beta, bias = core.score.with_bias(query, key, bias)
+            asked = Asked(query, key, mask, beta, bias, value)
+        else:
+            # A learned β is changed in place by an optimizer.
+            scale = core.beta.clone() if isinstance(core.beta, Tensor) else core.beta
+            asked = Asked(query, key, mask, scale, bias, value)
+        recording[name] = asked
 
-    return keep
+    return see
+
+
+def _versions(core: Core) -> tuple[int, ...]:
+    """The versions of a core's tensors, which count changes in place."""
+    tensors = (*core.parameters(), *core.buffers())
+    return tuple(tensor._version for tensor in tensors if not tensor.is_inference())
 
 
 class _Foreign(TorchFunctionMode):
     """Sees calls of torch's own attention, in whichever module they are made.
 
-    Modules are followed by hooks, so that a call is known by the module that is running.
+    The call stack gives the module: hooks would be shared with other threads and with copies.
     """
 
-    def __init__(self, seen: Recording, wanted: Callable[[str], bool]):
+    def __init__(self, model: nn.Module, recording: Recording, wanted: Callable[[str], bool]):
         super().__init__()
-        self.seen, self.wanted = seen, wanted
-        self.running: list[str | None] = []
-        """Names of the modules that are running, None for one of ours, which records itself."""
+        self.model, self.recording, self.wanted = model, recording, wanted
+        self.names = {module: name for name, module in model.named_modules()}
+        self.unwanted: dict[str, None] = {}
+        """Names of attentions that were called and are not wanted."""
 
-    def follow(self, stack: ExitStack, name: str, module: nn.Module) -> None:
-        self._enter(stack, module, name)
-
-    def ours(self, stack: ExitStack, module: nn.Module) -> None:
-        self._enter(stack, module, None)
-
-    def _enter(self, stack: ExitStack, module: nn.Module, name: str | None) -> None:
-        def enter(_: nn.Module, __: Any) -> None:
-            self.running.append(name)
-
-        def leave(_: nn.Module, __: Any, ___: Any) -> None:
-            self.running.pop()
-
-        stack.callback(module.register_forward_pre_hook(enter, prepend=True).remove)
-        stack.callback(module.register_forward_hook(leave, always_call=True).remove)
-
+    @uncompiled  # so that running modules are on the call stack
     def __torch_function__(
         self,
         func: Callable[..., Any],
@@ -177,14 +198,66 @@ class _Foreign(TorchFunctionMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
-        ours = None in self.running
-        name = self.running[-1] if self.running else ""
-        if not ours and name is not None and self.wanted(name):
-            if func in (F.scaled_dot_product_attention, scaled_dot_product_attention):
-                self.seen[name] = _asked(*args, **kwargs)
+        if func in ATTENTIONS and (name := self._caller()) is not None:
+            if not self.wanted(name):
+                self.unwanted[name] = None
             elif func is F.multi_head_attention_forward:
-                self.seen[name] = _multihead(func, args, kwargs)
+                self.recording[name] = _multihead(func, args, kwargs)
+            else:
+                self.recording[name] = _asked(*args, **kwargs)
         return func(*args, **kwargs)
+
+    def _caller(self) -> str | None:
+        """The name of the innermost module that is running; None for our own attention, which
+        records itself, and for another model."""
+        running = list(_running_modules())
+        if any(isinstance(module, MultiHeadAttention) for module in running):
+            return None
+        names = (self.names[module] for module in running if module in self.names)
+        return next(names, None if running else "")
+
+    def reason(self) -> str:
+        """Why nothing was recorded, and the remedy."""
+        ours = [n for m, n in self.names.items() if isinstance(m, MultiHeadAttention)]
+        if waiting := [name for name in ours if self.wanted(name)]:
+            return f"{_listed(waiting)} did not run in this thread while the block did"
+        if unwanted := [*ours, *self.unwanted]:
+            return f"`wanted` is False for {_listed(unwanted)}"
+        for module in self.names:
+            config = getattr(module, "config", None)
+            implementation = getattr(config, "_attn_implementation", "sdpa")
+            if implementation != "sdpa":
+                return (
+                    f"attn_implementation is {implementation!r}, whose attention is not called by "
+                    'name; load the model with attn_implementation="sdpa"'
+                )
+        return (
+            "in this thread no attention was called by name; regard's MultiHeadAttention, "
+            "nn.MultiheadAttention and F.scaled_dot_product_attention are recorded, and attention "
+            "that is written out as softmax(q @ k.mT) @ v is not"
+        )
+
+
+ATTENTIONS = (
+    F.scaled_dot_product_attention,
+    F.multi_head_attention_forward,
+    scaled_dot_product_attention,
+)
+CALL = nn.Module._call_impl.__code__
+
+
+def _running_modules() -> Iterator[nn.Module]:
+    """The modules that this thread is running, the innermost first."""
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        if frame.f_code is CALL:
+            yield frame.f_locals["self"]
+        frame = frame.f_back
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(repr(name) for name in names[:3]) + more
 
 
 @torch.no_grad()

@@ -178,9 +178,20 @@ class View:
                 "falls": effect.falls.tolist(),
                 "tokens": list(effect.tokens),
             },
-            "notes": list(self.notes),
+            "notes": [*self.notes, *self._clipped()],
             **self.more,
         }
+
+    def _clipped(self) -> list[str]:
+        """A note if the page cannot show some weights; those of a softmax lie from 0 to 1."""
+        ends = [part.weights.detach().aminmax() for part in self.maps if part.weights.numel()]
+        least = min((float(low) for low, _ in ends), default=0.0)
+        most = max((float(high) for _, high in ends), default=0.0)
+        if least >= 0 and most < 1.001:
+            return []
+        return [
+            f"Weights lie from {least:.3g} to {most:.3g}; the page shows 0 below 0 and 1 above 1."
+        ]
 
     def map(self, name: str | None = None) -> Map:
         """That of this name, or the one that tells most: cross-attention where there is one."""

@@ -16,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 from regard.attention.cache import CrossCache, SelfCache
 from regard.attention.checks import shown
+from regard.attention.core import recomputation
 from regard.attention.fusing import has_hooks
 from regard.attention.mask import Mask
 from regard.attention.position import Positions
@@ -114,7 +115,7 @@ class Stack(nn.Module):
                 rows=rows if n == last else None,
             )
             if self.checkpointing and torch.is_grad_enabled():
-                x = checkpoint(run, x, memory, use_reentrant=False)
+                x = checkpoint(run, x, memory, use_reentrant=False, context_fn=recomputation())
             elif n < last and defers[n] and defers[n + 1]:
                 x = run(x, memory, defer=True)
             else:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from regard import Transformer, checkpoint
 from regard.attention.cache import SelfCache
+from regard.attention.core import Observer
 from regard.check import Finding, check
 from regard.check import properties as contract
 from regard.check.properties import PROPERTIES
@@ -297,18 +298,10 @@ def eight_bits(patch: Patch) -> None:
 def recorded(patch: Patch) -> None:
     from regard.look import record
 
-    keep = record._keep
+    def wrong(see: Any) -> Observer:
+        return Observer(lambda inputs: inputs._replace(value=inputs.value * 1.01), see)
 
-    def wrong(seen: Any, name: str) -> Any:
-        inner = keep(seen, name)
-
-        def hook(core: Any, inputs: Any, named: Any) -> Any:
-            inner(core, inputs, named)
-            return (inputs[0], inputs[1], inputs[2] * 1.01), named
-
-        return hook
-
-    patch.setattr(record, "_keep", wrong)
+    patch.setattr(record, "Observer", wrong)
 
 
 def exported(patch: Patch) -> None:

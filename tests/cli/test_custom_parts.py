@@ -10,7 +10,7 @@ import pytest
 from torch import Tensor, nn
 
 from regard import load
-from regard.attention.multihead import Core
+from regard.attention.core import Core
 from regard.check import check
 from regard.check.properties import PROPERTIES
 from regard.cli.main import main

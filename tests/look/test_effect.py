@@ -1,6 +1,7 @@
 """Changes inside a model do what a model without that part does."""
 
 import copy
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from regard.attention.attend import attend
 from regard.attention.mask import Mask
 from regard.attention.multihead import MultiHeadAttention
 from regard.look.effect import changed, effect_of_heads, effect_of_units, log_p
+from regard.look.record import record
 from regard.model.transformer import Transformer, TransformerConfig
 
 
@@ -118,3 +120,26 @@ def test_effects_of_heads() -> None:
 def test_heads_that_are_not_there(head: tuple[str, int], message: str) -> None:
     with pytest.raises(ValueError, match=message), changed(small(), off=[head]):
         pass
+
+
+@pytest.mark.parametrize("ended", [False, True])
+def test_changes_apply_when_checkpointed_blocks_are_recomputed(ended: bool) -> None:
+    """In any thread, as a device has one of its own, and after the block has ended."""
+    model, other = small(), small()
+    other.load_state_dict(model.state_dict())
+    other.encoder.checkpointing = other.decoder.checkpointing = True
+    source, target = torch.randint(31, (2, 7)), torch.randint(31, (2, 5))
+    change = {"beta": {("encoder.blocks.0.attention", 1): 3.0}, "hidden": [2]}
+    with changed(model, **change):
+        model(source, target).square().sum().backward()
+    with changed(other, **change), record(other) as seen:
+        loss = other(source, target).square().sum()
+        queries = [asked.query for asked in seen.values()]
+        if not ended:
+            with ThreadPoolExecutor(1) as pool:
+                pool.submit(loss.backward).result()
+    if ended:
+        loss.backward()
+    for one, two in zip(model.parameters(), other.parameters()):
+        torch.testing.assert_close(one.grad, two.grad)
+    assert all(asked.query is query for asked, query in zip(seen.values(), queries))

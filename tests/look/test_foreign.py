@@ -174,6 +174,30 @@ def test_hugging_faces_models_are_seen() -> None:
         torch.testing.assert_close(asked.weights(), weights)
 
 
+def test_hugging_faces_eager_attention_warns_with_the_remedy() -> None:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.ViTConfig(
+        hidden_size=12,
+        num_hidden_layers=1,
+        num_attention_heads=3,
+        intermediate_size=20,
+        image_size=10,
+        patch_size=5,
+    )
+    config._attn_implementation = "eager"
+    model = transformers.ViTModel(config).eval()
+    images = torch.randn(2, 3, 10, 10)
+    with (
+        pytest.warns(UserWarning, match=r"'eager'.*load the model with attn_implementation=\"sdpa"),
+        record(nn.Sequential(model)),
+    ):
+        model(images)
+    model.set_attn_implementation("sdpa")
+    with record(model) as seen:
+        model(images)
+    assert len(seen) == 1
+
+
 class TimmAttention(nn.Module):
     """Of the shape of timm's: one linear layer for queries, keys and values, norms of queries and
     keys, and a call that a model was given, by the module's name or by one that it imported."""

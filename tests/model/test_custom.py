@@ -24,8 +24,8 @@ from regard import (
     VisionConfig,
     VisionTransformer,
 )
+from regard.attention.core import Core
 from regard.attention.mask import Mask
-from regard.attention.multihead import Core
 from regard.checkpoint import CONFIG, custom_parts, load, save
 from regard.model.baseline import Convolution
 from regard.model.block import Block, FeedForward

@@ -5,9 +5,8 @@ The reference for the other engines. It uses the model's own KV cache.
 
 import itertools
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
-from typing import Any, cast
+from contextlib import nullcontext
+from typing import cast
 from weakref import WeakKeyDictionary
 
 import torch
@@ -15,10 +14,10 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from regard.attention.checks import integer_tensor
+from regard.attention.core import Inputs, Observer, check_core, observe
 from regard.attention.mask import Packed
-from regard.attention.multihead import Core, MultiHeadAttention
+from regard.attention.multihead import MultiHeadAttention
 from regard.attention.sync import on_host
-from regard.attention.weights import weights
 from regard.decode.engine.parts import Model, target
 from regard.decode.engine.session import Session
 from regard.model.block import Block
@@ -202,6 +201,10 @@ class AttentiveSession(ReadingSession):
     def __init__(self, model: Transformer, memory: Tensor, lengths: Tensor | None):
         super().__init__(model, memory, lengths)
         self.attention = memory.new_zeros(memory.shape[:2])
+        layer = len(model.decoder.blocks) - 1
+        cross = cast(MultiHeadAttention, cast(Block, model.decoder.blocks[layer]).cross)
+        check_core(cross.core, f"decoder.blocks.{layer}.cross")
+        self._core = cross.core
 
     @property
     def real(self) -> Tensor:
@@ -212,27 +215,15 @@ class AttentiveSession(ReadingSession):
         return (places < self.lengths[:, None]).repeat_interleave(self.beams, 0)
 
     def _states(self, tokens: Int[Tensor, "R n"]) -> Float[Tensor, "R n D"]:
-        with self._watching():
+        with observe({self._core: Observer(see=self._average)}):
             return super()._states(tokens)
 
-    @contextmanager
-    def _watching(self) -> Iterator[None]:
-        """Recomputes weights from the queries and keys of the last block's cross-attention."""
-
-        def keep(core: Core, inputs: tuple[Tensor, ...], named: dict[str, Any]) -> None:
-            query, key, _ = inputs
-            all_MHLS = weights(query, key, mask=named["mask"], beta=core.beta)
-            # Beams of one source are queries of one row here.
-            beams_RLS = all_MHLS.mean(1).unflatten(1, (self.beams, -1)).flatten(0, 1)
-            self.attention = beams_RLS[:, -1]
-
-        cross = cast(Block, cast(Transformer, self.model).decoder.blocks[-1]).cross
-        core = cast(MultiHeadAttention, cross).core
-        handle = core.register_forward_pre_hook(keep, with_kwargs=True)
-        try:
-            yield
-        finally:
-            handle.remove()
+    def _average(self, inputs: Inputs) -> None:
+        query, key, _, mask, bias = inputs
+        weights_MHLS = self._core.weights(query, key, mask, bias)
+        # Beams of one source are queries of one row here.
+        beams_RLS = weights_MHLS.mean(1).unflatten(1, (self.beams, -1)).flatten(0, 1)
+        self.attention = beams_RLS[:, -1]
 
 
 def unpacked(x: Tensor, lengths: Packed) -> Tensor:

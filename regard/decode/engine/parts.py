@@ -6,7 +6,8 @@ from typing import cast
 from torch import nn
 
 from regard.attention import fusing
-from regard.attention.multihead import Core, MultiHeadAttention
+from regard.attention.core import Core
+from regard.attention.multihead import MultiHeadAttention
 from regard.model.embedding import Tokens
 from regard.model.language import LanguageModel
 from regard.model.lengths import keeps_lengths

@@ -18,6 +18,7 @@ from weakref import WeakKeyDictionary
 
 from torch import Tensor, nn
 
+from regard.attention.core import is_observed
 from regard.decode.engine.eager import EagerEngine
 from regard.decode.engine.int8.linear import Int8Linear
 from regard.decode.engine.parts import Model
@@ -99,6 +100,8 @@ _one_at_a_time = threading.Lock()
 
 def pick(model: Model) -> Engine:
     """The fastest engine that supports all parts of the model; cached until they change."""
+    if is_observed(model):  # by this thread: others keep the engine that is cached
+        return EagerEngine("attention is recorded or changed in this thread")
     with _one_at_a_time:
         engine = _picked.get(model)
         if engine is None or not engine.current(model):

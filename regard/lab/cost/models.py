@@ -17,7 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from regard.attention.multihead import Core, MultiHeadAttention
+from regard.attention.core import Core
+from regard.attention.multihead import MultiHeadAttention
 from regard.lab.cost.count import Counter, saved_tensors, without_memory
 from regard.model.baseline import Baseline
 from regard.model.block import FeedForward, GatedFeedForward

@@ -80,6 +80,11 @@ def numbers_of_head(
             found = view(predictor, text, changes=forced)
     asked = seen[attention]
     heads = asked.query.shape[1]
+    if asked.core is not None:
+        raise ValueError(
+            f"{attention}.core ({type(asked.core).__name__}) has weights of its own, but "
+            "attention by hand computes a softmax"
+        )
     if asked.bias is not None:
         raise ValueError(
             f"{attention} adds a bias to its scores, as linear-bias positions do, which attention "

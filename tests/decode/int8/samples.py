@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from regard.attention.multihead import Core
+from regard.attention.core import Core
 from regard.decode.engine.int8 import library as native
 from regard.model.language import LanguageConfig, LanguageModel
 from regard.model.transformer import (
