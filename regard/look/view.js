@@ -1,4 +1,4 @@
-// What a model attended to: a grid of layers × heads, the weights of one head, pictures, effects.
+// The attention of a model: a grid of layers × heads, the weights of one head, pictures, effects.
 //
 //   mount(root, view, options)     draws a view, as View.to_json writes it, into an element
 //
@@ -107,7 +107,7 @@ function update(old, fresh) {
 }
 
 /** Details whose content is built when they are opened, and again on each update while they are open. */
-export function folded(summary, build) {
+export function fold(summary, build) {
   const details = el("details", { class: "numbers", ontoggle: (event) => event.currentTarget.open && unfold(event.currentTarget) }, el("summary", {}, summary));
   contentsOf.set(details, build);
   return details;
@@ -117,7 +117,7 @@ function unfold(details) {
   if (contentsOf.has(details) && details.children.length === 1) details.append(...nodes(contentsOf.get(details)()));
 }
 
-/** A number in few signs: 0.028, 3.1e-5, −∞. */
+/** A number as short text: 0.028, 3.1e-5, −∞. */
 export function figure(x, digits = 3) {
   if (x === Infinity) return "∞";
   if (x === -Infinity) return "−∞";
@@ -128,17 +128,17 @@ export function figure(x, digits = 3) {
   return (Number(text) === 0 ? text.replace("-", "") : text).replace("-", "−");
 }
 
-/** What a token looks like: spaces and ends get a sign. */
+/** A token as text; spaces and ends have a sign. */
 export function sign(piece) {
   return { "▁": "␣", "</s>": "∎", "<s>": "⊢", " ": "␣", "\n": "⏎" }[piece] ?? piece.replaceAll("▁", " ").trim();
 }
 
-const decoded = new WeakMap();
+const bytesOf = new WeakMap();
 
 /** The weights of a map: unpack(map)(layer, head) is a matrix of rows. */
 export function unpack(map) {
-  if (!decoded.has(map)) decoded.set(map, Uint8Array.from(atob(map.weights), (byte) => byte.charCodeAt(0)));
-  const bytes = decoded.get(map);
+  if (!bytesOf.has(map)) bytesOf.set(map, Uint8Array.from(atob(map.weights), (byte) => byte.charCodeAt(0)));
+  const bytes = bytesOf.get(map);
   const [layers, heads, L, S] = map.shape;
   return (layer, head) => {
     if (layer >= layers || head >= heads) throw new RangeError(`no head ${head} in layer ${layer}`);
@@ -154,12 +154,12 @@ export function unpack(map) {
 export function mean(matrices) {
   return matrices[0].map((first, i) => {
     const row = new Array(first.length).fill(0);
-    for (const one of matrices) for (let j = 0; j < row.length; j++) row[j] += one[i][j];
+    for (const matrix of matrices) for (let j = 0; j < row.length; j++) row[j] += matrix[i][j];
     return row.map((sum) => sum / matrices.length);
   });
 }
 
-/** Summed over a key's pieces, averaged over a query's; as look/heads.py has it. */
+/** Weights between words: summed over a key's pieces, averaged over a query's, as in look/heads.py. */
 export function byWords(matrix, rowWords, columnWords) {
   const rows = Math.max(-1, ...rowWords) + 1;
   const columns = Math.max(-1, ...columnWords) + 1;
@@ -175,7 +175,7 @@ export function byWords(matrix, rowWords, columnWords) {
   return out;
 }
 
-/** Π (½ mean A + ½ I) over layers; as look/rollout.py has it. */
+/** Attention rollout, Π (½ mean A + ½ I) over layers, as in look/rollout.py. */
 export function rollout(layers) {
   const n = layers[0].length;
   let whole = layers[0].map((_, i) => layers[0].map((_, j) => Number(i === j)));
@@ -186,7 +186,7 @@ export function rollout(layers) {
   return whole;
 }
 
-/** Names of words, from pieces and the word that each belongs to. */
+/** The names of words from their pieces and the word number of each piece. */
 export function wordNames(pieces, words) {
   const names = [];
   words.forEach((word, i) => {
@@ -195,10 +195,7 @@ export function wordNames(pieces, words) {
   return names.map((name) => sign((name ?? "").trim()));
 }
 
-/**
- * A heat map: rows of cells between 0 and 1 with their names. `signed` shows negative cells in
- * another hue, and scales by the largest.
- */
+/** A heat map of cells from 0 to 1. `signed` shows negative cells in another hue and scales by the largest. */
 export function heat(matrix, rows, columns, { label, selected, onselect, cell = 0, signed = false } = {}) {
   const L = matrix.length;
   const S = columns.length;
@@ -236,7 +233,7 @@ export function heat(matrix, rows, columns, { label, selected, onselect, cell = 
     });
     picture.append(...nodes(selected === i && svg("rect", { x: left - 2, y: y - 1.5, width: S * side + 3, height: side + 2, rx: 4, class: "frame" })));
   });
-  // The arrow keys go from row to row.
+  // Arrow keys select the next row.
   const walk = onselect && ((event) => {
     const move = { ArrowDown: 1, ArrowUp: -1 }[event.key];
     if (!move) return;
@@ -250,7 +247,7 @@ function width(text) {
   return [...text].reduce((sum, letter) => sum + (letter.codePointAt(0) > 0x1100 ? 1.7 : 1), 0);
 }
 
-/** The same for many cells, on a canvas. */
+/** A heat map of many cells, on a canvas. */
 function dense(matrix, label, largest = 1, size = 560) {
   const canvas = el("canvas", { class: "dense", role: "img", "aria-label": label });
   paint(canvas, matrix, largest);
@@ -261,7 +258,7 @@ function dense(matrix, label, largest = 1, size = 560) {
 const PLUS = [126, 77, 214];
 const MINUS = [224, 120, 30];
 
-/** Weights as pixels, one for each cell; the page scales them up. */
+/** Paints weights as pixels, one for each cell; CSS scales them. */
 export function paint(canvas, matrix, largest = 1) {
   const L = matrix.length;
   const S = matrix[0]?.length ?? 0;
@@ -280,9 +277,9 @@ export function paint(canvas, matrix, largest = 1) {
   context.putImageData(image, 0, 0);
 }
 
-/** A table with all numbers, for those who cannot see the picture, or want them. */
+/** A folded table with the numbers of a picture. */
 export function numbers(matrix, rows, columns, summary = "The same as a table") {
-  return folded(summary, () =>
+  return fold(summary, () =>
     el("div", { class: "scroll", tabindex: "0", role: "group", "aria-label": summary },
       el("table", {},
         el("thead", {}, el("tr", {}, el("td"), columns.map((name) => el("th", { scope: "col", class: "n" }, name)))),
@@ -290,7 +287,7 @@ export function numbers(matrix, rows, columns, summary = "The same as a table") 
           el("tr", {}, el("th", { scope: "row" }, rows[i]), row.slice(0, 200).map((x) => el("td", { class: "n" }, figure(x)))))))));
 }
 
-/** Buttons of which one is pressed. */
+/** A group of buttons with one pressed. */
 export function choice(label, options, value, onpick) {
   return el("div", { class: "choice", role: "group", "aria-label": label },
     options.map(([key, name]) =>
@@ -299,18 +296,18 @@ export function choice(label, options, value, onpick) {
 
 export const TITLES = { encoder: "Encoder", decoder: "Decoder", cross: "Cross-attention" };
 
-/** A picture with each patch lit by its weight. */
+/** A picture whose patches are shaded by their weights. */
 export function overlay(picture, weights, { size = 260, selected, onpick, hidden = new Set(), label = "Weights over the picture" } = {}) {
   const scale = Math.max(1, Math.min(size / picture.width, (0.9 * size) / picture.height, 40));
   const [wide, tall] = [picture.width * scale, picture.height * scale];
   const [w, h] = [wide / picture.columns, tall / picture.rows];
   const most = Math.max(1e-9, ...weights);
-  const drawn = svg("svg", { class: "overlay", viewBox: `0 0 ${wide} ${tall}`, width: wide, height: tall, role: onpick ? "group" : "img", "aria-label": label });
-  drawn.append(svg("image", { href: picture.src, width: wide, height: tall, preserveAspectRatio: "none", class: "pixels" }));
+  const drawing = svg("svg", { class: "overlay", viewBox: `0 0 ${wide} ${tall}`, width: wide, height: tall, role: onpick ? "group" : "img", "aria-label": label });
+  drawing.append(svg("image", { href: picture.src, width: wide, height: tall, preserveAspectRatio: "none", class: "pixels" }));
   for (let n = 0; n < picture.rows * picture.columns; n++) {
     const [row, column] = [Math.floor(n / picture.columns), n % picture.columns];
     const pick = onpick && (() => onpick(n));
-    drawn.append(svg("rect", {
+    drawing.append(svg("rect", {
       x: column * w, y: row * h, width: w, height: h,
       class: ["patch", n === selected && "chosen", hidden.has(n) && "hidden"].filter(Boolean).join(" "),
       "fill-opacity": hidden.has(n) ? 1 : ((0.68 * weights[n]) / most).toFixed(3),
@@ -319,12 +316,12 @@ export function overlay(picture, weights, { size = 260, selected, onpick, hidden
       onkeydown: pick && ((event) => (event.key === "Enter" || event.key === " ") && (event.preventDefault(), pick())),
     }, svg("title", {}, `patch ${row + 1}, ${column + 1}: ${figure(weights[n], 4)}`)));
   }
-  return drawn;
+  return drawing;
 }
 
-/** Which head a state means, and its weights. */
+/** The map, layer and head that a state selects, and the weights. */
 export function selection(view, state) {
-  const map = view.maps.find((one) => one.name === state.map) ?? view.maps.find((one) => one.name === "cross") ?? view.maps[0];
+  const map = view.maps.find((item) => item.name === state.map) ?? view.maps.find((item) => item.name === "cross") ?? view.maps[0];
   const get = unpack(map);
   const [layers, heads] = map.shape;
   const layer = Math.min(Math.max(0, Number(state.layer ?? layers - 1)), layers - 1);
@@ -362,7 +359,7 @@ export function mount(root, view, options = {}) {
   }
 
   function toolbar({ map }) {
-    const tabs = view.maps.map((one) => [one.name, TITLES[one.name]]);
+    const tabs = view.maps.map((item) => [item.name, TITLES[item.name]]);
     const groups = [];
     if (tabs.length > 1) groups.push(choice("Which attention", tabs, map.name, (name) => set({ map: name, row: undefined })));
     if (merges(map)) groups.push(choice("Tokens or words", [["tokens", "tokens"], ["words", "words"]], state.merge, (merge) => set({ merge, row: undefined })));
@@ -374,13 +371,13 @@ export function mount(root, view, options = {}) {
     return map.rowWords && map.columnWords && !map.picture && (new Set(map.columnWords).size < map.columns.length || new Set(map.rowWords).size < map.rows.length);
   }
 
-  function named(chosen) {
+  function namesAndWeights(chosen) {
     const { map } = chosen;
     let rows = (state.label === "written" && map.written ? map.written : map.rows).map(sign);
     let columns = map.columns.map(sign);
     let weights = chosen.weights;
     if (state.merge === "words" && merges(map)) {
-      // A row that writes a token belongs to that token's word; one that reads it stands a step later.
+      // A row that writes a token belongs to that token's word; the row that reads it is one step later.
       const shifted = map.written && state.label === "read" ? [-1, ...map.rowWords.slice(0, -1)] : map.rowWords;
       rows = wordNames(map.written && state.label !== "read" ? map.written : map.rows, shifted);
       columns = wordNames(map.columns, map.columnWords);
@@ -422,7 +419,7 @@ export function mount(root, view, options = {}) {
   function single(chosen) {
     const { map, layer, head } = chosen;
     const name = head === "rollout" ? "Rollout through all layers" : `Layer ${layer + 1}, ${head === "mean" ? "mean of heads" : `head ${head + 1}`}`;
-    const { rows, columns, weights } = named(chosen);
+    const { rows, columns, weights } = namesAndWeights(chosen);
     const row = state.row === undefined ? undefined : Math.min(Number(state.row), rows.length - 1);
     const parts = [el("h2", {}, name), options.tools?.(chosen)];
     if (map.picture && view.picture) {
@@ -456,10 +453,10 @@ export function mount(root, view, options = {}) {
 
   function ranking({ map, layer, head }) {
     if (!map.habits.length) return null;
-    const heads = map.habits.flatMap((one, n) => one.map((habit, h) => ({ n, h, ...habit, align: map.name === "cross" && view.best ? view.best.shares[n][h] : undefined, fall: map.falls?.[n]?.[h] })));
+    const heads = map.habits.flatMap((item, n) => item.map((habit, h) => ({ n, h, ...habit, align: map.name === "cross" && view.best ? view.best.shares[n][h] : undefined, fall: map.falls?.[n]?.[h] })));
     const keys = [["entropy", "entropy", "in nats; 0 looks at one key"], ["same", "same", "share on its own position"], ["previous", "previous", "share on the position before"], ["next", "next", "share on the position after"], ["first", "first", "share on the first key"], ["last", "last", "share on the last key"]];
     if (map.name === "cross") keys.splice(1, 3);
-    if (map.name === "decoder") { // nobody looks ahead, and only the last query sees the last key
+    if (map.name === "decoder") { // no query sees the next key, and only the last query the last key
       keys.splice(5, 1);
       keys.splice(3, 1);
     }
@@ -468,15 +465,15 @@ export function mount(root, view, options = {}) {
     if (map.falls) keys.unshift(["fall", "effect", "by how much log p falls with this head off"]);
     const order = keys.some(([key]) => key === state.order) ? state.order : keys[0][0];
     heads.sort((a, b) => (order === "entropy" ? a[order] - b[order] : b[order] - a[order]));
-    const most = Object.fromEntries(keys.map(([key]) => [key, Math.max(1e-9, ...heads.map((one) => Math.abs(one[key])))]));
+    const most = Object.fromEntries(keys.map(([key]) => [key, Math.max(1e-9, ...heads.map((item) => Math.abs(item[key])))]));
     return el("section", { class: "ranking" }, el("h2", {}, "Heads, ranked"),
       el("div", { class: "scroll", tabindex: "0", role: "group", "aria-label": "Heads, ranked" }, el("table", {},
         el("thead", {}, el("tr", {}, el("th", { scope: "col" }, "head"), keys.map(([key, name, title]) =>
           el("th", { scope: "col", class: "n", "aria-sort": key === order ? (key === "entropy" ? "ascending" : "descending") : null }, el("button", { type: "button", class: "sort", title, onclick: () => set({ order: key }) }, name, key === order ? " ↓" : ""))))),
-        el("tbody", {}, heads.slice(0, 16).map((one) =>
-          el("tr", { class: one.n === layer && one.h === head ? "chosen" : null },
-            el("th", { scope: "row" }, el("button", { type: "button", class: "link", title: `layer ${one.n + 1}, head ${one.h + 1}`, onclick: () => set({ layer: one.n, head: one.h, map: map.name }) }, `L${one.n + 1} H${one.h + 1}`)),
-            keys.map(([key]) => el("td", { class: "n" }, key === order ? meter(Math.abs(one[key]) / most[key], one[key] < 0) : null, figure(one[key], key === order ? 3 : 2)))))))));
+        el("tbody", {}, heads.slice(0, 16).map((item) =>
+          el("tr", { class: item.n === layer && item.h === head ? "chosen" : null },
+            el("th", { scope: "row" }, el("button", { type: "button", class: "link", title: `layer ${item.n + 1}, head ${item.h + 1}`, onclick: () => set({ layer: item.n, head: item.h, map: map.name }) }, `L${item.n + 1} H${item.h + 1}`)),
+            keys.map(([key]) => el("td", { class: "n" }, key === order ? meter(Math.abs(item[key]) / most[key], item[key] < 0) : null, figure(item[key], key === order ? 3 : 2)))))))));
   }
 
   draw();
@@ -515,13 +512,13 @@ export function tokens(list, most = 400) {
     list.length > most ? el("span", { class: "soft" }, `… and ${list.length - most} more`) : null);
 }
 
-/** Probabilities, the largest first; `named` makes more of a name than its text. */
-export function labels(list, named = (name) => name) {
+/** Probabilities, the largest first; `content` turns a name into the content of its cell. */
+export function labels(list, content = (name) => name) {
   return el("div", { class: "bars" }, el("table", {}, el("tbody", {}, list.slice(0, 10).map(([name, p], n) =>
-    el("tr", {}, el("th", { scope: "row" }, named(sign(name), n)), el("td", {}, meter(p)), el("td", { class: "n" }, figure(p, 4)))))));
+    el("tr", {}, el("th", { scope: "row" }, content(sign(name), n)), el("td", {}, meter(p)), el("td", { class: "n" }, figure(p, 4)))))));
 }
 
-/** Beside attention, its effect: what hiding each word of the source does to each token. */
+/** The effect of each source word: by how much log p of each token falls when the word is hidden. */
 export function effects(effect) {
   const totals = effect.falls.map((row) => row.reduce((sum, x) => sum + x, 0));
   const names = effect.units.map(sign);

@@ -1,8 +1,8 @@
-"""What a page may ask: for each question its fields, and the function that answers it in JSON.
+"""The questions of the studio's pages: the fields of each, and the function that answers it.
 
-What needs a model goes through the service, whose one thread computes for one question after the
-other: a change inside a model would be a change for everybody. Heavy modules are imported by the
-questions that need them.
+Questions about a model go through the service, whose single thread answers one after the other:
+changes inside a model must not affect another question. Heavy modules are imported by the questions
+that need them.
 """
 
 import base64
@@ -18,14 +18,14 @@ from regard.studio.fields import (
     Question,
     check,
     choice,
+    field,
     flag,
     items,
     mapping,
     number,
     optional,
     picture,
-    refused,
-    required,
+    refusal,
     row,
     string,
     whole,
@@ -36,23 +36,22 @@ from regard.studio.runs import COMMANDS, Run, Runs, metrics
 if TYPE_CHECKING:
     from regard.service.service import Service
 
-PATIENCE = 600.0
-"""Seconds after which a question is given up."""
+ANSWER_TIMEOUT_S = 600.0
+"""A question about a model fails after so long a wait."""
 
-MEMORY = 8 << 30
-"""Bytes of weights that are kept; beyond, the model goes that was not asked for the longest."""
+MAX_WEIGHT_BYTES = 8 << 30
+"""Beyond these bytes of weights in memory the least recently used model is dropped."""
 
-SMALL = 10_000_000
-"""Parameters of a model that is small."""
+MAX_SMALL_PARAMETERS = 10_000_000
+"""Models below this number of parameters compute on one thread."""
 
-LONGEST = 2000
-"""Characters of a text that is translated."""
+MAX_SOURCE_CHARACTERS = 2000
+"""Characters of a text to be translated."""
 
-BOOK = 100_000
-"""Characters of a text that is only read: of 16,384 tokens and more."""
+MAX_TEXT_CHARACTERS = 100_000
+"""Characters of a text to be read, of 16,384 tokens and more."""
 
-
-PICTURE = 3 << 20
+MAX_IMAGE_CHARACTERS = 3 << 20
 """Characters of a picture in base64."""
 
 MAX_INDEX = 1 << 20
@@ -80,7 +79,7 @@ def mask_tree(name: str, value: Any, depth: int = 0) -> Any:
     if value is None and depth == 0:
         return None
     if not isinstance(value, list) or not value or depth > 12:
-        raise refused(name, value, "a list that begins with a mask's name")
+        raise refusal(name, value, "a list that begins with a mask's name")
     kind, *operands = value
     if kind in ("and", "or", "not"):
         least, most = (1, 1) if kind == "not" else (2, 8)
@@ -100,35 +99,39 @@ _lists = {
 }
 _changes_fields: Fields = {name: optional(kind, ()) for name, kind in _lists.items()}
 _effect: Fields = {**_changes_fields, "effect": optional(flag, False)}
-_run: Fields = {"run": required(string())}
-_image: Fields = {**_run, "image": required(picture(PICTURE)), **_effect}
-_source: Fields = {**_run, "text": required(words(LONGEST)), "beams": optional(whole(1, 12))}
+_run: Fields = {"run": field(string())}
+_image: Fields = {**_run, "image": field(picture(MAX_IMAGE_CHARACTERS)), **_effect}
+_source: Fields = {
+    **_run,
+    "text": field(words(MAX_SOURCE_CHARACTERS)),
+    "beams": optional(whole(1, 12)),
+}
 
 FIELDS: dict[str, Fields] = {
     "runs": {},
-    "training": {"runs": required(mapping(whole(0, 1 << 53), 20))},
+    "training": {"runs": field(mapping(whole(0, 1 << 53), 20))},
     "translate": {**_source, **_effect},
     "classify": _image,
     "read": _image,
-    "text": {**_run, "text": required(words(BOOK)), **_effect},
+    "text": {**_run, "text": field(words(MAX_TEXT_CHARACTERS)), **_effect},
     "head": {
         **_source,
-        "attention": required(string()),
-        "head": required(whole(0, 1000)),
+        "attention": field(string()),
+        "head": field(whole(0, 1000)),
         **_changes_fields,
     },
-    "samples": {"kind": required(choice("digit", "strip"))},
+    "samples": {"kind": field(choice("digit", "strip"))},
     "mask": {
-        "queries": required(whole(1, MAX_SIDE)),
-        "keys": required(whole(1, MAX_SIDE)),
-        "mask": required(mask_tree),
+        "queries": field(whole(1, MAX_SIDE)),
+        "keys": field(whole(1, MAX_SIDE)),
+        "mask": field(mask_tree),
     },
-    "architecture": {"model": required(string())},
-    "cost": {"models": required(items(string(), 8)), "length": required(whole(1, MAX_INDEX))},
+    "architecture": {"model": field(string())},
+    "cost": {"models": field(items(string(), 8)), "length": field(whole(1, MAX_INDEX))},
     "course": {},
     "answer": {
-        "document": required(string()),
-        "section": required(string()),
+        "document": field(string()),
+        "section": field(string()),
         "mistake": optional(whole(0, 100)),
     },
 }
@@ -136,11 +139,11 @@ FIELDS: dict[str, Fields] = {
 
 
 def questions(runs: Runs) -> dict[str, Callable[[Question], Any]]:
-    """Every question, by the name that a page asks it by; its fields are checked first."""
+    """The functions that answer questions, by name; each checks the fields first."""
     models = Models(runs)
     table: dict[str, Callable[[Question], Any]] = {
-        "runs": lambda asked: known_runs(runs),
-        "training": lambda asked: training(runs, asked),
+        "runs": lambda question: known_runs(runs),
+        "training": lambda question: training(runs, question),
         "translate": models.translate,
         "classify": models.classify,
         "read": models.read,
@@ -148,9 +151,9 @@ def questions(runs: Runs) -> dict[str, Callable[[Question], Any]]:
         "head": models.head,
         "samples": samples,
         "mask": mask,
-        "architecture": lambda asked: architecture(runs, asked),
-        "cost": lambda asked: model_costs(runs, asked),
-        "course": lambda asked: course(),
+        "architecture": lambda question: architecture(runs, question),
+        "cost": lambda question: model_costs(runs, question),
+        "course": lambda question: course(),
         "answer": answer,
     }
     return {name: _with_checked_fields(FIELDS[name], ask) for name, ask in table.items()}
@@ -163,7 +166,7 @@ def _with_checked_fields(
 
 
 def warm_up(runs: Runs) -> None:
-    """Imports torch while the reader looks at the first page, which does not need it."""
+    """Imports torch during the first page, which does not need it."""
     import torch
 
     import regard.service.service
@@ -173,79 +176,79 @@ def warm_up(runs: Runs) -> None:
 
 
 class Models:
-    """The models that have been asked for, in a service that computes for one after the other."""
+    """The models in use, in a service with a single compute thread."""
 
     def __init__(self, runs: Runs):
         self.runs = runs
         self.service: Service | None = None
         self.served: dict[str, tuple[str, float]] = {}
-        """By folder, the name that the service knows it by, and when it was written."""
+        """By folder, the name of the model in the service and the time its config was written."""
         self.lock = threading.Lock()
 
-    def translate(self, asked: Question) -> Any:
+    def translate(self, question: Question) -> Any:
         from regard.task.inspect.translation import translated
         from regard.task.translator import Translator
 
-        text, changes, effect = asked["text"], _changes(asked), asked["effect"]
+        text, changes, effect = question["text"], _changes(question), question["effect"]
 
         def look(translator: Translator) -> Any:
             if effect and translator.found is None:
                 translator.find_head([text])
             return translated(
-                translator, text, changes, beams=asked["beams"], effect=effect
+                translator, text, changes, beams=question["beams"], effect=effect
             ).view.to_json()
 
-        return self._ask(asked, Translator, "translates", look)
+        return self._ask(question, Translator, "translates", look)
 
-    def classify(self, asked: Question) -> Any:
+    def classify(self, question: Question) -> Any:
         from regard.task.classify import Classifier
         from regard.task.inspect.images import classified
 
-        image, changes, effect = asked["image"], _changes(asked), asked["effect"]
+        image, changes, effect = question["image"], _changes(question), question["effect"]
         return self._ask(
-            asked,
+            question,
             Classifier,
             "classifies images",
             lambda model: classified(model, image, changes, effect=effect).to_json(),
         )
 
-    def read(self, asked: Question) -> Any:
+    def read(self, question: Question) -> Any:
         from regard.task.inspect import images
         from regard.task.read import Reader
 
-        image, changes, effect = asked["image"], _changes(asked), asked["effect"]
+        image, changes, effect = question["image"], _changes(question), question["effect"]
         return self._ask(
-            asked,
+            question,
             Reader,
             "reads images",
             lambda model: images.read(model, image, changes, effect=effect).to_json(),
         )
 
-    def text(self, asked: Question) -> Any:
-        """A text read by a language model or by a text classifier."""
+    def text(self, question: Question) -> Any:
+        """The view of a text by a language model or a text classifier."""
         from regard.task.inspect.views import view
         from regard.task.label import Labeler
         from regard.task.language import Generator
 
-        text, changes, effect = asked["text"], _changes(asked), asked["effect"]
+        text, changes, effect = question["text"], _changes(question), question["effect"]
         return self._ask(
-            asked,
+            question,
             (Generator, Labeler),
             "reads text alone",
             lambda model: view(model, text, changes=changes, effect=effect).to_json(),
         )
 
-    def head(self, asked: Question) -> Any:
-        """The queries, keys and values of one head, as they were: to be opened in By hand."""
+    def head(self, question: Question) -> Any:
+        """The queries, keys and values of one head, for the page By hand."""
         from regard.task.inspect.views import numbers_of_head
         from regard.task.label import Labeler
         from regard.task.language import Generator
         from regard.task.translator import Translator
 
-        text, changes = asked["text"], _changes(asked)
-        name, head, beams = asked["attention"], asked["head"], asked["beams"]
+        text, changes = question["text"], _changes(question)
+        name, head, beams = question["attention"], question["head"], question["beams"]
         return self._ask(
-            asked,
+            question,
             (Translator, Generator, Labeler),
             "reads text",
             lambda model: numbers_of_head(model, text, name, head, changes, beams=beams),
@@ -253,24 +256,24 @@ class Models:
 
     def _ask(
         self,
-        asked: Question,
+        question: Question,
         kind: type[Any] | tuple[type[Any], ...],
         does: str,
         look: Callable[[Any], Any],
     ) -> Any:
-        run = self.runs.named(asked["run"])
+        run = self.runs.named(question["run"])
 
-        def checked(predictor: Any) -> Any:
+        def inspect(predictor: Any) -> Any:
             if not isinstance(predictor, kind):
                 raise ValueError(f"run ({run.name}) is not one that {does}")
             with _threads(predictor.model):
                 return look(predictor)
 
-        service, name = self._served(run)
-        return service.inspect(name, checked).result()
+        service, name = self._service_of(run)
+        return service.inspect(name, inspect).result()
 
-    def _served(self, run: Run) -> "tuple[Service, str]":
-        """The service, and the run's name in it; a run that has saved anew is loaded again."""
+    def _service_of(self, run: Run) -> "tuple[Service, str]":
+        """The service and the run's name in it; a run with a newer checkpoint is loaded again."""
         from regard.service.requests import Limits
         from regard.service.service import Service
         from regard.task.folder import model_folder
@@ -279,7 +282,9 @@ class Models:
         written = (model_folder(run.folder) / "config.json").stat().st_mtime
         with self.lock:
             if self.service is None:
-                self.service = Service(Limits(seconds=PATIENCE), memory_limit=MEMORY)
+                self.service = Service(
+                    Limits(seconds=ANSWER_TIMEOUT_S), memory_limit=MAX_WEIGHT_BYTES
+                )
             if place not in self.served:
                 name = f"{len(self.served)} {run.name}"
                 self.service.add(run.folder, name)
@@ -293,11 +298,11 @@ class Models:
 
 @contextmanager
 def _threads(model: Any) -> Iterator[None]:
-    """One thread for one sentence of a small model, which is over before a second has begun."""
+    """One thread for a small model, whose answer is faster than starting a second thread."""
     import torch
 
     before = torch.get_num_threads()
-    small = sum(parameter.numel() for parameter in model.parameters()) < SMALL
+    small = sum(parameter.numel() for parameter in model.parameters()) < MAX_SMALL_PARAMETERS
     torch.set_num_threads(1 if small else before)
     try:
         yield
@@ -305,23 +310,25 @@ def _threads(model: Any) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _changes(asked: Question) -> Any:
+def _changes(question: Question) -> Any:
     from regard.task.inspect.changes import Changes
 
-    return Changes(**{name: asked[name] for name in _lists})
+    return Changes(**{name: question[name] for name in _lists})
 
 
 def known_runs(runs: Runs) -> Any:
     return {"runs": [run.to_json() for run in runs.all().values()], "commands": COMMANDS}
 
 
-def training(runs: Runs, asked: Question) -> Any:
+def training(runs: Runs, question: Question) -> Any:
     known = runs.all()
-    return {name: metrics(known[name], end) for name, end in asked["runs"].items() if name in known}
+    return {
+        name: metrics(known[name], end) for name, end in question["runs"].items() if name in known
+    }
 
 
-def samples(asked: Question) -> Any:
-    """Pictures of handwritten digits, or strips of them, as base64 PNG."""
+def samples(question: Question) -> Any:
+    """Images of handwritten digits, or of strips of them, as base64 PNG."""
     import io
 
     import numpy as np
@@ -330,20 +337,20 @@ def samples(asked: Question) -> Any:
 
     loaded = load_digits()
     digits, names = loaded.images[-200:], loaded.target[-200:]
-    made = []
+    images = []
     for n in range(10):
-        if asked["kind"] == "strip":
-            some = [digits[(7 * n + 31 * k) % 200] for k in range(2 + n % 3)]
+        if question["kind"] == "strip":
+            strip = [digits[(7 * n + 31 * k) % 200] for k in range(2 + n % 3)]
             canvas = np.zeros((12, 44))
-            for k, one in enumerate(some):
-                canvas[2 : 2 + 8, 3 + 10 * k : 11 + 10 * k] = one
+            for k, digit in enumerate(strip):
+                canvas[2 : 2 + 8, 3 + 10 * k : 11 + 10 * k] = digit
         else:
             canvas = digits[names == n][0]
         pixels = (canvas * 255 / 16).astype("uint8")
         file = io.BytesIO()
         Image.fromarray(pixels).save(file, "png")
-        made.append(base64.b64encode(file.getvalue()).decode())
-    return made
+        images.append(base64.b64encode(file.getvalue()).decode())
+    return images
 
 
 # Masks and the map
@@ -351,21 +358,21 @@ def samples(asked: Question) -> Any:
 PRESETS = ("tiny", "base", "big", "vit-b/16")
 
 
-def mask(asked: Question) -> Any:
-    """A composed mask: which backend runs, and why; where it may attend."""
+def mask(question: Question) -> Any:
+    """A composed mask: its cells, the backend that runs, and the reason."""
     import torch
 
     from regard.attention.attend import explain
 
-    L, S = asked["queries"], asked["keys"]
-    made = _mask(asked["mask"], L, S)
+    L, S = question["queries"], question["keys"]
+    composed = _mask(question["mask"], L, S)
     query, key = torch.zeros(1, 2, L, 8), torch.zeros(1, 2, S, 8)
-    plan = explain(query, key, key, mask=made)
+    plan = explain(query, key, key, mask=composed)
     allowed = torch.ones(L, S, dtype=torch.bool)
-    if made is not None:
-        allowed = made.tensor(L, S)[0, 0]
+    if composed is not None:
+        allowed = composed.tensor(L, S)[0, 0]
     return {
-        "text": "no mask" if made is None else str(made),
+        "text": "no mask" if composed is None else str(composed),
         "backend": plan.backend,
         "kernel": plan.kernel,
         "reason": plan.reason,
@@ -374,7 +381,7 @@ def mask(asked: Question) -> Any:
 
 
 def _mask(tree: Any, L: int, S: int) -> Any:
-    """The mask of a tree that has been checked."""
+    """The mask of a checked tree."""
     import torch
 
     from regard.attention import mask as make
@@ -400,31 +407,31 @@ def _mask(tree: Any, L: int, S: int) -> Any:
             return getattr(make, name)(*sizes)
 
 
-def architecture(runs: Runs, asked: Question) -> Any:
-    """A model's boxes: parameters of each, counted, and the shapes between them."""
+def architecture(runs: Runs, question: Question) -> Any:
+    """The boxes of a model with their parameter counts and shapes."""
     from regard.studio.boxes import boxes
 
-    name = asked["model"]
+    name = question["model"]
     return boxes(name, None if name in PRESETS else runs.named(name).folder)
 
 
-def model_costs(runs: Runs, asked: Question) -> Any:
+def model_costs(runs: Runs, question: Question) -> Any:
     """Parameters and multiply-adds of models, part by part, from their configs alone."""
     from regard.model.formula import model_formula
     from regard.studio.boxes import config_of, positions
 
-    length = asked["length"]
-    found = {}
-    for name in asked["models"]:
+    length = question["length"]
+    costs = {}
+    for name in question["models"]:
         config = config_of(name, None if name in PRESETS else runs.named(name).folder)
         parts = model_formula(config, length)
-        found[name] = {
+        costs[name] = {
             "parameters": sum(part.parameters for part in parts.values()),
             "multiplyAdds": sum(part.multiply_adds for part in parts.values()),
             "length": positions(config, length),
-            "parts": {part: [one.parameters, one.multiply_adds] for part, one in parts.items()},
+            "parts": {name: [part.parameters, part.multiply_adds] for name, part in parts.items()},
         }
-    return found
+    return costs
 
 
 # The course
@@ -442,13 +449,13 @@ def course() -> Any:
             "title": TITLES[name],
             "questions": [
                 {
-                    "section": one.place.section,
-                    "about": one.place.about,
-                    "question": html(one.question),
-                    "marks": sum(point.marks for point in one.points),
-                    "mistakes": [html(mistake.answer) for mistake in one.mistakes],
+                    "section": item.place.section,
+                    "about": item.place.about,
+                    "question": html(item.question),
+                    "marks": sum(point.marks for point in item.points),
+                    "mistakes": [html(mistake.answer) for mistake in item.mistakes],
                 }
-                for one in answers(name)
+                for item in answers(name)
             ],
         }
         for name in FILES
@@ -458,26 +465,28 @@ def course() -> Any:
 _lab = threading.Lock()
 
 
-def answer(asked: Question) -> Any:
-    """A question's model answer, run; or, with `mistake`, a wrong answer tried."""
+def answer(question: Question) -> Any:
+    """Runs the model answer of a course question, or with `mistake` one of its wrong answers."""
     import torch
 
     from regard.lab.answers import answers, document, report
     from regard.lab.answers.answer import Page
 
-    section, mistake = asked["section"], asked["mistake"]
-    found = [one for one in answers(document(asked["document"])) if one.place.section == section]
-    if not found:
+    section, mistake = question["section"], question["mistake"]
+    matches = [
+        item for item in answers(document(question["document"])) if item.place.section == section
+    ]
+    if not matches:
         raise ValueError(f"section ({section!r}) is not in this document")
-    one = found[0]
+    item = matches[0]
     with _lab, torch.random.fork_rng():
         torch.manual_seed(0)
         if mistake is not None:
-            if mistake >= len(one.mistakes):
+            if mistake >= len(item.mistakes):
                 raise ValueError(
-                    f"mistake ({mistake}) is unknown; section {section} has {len(one.mistakes)}"
+                    f"mistake ({mistake}) is unknown; section {section} has {len(item.mistakes)}"
                 )
-            run = one.mistakes[mistake].run()
-            return {"html": report.mistake(one.mistakes[mistake], run), "stands": run.stands}
-        page = Page(one, one.run(), (), ())
+            run = item.mistakes[mistake].run()
+            return {"html": report.mistake(item.mistakes[mistake], run), "stands": run.stands}
+        page = Page(item, item.run(), (), ())
     return {"html": report.section(page), "stands": page.shown.stands}

@@ -19,7 +19,7 @@ MAX_STRING = 1000
 """Characters of a name, if its field has no other limit."""
 
 
-def required(kind: Kind) -> tuple[Kind, bool, Any]:
+def field(kind: Kind) -> tuple[Kind, bool, Any]:
     return kind, True, None
 
 
@@ -46,14 +46,14 @@ def check(question: Question, fields: Fields) -> dict[str, Any]:
     return values
 
 
-def refused(name: str, value: Any, rule: str) -> ValueError:
+def refusal(name: str, value: Any, rule: str) -> ValueError:
     return ValueError(f"{name} ({reprlib.repr(value)}) must be {rule}")
 
 
 def whole(least: int, most: int) -> Kind:
     def check_whole(name: str, value: Any) -> int:
         if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
-            raise refused(name, value, f"a whole number from {least:,} to {most:,}")
+            raise refusal(name, value, f"a whole number from {least:,} to {most:,}")
         return value
 
     return check_whole
@@ -63,7 +63,7 @@ def number(least: float, most: float) -> Kind:
     def check_number(name: str, value: Any) -> float:
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         if not is_number or not least <= value <= most:  # nor is NaN
-            raise refused(name, value, f"a number from {least:g} to {most:g}")
+            raise refusal(name, value, f"a number from {least:g} to {most:g}")
         return float(value)
 
     return check_number
@@ -71,20 +71,20 @@ def number(least: float, most: float) -> Kind:
 
 def flag(name: str, value: Any) -> bool:
     if not isinstance(value, bool):
-        raise refused(name, value, "true or false")
+        raise refusal(name, value, "true or false")
     return value
 
 
 def string(most: int = MAX_STRING) -> Kind:
     def check_string(name: str, value: Any) -> str:
         if not isinstance(value, str):
-            raise refused(name, value, "a string")
+            raise refusal(name, value, "a string")
         if len(value) > most:
             raise ValueError(f"{name} ({len(value):,} characters) must have at most {most:,}")
         try:
             value.encode()
         except UnicodeEncodeError:
-            raise refused(name, value, "Unicode, without half of a surrogate pair") from None
+            raise refusal(name, value, "Unicode, without half of a surrogate pair") from None
         return value
 
     return check_string
@@ -111,7 +111,7 @@ def picture(most: int) -> Kind:
         try:
             return base64.b64decode(check_string(name, value), validate=True)
         except (binascii.Error, ValueError):
-            raise refused(name, value, "a picture in base64") from None
+            raise refusal(name, value, "a picture in base64") from None
 
     return check_picture
 
@@ -132,7 +132,7 @@ def items(kind: Kind, most: int) -> Kind:
 
     def check_items(name: str, value: Any) -> tuple[Any, ...]:
         if not isinstance(value, list) or len(value) > most:
-            raise refused(name, value, f"a list of at most {most:,}")
+            raise refusal(name, value, f"a list of at most {most:,}")
         return tuple(kind(f"{name}[{n}]", item) for n, item in enumerate(value))
 
     return check_items
@@ -143,7 +143,7 @@ def row(*kinds: Kind) -> Kind:
 
     def check_row(name: str, value: Any) -> tuple[Any, ...]:
         if not isinstance(value, list) or len(value) != len(kinds):
-            raise refused(name, value, f"a list of {len(kinds)}")
+            raise refusal(name, value, f"a list of {len(kinds)}")
         return tuple(
             kind(f"{name}[{n}]", item)
             for n, (kind, item) in enumerate(zip(kinds, value, strict=True))
@@ -155,7 +155,7 @@ def row(*kinds: Kind) -> Kind:
 def mapping(kind: Kind, most: int) -> Kind:
     def check_mapping(name: str, value: Any) -> dict[str, Any]:
         if not isinstance(value, dict) or len(value) > most:
-            raise refused(name, value, f"an object of at most {most:,} names")
+            raise refusal(name, value, f"an object of at most {most:,} names")
         return {key: kind(f"{name}[{reprlib.repr(key)}]", item) for key, item in value.items()}
 
     return check_mapping

@@ -1,12 +1,12 @@
 """HTTP for the studio: a fixed table of files, and questions in JSON.
 
-Who may ask: the pages of this very server, on this machine. The Host must be the address that is
-served (so that no other name leads here), an Origin must be the server itself, questions are JSON
-of limited size, and a content security policy keeps pages from loading anything else. No path from
-a request reaches the file system: files are looked up in a table that is read at the start.
+Only the server's own pages on this machine may ask. The Host must be the address that is served
+(so that no other name leads here), an Origin must be the server itself, questions are JSON of
+limited size, and a content security policy keeps pages from loading anything else. No path from a
+request reaches the file system: files are looked up in a table that is read at the start.
 
-The standard library's server is enough for one reader, and listens within milliseconds: torch is
-imported only when a model is asked for.
+The standard library's server is enough for one reader and listens within milliseconds: torch is
+imported only for questions about models.
 """
 
 import json
@@ -21,10 +21,10 @@ from typing import Any
 from regard.extras import remedy
 
 MAX_QUESTION_BYTES = 3 << 20
-"""Bytes of a question; a picture of a page is much smaller."""
+"""Bytes of a question; the picture in a question is much smaller."""
 
 MAX_DISCARDED_BYTES = 16 << 20
-"""Bytes of a refused request that are read, so that its sender comes to reading the answer."""
+"""Bytes read of a refused request, so that the client finishes sending and reads the answer."""
 
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
@@ -56,7 +56,7 @@ PAGES = (
 Ask = Callable[[Mapping[str, Any]], Any]
 
 
-def table() -> dict[str, tuple[bytes, str]]:
+def file_table() -> dict[str, tuple[bytes, str]]:
     """Every file that is served, by its address."""
     names = [
         "index.html",
@@ -76,11 +76,11 @@ def table() -> dict[str, tuple[bytes, str]]:
         "report.css": lab / "report.css",
         "answers.css": lab / "answers.css",
     }
-    served = {
+    table = {
         f"/{name}": (source.read_bytes(), TYPES[name.rpartition(".")[2]])
         for name, source in sources.items()
     }
-    return {**served, "/": served["/index.html"]}
+    return {**table, "/": table["/index.html"]}
 
 
 class Server(ThreadingHTTPServer):
@@ -93,13 +93,13 @@ class Server(ThreadingHTTPServer):
     def __init__(self, host: str, port: int, asks: Mapping[str, Ask]):
         if host in ("0.0.0.0", "::", ""):
             raise ValueError(
-                f"host ({host!r}) must be one address, such as 192.168.1.5: by it the studio knows "
-                "its own pages"
+                f"host ({host!r}) must be one address, such as 192.168.1.5: the studio recognizes "
+                "its own pages by it"
             )
         if ":" in host:
             self.address_family = socket.AF_INET6
         super().__init__((host, port), Handler)
-        self.asks, self.files = asks, table()
+        self.asks, self.files = asks, file_table()
         self.host, self.port = host, int(self.server_address[1])
         loopback = ("127.0.0.1", "localhost", "[::1]")
         shown = f"[{host}]" if ":" in host else host
@@ -114,7 +114,7 @@ class Server(ThreadingHTTPServer):
 
 
 class RefusedError(Exception):
-    """A request that is not answered, and its status."""
+    """The status and the reason of a refused request."""
 
     def __init__(self, status: HTTPStatus, reason: str):
         super().__init__(reason)
@@ -158,7 +158,7 @@ class Handler(BaseHTTPRequestHandler):
             self._discard_body()
 
     def _discard_body(self) -> None:
-        """Reads what the client still sends: closing on unread bytes would reset the connection."""
+        """Reads the rest of a request: closing with unread bytes would reset the connection."""
         self.wfile.flush()
         self.connection.shutdown(socket.SHUT_WR)
         self.connection.settimeout(1)
@@ -237,7 +237,7 @@ class Handler(BaseHTTPRequestHandler):
         return int(lengths[0])
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Nothing: the terminal belongs to whoever started the studio."""
+        """Logs nothing: the terminal shows only the address."""
 
 
 def _integer(digits: str) -> int | float:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from regard.studio.server import table
+from regard.studio.server import file_table
 from tests.studio.golden import golden
 
 RUN = """
@@ -23,7 +23,7 @@ def test_numbers_in_node_equal_pythons(tmp_path: Path) -> None:
     node = shutil.which("node")
     if node is None:
         pytest.skip("needs Node 20 or newer: https://nodejs.org")
-    for name, (content, _) in table().items():
+    for name, (content, _) in file_table().items():
         if name.endswith(".js"):
             # A browser looks modules up on the server, Node in the folder.
             text = content.decode().replace('from "/', 'from "./')

@@ -127,7 +127,7 @@ def test_answers_to_a_page_that_was_left_are_dropped(toys: Server, open_page: Op
 
 def test_elements_and_their_state_outlive_an_update(toys: Server, open_page: Open) -> None:
     page = open_page(toys, "byhand")
-    script = (Path(__file__).parent / "outlived.js").read_text(encoding="utf-8")
+    script = (Path(__file__).parent / "morph.js").read_text(encoding="utf-8")
     results = page.evaluate(f"async () => {{ {script} return outlived(); }}")
     assert len(results) > 20
     assert [name for name, holds in results if not holds] == []

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from regard.studio.fields import check, items, required, whole
+from regard.studio.fields import check, field, items, whole
 from regard.studio.runs import Runs, metrics
-from regard.studio.server import MAX_QUESTION_BYTES, Server, table
+from regard.studio.server import MAX_QUESTION_BYTES, Server, file_table
 
 
 def echo(asked: Any) -> Any:
@@ -24,7 +24,7 @@ def echo(asked: Any) -> Any:
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
-    fields = {"x": required(items(whole(0, 9), 3))}
+    fields = {"x": field(items(whole(0, 9), 3))}
     asks = {"echo": echo, "checked": lambda question: check(question, fields)}
     with Server("127.0.0.1", 0, asks) as made:
         threading.Thread(target=made.serve_forever, daemon=True).start()
@@ -48,7 +48,7 @@ JSON = {"Content_Type": "application/json"}
 
 
 def test_pages_come_with_a_policy(server: Server) -> None:
-    for path in table():
+    for path in file_table():
         status, headers, content = answered(server, "GET", path)
         assert status == 200, path
         assert content

@@ -15,7 +15,7 @@ const links = document.getElementById("pages");
 let current = null;
 let visit = new AbortController();
 
-function named() {
+function pageName() {
   const name = location.hash.slice(1).split("?")[0];
   return name in TITLES ? name : "byhand";
 }
@@ -28,11 +28,11 @@ function navigation() {
 
 /** Shows the page of the address. Each visit has an element of its own, so that a page that was left draws nowhere. */
 async function show() {
-  const name = named();
+  const name = pageName();
   visit.abort();
   visit = new AbortController();
   const { signal } = visit;
-  const changed = current !== null && current !== name;
+  const isOtherPage = current !== null && current !== name;
   current = name;
   delete document.body.dataset.ready;
   document.title = `${TITLES[name]} · Regard studio`;
@@ -50,7 +50,7 @@ async function show() {
     throw error;
   }
   if (signal.aborted) return;
-  if (changed) {
+  if (isOtherPage) {
     root.focus({ preventScroll: true });
     scrollTo(0, 0);
   }

@@ -22,13 +22,13 @@ export function show(root) {
     const kind = state.as in KINDS ? state.as : DEFAULTS.as;
     const next = random(5);
     const x = matrix(n, 3, () => Number(normal(next).toFixed(2)));
-    let made;
+    let operation;
     let wrong = null;
-    try { made = build(kind, n, x, state); } catch (error) { wrong = error.message; made = build(kind, n, x, { ...DEFAULTS, order: Array.from({ length: n }, (_, i) => n - i).join(" ") }); }
-    const now = run(made, state.beta);
-    const error = apart(now.output, made.target);
+    try { operation = build(kind, n, x, state); } catch (error) { wrong = error.message; operation = build(kind, n, x, { ...DEFAULTS, order: Array.from({ length: n }, (_, i) => n - i).join(" ") }); }
+    const now = run(operation, state.beta);
+    const error = apart(now.output, operation.target);
     const betas = Array.from({ length: 31 }, (_, i) => i);
-    const errors = betas.map((beta) => apart(run(made, beta).output, made.target));
+    const errors = betas.map((beta) => apart(run(operation, beta).output, operation.target));
     const names = Array.from({ length: n }, (_, i) => String(i + 1));
     return [
       lead("Attention as…", "With positions for queries and keys, attention is many layers one knows. How exactly depends on β."),
@@ -41,9 +41,9 @@ export function show(root) {
           kind === "permutation" ? text("order", "Which position comes to 1, 2, …", state.order, (order) => set({ order }), { invalid: wrong }) : null),
         card("How exactly", el("p", { class: "answer", "data-fact": "error" }, `largest error ${figure(error, 3)}`),
           chart("", [{ name: "largest error", x: betas, y: errors.map((e) => Math.max(e, 1e-16)) }], { x: "β", y: "largest error", logY: true, marks: [{ x: state.beta, name: "now" }], height: 230 }))),
-      card(made.heads.length > 1 ? `Weights of the ${made.heads.length} heads` : "Weights", el("div", { class: "matrices" }, now.heads.map((weights, h) =>
-        el("figure", {}, made.heads.length > 1 ? el("figcaption", {}, `head ${h + 1}, times ${figure(made.heads[h].scale, 2)}`) : null, heat(weights, names, names.slice(0, weights[0].length), { label: `weights of head ${h + 1}`, cell: 20 }), numbers(weights, names, names.slice(0, weights[0].length)))))),
-      card("What comes out", el("div", { class: "matrices" }, table(kind === "pointwise" ? "X W" : kind === "dictionary" ? "values" : "X", made.input, { digits: 2 }), table("Attention", now.output), table(KINDS[kind][0], made.target))),
+      card(operation.heads.length > 1 ? `Weights of the ${operation.heads.length} heads` : "Weights", el("div", { class: "matrices" }, now.heads.map((weights, h) =>
+        el("figure", {}, operation.heads.length > 1 ? el("figcaption", {}, `head ${h + 1}, times ${figure(operation.heads[h].scale, 2)}`) : null, heat(weights, names, names.slice(0, weights[0].length), { label: `weights of head ${h + 1}`, cell: 20 }), numbers(weights, names, names.slice(0, weights[0].length)))))),
+      card("What comes out", el("div", { class: "matrices" }, table(kind === "pointwise" ? "X W" : kind === "dictionary" ? "values" : "X", operation.input, { digits: 2 }), table("Attention", now.output), table(KINDS[kind][0], operation.target))),
     ];
   }
 }
@@ -51,27 +51,27 @@ export function show(root) {
 /** Queries and keys of each head, and what they are to compute. */
 function build(kind, n, x, state) {
   const own = matrix(n, n, (i, j) => Number(i === j));
-  const one = (query, key = own, value = x, allowed = null) => ({ query, key, value, allowed, scale: 1 });
+  const head = (query, key = own, value = x, allowed = null) => ({ query, key, value, allowed, scale: 1 });
   switch (kind) {
-    case "identity": return { heads: [one(own)], input: x, target: x };
+    case "identity": return { heads: [head(own)], input: x, target: x };
     case "mean": {
       const row = x[0].map((_, c) => x.reduce((sum, r) => sum + r[c], 0) / n);
-      return { heads: [one(matrix(n, n, () => 0))], input: x, target: x.map(() => row) };
+      return { heads: [head(matrix(n, n, () => 0))], input: x, target: x.map(() => row) };
     }
     case "permutation": {
       const order = parse(state.order)[0].map((k) => k - 1);
       if (order.length !== n || new Set(order).size !== n || order.some((k) => !(Number.isInteger(k) && k >= 0 && k < n))) throw new Error(`write each of 1 to ${n} once`);
-      return { heads: [one(order.map((k) => own[k]))], input: x, target: order.map((k) => x[k]) };
+      return { heads: [head(order.map((k) => own[k]))], input: x, target: order.map((k) => x[k]) };
     }
     case "pointwise": {
       const mixed = product(x, [[1, 0], [0.5, -1], [0, 2]]);
-      return { heads: [one(own, own, mixed)], input: mixed, target: mixed };
+      return { heads: [head(own, own, mixed)], input: mixed, target: mixed };
     }
     case "dictionary": {
       const key = matrix(4, 4, (i, j) => Number(i === j));
       const value = [[1, 0], [0, 1], [2, 2], [-1, 1]];
       const query = Array.from({ length: n }, (_, i) => key[(3 * i + 1) % 4]);
-      return { heads: [one(query, key, value)], input: value, target: query.map((q) => value[q.indexOf(1)]) };
+      return { heads: [head(query, key, value)], input: value, target: query.map((q) => value[q.indexOf(1)]) };
     }
     default: {
       const [kernel] = parse(state.kernel);
@@ -80,15 +80,15 @@ function build(kind, n, x, state) {
       const heads = kernel.map((tap, t) => {
         const query = own.map((_, i) => own[i + t - middle] ?? own[0].map(() => 0));
         const allowed = own.map((_, i) => own[0].map(() => Number(Boolean(own[i + t - middle]))));
-        return { ...one(query, own, x, allowed), scale: tap };
+        return { ...head(query, own, x, allowed), scale: tap };
       });
       return { heads, input: x, target: convolution(x, kernel) };
     }
   }
 }
 
-function run(made, beta) {
-  const steps = made.heads.map((head) => attention(head.query, head.key, head.value, { beta, allowed: head.allowed }));
-  const output = steps[0].output.map((row, i) => row.map((_, c) => steps.reduce((sum, one, h) => sum + made.heads[h].scale * one.output[i][c], 0)));
-  return { heads: steps.map((one) => one.weights), output };
+function run(operation, beta) {
+  const steps = operation.heads.map((head) => attention(head.query, head.key, head.value, { beta, allowed: head.allowed }));
+  const output = steps[0].output.map((row, i) => row.map((_, c) => steps.reduce((sum, head, h) => sum + operation.heads[h].scale * head.output[i][c], 0)));
+  return { heads: steps.map((head) => head.weights), output };
 }

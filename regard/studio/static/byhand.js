@@ -33,8 +33,8 @@ export async function show(root, ask) {
   const page = live(root, "byhand", DEFAULTS, draw);
   if (page.state.run) {
     try {
-      const { run, text: said, attention: name, head, beams, off, betas: beta, hidden, forced } = page.state;
-      real = await ask("head", { run, text: said, attention: name, head, ...(beams ? { beams } : {}), ...changes({ off, beta, hidden, forced }) });
+      const { run, text: source, attention: name, head, beams, off, betas: beta, hidden, forced } = page.state;
+      real = await ask("head", { run, text: source, attention: name, head, ...(beams ? { beams } : {}), ...changes({ off, beta, hidden, forced }) });
     } catch (error) { trouble = error; }
     page.render();
   }
@@ -51,11 +51,11 @@ export async function show(root, ask) {
     const until = Math.min(state.until || names.length, names.length);
     parts.push(stepping(names, until, state, set));
     parts.push(el("ol", { class: "stages" }, names.slice(0, until).map((name, n) => el("li", {}, step(n + 1, name, steps, inputs, state, set)))));
-    if (until === names.length) parts.push(counted(inputs, state));
+    if (until === names.length) parts.push(operationCounts(inputs, state));
     return parts;
   }
 
-  /** One step after the other, for a class; or all at once. */
+  /** Buttons that show one step after the other, for a class, or all at once. */
   function stepping(names, until, state, set) {
     if (!state.until) return el("p", { class: "controls" }, button("Step by step", () => set({ until: 1 }), { "data-key": "step" }));
     return el("p", { class: "controls" },
@@ -63,22 +63,22 @@ export async function show(root, ask) {
       button("All steps", () => set({ until: 0 })));
   }
 
-  /** Queries, keys and values, from whatever was typed; or what is wrong with it. */
+  /** Queries, keys and values from the typed text, or the errors in it. */
   function read(state) {
     if (real) {
       return { query: real.query, key: real.key, value: real.value, allowed: real.allowed, beta: state.beta === "natural" ? real.beta : sharpness(state.beta, real.key[0].length), rows: real.rows.map(sign), columns: real.columns.map(sign), wrong: {} };
     }
-    const found = {};
+    const matrices = {};
     const wrong = {};
     const names = state.input === "qkv" ? ["q", "k", "v"] : ["x", "wq", "wk", "wv"];
-    for (const name of names) try { found[name] = parse(state[name]); } catch (error) { wrong[name] = error.message; }
+    for (const name of names) try { matrices[name] = parse(state[name]); } catch (error) { wrong[name] = error.message; }
     const fail = (name, message) => { wrong[name] ??= message; };
-    let { q, k, v } = found;
+    let { q, k, v } = matrices;
     if (state.input === "x" && !Object.keys(wrong).length) {
-      const width = found.x[0].length;
-      for (const name of ["wq", "wk", "wv"]) if (found[name].length !== width) fail(name, `X has ${width} columns, so this needs ${width} rows; it has ${found[name].length}`);
-      if (found.wq[0].length !== found.wk[0].length) fail("wk", `W_Q has ${found.wq[0].length} columns and W_K ${found.wk[0].length}; they must be as many`);
-      if (!Object.keys(wrong).length) [q, k, v] = ["wq", "wk", "wv"].map((name) => product(found.x, found[name]));
+      const width = matrices.x[0].length;
+      for (const name of ["wq", "wk", "wv"]) if (matrices[name].length !== width) fail(name, `X has ${width} columns, so this needs ${width} rows; it has ${matrices[name].length}`);
+      if (matrices.wq[0].length !== matrices.wk[0].length) fail("wk", `W_Q has ${matrices.wq[0].length} columns and W_K ${matrices.wk[0].length}; they must be as many`);
+      if (!Object.keys(wrong).length) [q, k, v] = ["wq", "wk", "wv"].map((name) => product(matrices.x, matrices[name]));
     }
     if (q && k && q[0].length !== k[0].length) fail("k", `queries have ${q[0].length} columns and keys ${k[0].length}; they must be as wide`);
     if (k && v && k.length !== v.length) fail("v", `there are ${k.length} keys and ${v.length} values; each key needs a value`);
@@ -96,15 +96,15 @@ export async function show(root, ask) {
         el("details", {}, el("summary", {}, "Its queries, keys and values"), el("div", { class: "matrices" }, ["query", "key", "value"].map((name) => table(name[0].toUpperCase(), real[name], { rows: (name === "query" ? real.rows : real.columns).map(sign), digits: 2 })))),
         el("p", {}, button("Back to typed numbers", () => { real = null; set({ run: "", text: "", attention: "", head: 0, beta: "natural" }); }))];
     }
-    const typedField = (name, label) => text(name, label, state[name], (value) => set({ [name]: value, preset: "own", order: "", cell: "" }), { rows: Math.min(6, Math.max(2, state[name].split(/[;\n]/).length)), invalid: inputs.wrong[name] });
+    const matrixField = (name, label) => text(name, label, state[name], (value) => set({ [name]: value, preset: "own", order: "", cell: "" }), { rows: Math.min(6, Math.max(2, state[name].split(/[;\n]/).length)), invalid: inputs.wrong[name] });
     const fields = state.input === "qkv" ? [["q", "Q: queries"], ["k", "K: keys"], ["v", "V: values"]] : [["x", "X"], ["wq", "W_Q"], ["wk", "W_K"], ["wv", "W_V"]];
     return [
       el("div", { class: "controls" },
         select("preset", "Begin with", state.preset, [...Object.entries(PRESETS).map(([name, [label]]) => [name, label]), ["projected", "X with W_Q, W_K, W_V"], ["own", "numbers of your own"]], (name) => choose(name, set)),
-        button("Shuffle keys and values together", () => set({ order: shuffled(inputs.key?.length ?? 0, state.order).join("."), cell: "" }), { disabled: Boolean(inputs.error) }),
+        button("Shuffle keys and values together", () => set({ order: shuffle(inputs.key?.length ?? 0, state.order).join("."), cell: "" }), { disabled: Boolean(inputs.error) }),
         state.order ? button("Put them back", () => set({ order: "", cell: "" })) : null),
       el("p", { class: "note" }, "A row on each line, or rows divided by ; – fractions and roots too: 1/3, √2."),
-      el("div", { class: "fields" }, fields.map(([name, label]) => typedField(name, label))),
+      el("div", { class: "fields" }, fields.map(([name, label]) => matrixField(name, label))),
       state.input === "x" && !inputs.error ? el("div", { class: "matrices" }, [["Q = X W_Q", inputs.query], ["K = X W_K", inputs.key], ["V = X W_V", inputs.value]].map(([name, a]) => table(name, a))) : null,
       state.order ? el("p", { class: "soft" }, "The columns of the weights moved with their keys. The output is the same: attention over a set of pairs knows no order.") : null,
     ];
@@ -148,9 +148,9 @@ export async function show(root, ask) {
     const rows = inputs.rows.map((label, n) => (name === "output" ? (real ? label : `c${n + 1}`) : label));
     const across = name === "output" ? steps.output[0].map((_, n) => String(n + 1)) : inputs.columns;
     const onpick = (i, j) => set({ cell: [name, ...(columns ? [j, i] : [i, j])].join(".") });
-    const shown = table(title, a, { rows: columns ? across : rows, columns: columns ? rows : across, onpick, picked: picked && (columns ? [picked[1], picked[0]] : picked), shade: name === "weights" || name === "exponentials" ? (x) => x : undefined });
-    shown.querySelector("table").dataset.step = name;
-    return el("section", {}, el("h2", {}, `${number}  ${title} `, el("span", { class: "equation" }, columns ? COLUMNS[name] : equation)), el("p", { class: "soft" }, sentence), shown,
+    const matrix = table(title, a, { rows: columns ? across : rows, columns: columns ? rows : across, onpick, picked: picked && (columns ? [picked[1], picked[0]] : picked), shade: name === "weights" || name === "exponentials" ? (x) => x : undefined });
+    matrix.querySelector("table").dataset.step = name;
+    return el("section", {}, el("h2", {}, `${number}  ${title} `, el("span", { class: "equation" }, columns ? COLUMNS[name] : equation)), el("p", { class: "soft" }, sentence), matrix,
       picked && a.length ? el("p", { class: "arithmetic", role: "status" }, arithmetic(name, picked[0], picked[1], steps, inputs)) : null);
   }
 
@@ -169,7 +169,7 @@ export async function show(root, ask) {
     }
   }
 
-  function counted(inputs, state) {
+  function operationCounts(inputs, state) {
     const [L, S, K, V] = [inputs.query.length, inputs.key.length, inputs.key[0].length, inputs.value[0].length];
     const counts = operations(L, S, K, V, { beta: state.beta === "natural" && !real ? null : inputs.beta, masked: Boolean(inputs.allowed) });
     return card("Operations", el("p", { class: "soft" }, `${L} queries, ${S} keys, widths ${K} and ${V}: O(n_q n_k (d_k + d_v)). Subtracting the maximum is not counted.`),
@@ -179,10 +179,10 @@ export async function show(root, ask) {
   }
 }
 
-function sharpness(said, width) {
-  if (said === "inf") return Infinity;
-  if (said === "natural") return 1 / Math.sqrt(width);
-  const beta = Number(said);
+function sharpness(value, width) {
+  if (value === "inf") return Infinity;
+  if (value === "natural") return 1 / Math.sqrt(width);
+  const beta = Number(value);
   return Number.isFinite(beta) && beta >= 0 ? beta : 1 / Math.sqrt(width);
 }
 
@@ -194,7 +194,7 @@ function mask(state, L, S) {
   return Array.from({ length: L }, (_, i) => Array.from({ length: S }, (_, j) => Number((rows[i]?.[j] ?? "1") === "1")));
 }
 
-function shuffled(count, before) {
+function shuffle(count, before) {
   const order = Array.from({ length: count }, (_, n) => n);
   const next = random([...before].reduce((sum, letter) => 31 * sum + letter.charCodeAt(0), 7));
   for (let n = count - 1; n > 0; n--) {

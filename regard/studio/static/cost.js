@@ -8,7 +8,7 @@ const DEFAULTS = { n: 512, d: 512, h: 8, k: 3, w: 64, of: "multiplyAdds", hidden
 
 export function show(root, ask) {
   let costs = {};
-  let known = [["tiny", "tiny"], ["base", "base"], ["big", "big"], ["vit-b/16", "ViT-B/16"]];
+  let choices = [["tiny", "tiny"], ["base", "base"], ["big", "big"], ["vit-b/16", "ViT-B/16"]];
   let trouble = null;
   const page = live(root, "cost", DEFAULTS, draw);
   const request = asker(ask, "cost", (answer, error) => {
@@ -16,13 +16,13 @@ export function show(root, ask) {
     page.render();
   });
   const fetchModels = (state) => request({ models: state.models.split(".").filter(Boolean), length: state.n });
-  ask("runs").then((found) => { known = [...known, ...found.runs.filter((run) => run.ready).map((run) => [run.name, run.name])]; page.render(); }).catch(() => {});
+  ask("runs").then((answer) => { choices = [...choices, ...answer.runs.filter((run) => run.ready).map((run) => [run.name, run.name])]; page.render(); }).catch(() => {});
   fetchModels(page.state);
 
   function draw(state, set) {
     const sizes = { n: state.n, d: state.d, k: state.k, w: state.w };
     const hidden = new Set(state.hidden.split(".").filter(Boolean));
-    const shown = LAYERS.map(([name]) => name).filter((name) => !hidden.has(name));
+    const layerNames = LAYERS.map(([name]) => name).filter((name) => !hidden.has(name));
     const lengths = Array.from({ length: 57 }, (_, i) => Math.round(2 ** (3 + i / 4))).filter((x, i, all) => x !== all[i - 1]);
     const flip = (name) => { hidden.has(name) ? hidden.delete(name) : hidden.add(name); set({ hidden: [...hidden].join(".") }); };
     return [
@@ -30,12 +30,12 @@ export function show(root, ask) {
       card(null, el("div", { class: "columns" },
         size("n", "Positions n", state, set, 0, 14, (n) => fetchModels({ ...state, n })), size("d", "Width d", state, set, 3, 13), slider("k", "Kernel k", state.k, { min: 1, max: 15, step: 2, shown: String(state.k), onset: (k) => set({ k }) }), size("w", "Window w, on each side", state, set, 0, 11), size("h", "Heads h", state, set, 0, 6))),
       el("div", { class: "wide" },
-        card("Multiply-adds of one layer", chart("", shown.map((name) => ({ name, x: lengths, y: lengths.map((n) => layerCost(name, { ...sizes, n }).multiplyAdds) })), { x: "positions n", y: "multiply-adds", logX: true, logY: true, marks: [{ x: state.n, name: `n = ${state.n}` }], height: 400 })),
+        card("Multiply-adds of one layer", chart("", layerNames.map((name) => ({ name, x: lengths, y: lengths.map((n) => layerCost(name, { ...sizes, n }).multiplyAdds) })), { x: "positions n", y: "multiply-adds", logX: true, logY: true, marks: [{ x: state.n, name: `n = ${state.n}` }], height: 400 })),
         card("Show", el("div", {}, LAYERS.map(([name]) => el("div", {}, toggle(`show-${name}`, name, !hidden.has(name), () => flip(name))))))),
       card(`At n = ${state.n}, d = ${state.d}`, layers(sizes)),
       card("From which length on attention costs more", crossovers(state)),
       card("Attention's memory", el("p", {}, `The weights of ${state.h} heads are ${short(state.h * state.n * state.n)} numbers, ${short(4 * state.h * state.n * state.n)}B in float32 for each sentence and layer. A fused kernel keeps none of them. Heads change no multiply-add: h times d/h is d.`)),
-      card("Models side by side", el("div", { class: "controls" }, known.map(([name, label]) => toggle(`model-${name}`, label, state.models.split(".").includes(name), () => {
+      card("Models side by side", el("div", { class: "controls" }, choices.map(([name, label]) => toggle(`model-${name}`, label, state.models.split(".").includes(name), () => {
         const chosen = new Set(state.models.split(".").filter(Boolean));
         chosen.has(name) ? chosen.delete(name) : chosen.add(name);
         const models = [...chosen].slice(0, 8).join(".");

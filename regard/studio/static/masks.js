@@ -1,4 +1,4 @@
-// Masks and map: a model's boxes with their shapes and parameters, and masks that can be composed.
+// Masks and map: a model's boxes with their shapes and parameters, and a composer of masks.
 
 import { card, el, lead, live, problem, select, slider, toggle } from "/ui.js";
 import { asker } from "/models.js";
@@ -33,7 +33,7 @@ export function show(root, ask) {
   });
   requestMap({ model: page.state.model });
   requestMask(question(page.state));
-  ask("runs").then((found) => { runs = found.runs.filter((run) => run.ready); page.render(); }).catch(() => {});
+  ask("runs").then((answer) => { runs = answer.runs.filter((run) => run.ready); page.render(); }).catch(() => {});
 
   function draw(state, set) {
     const change = (changes) => { set(changes); requestMask(question({ ...state, ...changes })); };
@@ -109,20 +109,20 @@ export function show(root, ask) {
 }
 
 function question(state) {
-  const one = (letter) => {
+  const part = (letter) => {
     const [kind, n] = [state[letter], state[`n${letter}`]];
-    let made = [kind];
+    let tree = [kind];
     if (kind === "none") return null;
-    if (kind === "window" || kind === "prefix") made = [kind, n];
-    if (kind === "padding") made = [kind, Math.min(n, state.keys)];
-    if (kind === "documents") made = [kind, Array.from({ length: state.keys }, (_, j) => Math.floor(j / 3))];
+    if (kind === "window" || kind === "prefix") tree = [kind, n];
+    if (kind === "padding") tree = [kind, Math.min(n, state.keys)];
+    if (kind === "documents") tree = [kind, Array.from({ length: state.keys }, (_, j) => Math.floor(j / 3))];
     if (kind === "drawn") {
       const rows = state.drawn.split(".");
-      made = [kind, Array.from({ length: state.queries }, (_, i) => Array.from({ length: state.keys }, (_, j) => Number((rows[i]?.[j] ?? "1") === "1")))];
+      tree = [kind, Array.from({ length: state.queries }, (_, i) => Array.from({ length: state.keys }, (_, j) => Number((rows[i]?.[j] ?? "1") === "1")))];
     }
-    return state[`not${letter}`] ? ["not", made] : made;
+    return state[`not${letter}`] ? ["not", tree] : tree;
   };
-  const [a, b] = [one("a"), one("b")];
+  const [a, b] = [part("a"), part("b")];
   return { queries: state.queries, keys: state.keys, mask: b ? [state.join, a, b] : a };
 }
 

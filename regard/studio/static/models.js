@@ -1,4 +1,4 @@
-// What the pages of trained models have in common: choosing a run, and asking it again on changes.
+// Shared by the pages of trained models: choosing a run, changing the model, asking it again.
 
 import { button, card, el, lead, problem, select } from "/ui.js";
 import { sign, wordNames } from "/view.js";
@@ -43,26 +43,26 @@ export function asker(ask, name, answer) {
   };
 }
 
-/** What a view shows, from the address, where everything is text. */
-export function shown(state) {
+/** The state of a view from the address, where everything is text. */
+export function viewState(state) {
   const number = (text) => (text === "" ? undefined : ["mean", "rollout"].includes(text) ? text : Number(text));
   const chosen = { map: state.map || undefined, layer: number(state.layer), head: number(state.head), row: number(state.row), merge: state.merge, label: state.label, order: state.order || undefined };
   return Object.fromEntries(Object.entries(chosen).filter(([, value]) => value !== undefined));
 }
 
-/** The same, for the address. */
-export function kept(next) {
+/** The state of a view for the address. */
+export function addressState(next) {
   return Object.fromEntries(["map", "layer", "head", "row", "merge", "label", "order"].map((key) => [key, next[key] === undefined ? "" : String(next[key])]));
 }
 
-/** The address of By hand, with the numbers of one head as they are with what is changed. */
+/** The address of By hand with the numbers of one head, under the present changes. */
 export function byHand(chosen, state) {
   const { run, text, beams, off, beta, hidden, forced } = state;
-  const said = { run, text, attention: chosen.map.layers[chosen.layer], head: String(chosen.head), beams, off, betas: beta, hidden, forced };
-  return `byhand?${new URLSearchParams(Object.entries(said).filter(([, value]) => value))}`;
+  const parameters = { run, text, attention: chosen.map.layers[chosen.layer], head: String(chosen.head), beams, off, betas: beta, hidden, forced };
+  return `byhand?${new URLSearchParams(Object.entries(parameters).filter(([, value]) => value))}`;
 }
 
-/** Parts of what is read, to be hidden and shown again. */
+/** The parts of a text as buttons that hide them and show them again. */
 export function hiding(map, state, change) {
   const merged = state.merge === "words" && map.columnWords;
   const hidden = new Set(list(state.hidden).map(([place]) => Number(place)));
@@ -85,10 +85,10 @@ function groups(words) {
 }
 
 // Lists in the address: "a~1,b~2"
-export const list = (text) => (text ? text.split(",").map((one) => one.split("~")) : []);
-export const unlist = (items) => items.map((one) => one.join("~")).join(",");
+export const list = (text) => (text ? text.split(",").map((item) => item.split("~")) : []);
+export const unlist = (items) => items.map((item) => item.join("~")).join(",");
 
-/** What is changed inside a model, as the server wants it. */
+/** The changes inside a model as fields of a question. */
 export function changes(state) {
   return {
     off: list(state.off).map(([name, head]) => [name, Number(head)]),
@@ -98,23 +98,23 @@ export function changes(state) {
   };
 }
 
-/** Buttons for the chosen head: off, sharper, flatter; `own` are those that only a head has. */
+/** Controls of the chosen head: off, β; `own` are buttons for a single head, `more` for every selection. */
 export function headTools(chosen, state, change, more = [], own = []) {
   if (typeof chosen.head !== "number") return el("div", { class: "controls" }, el("span", { class: "soft" }, "Choose a single head to switch it off or to change its β."), more);
   const name = chosen.map.layers[chosen.layer];
   const head = String(chosen.head);
   const offs = list(state.off);
   const betas = list(state.beta);
-  const isOff = offs.some(([one, h]) => one === name && h === head);
-  const factor = Number(betas.find(([one, h]) => one === name && h === head)?.[2] ?? 1);
-  const setFactor = (x) => change({ beta: unlist([...betas.filter(([one, h]) => one !== name || h !== head), ...(x === 1 ? [] : [[name, head, String(x)]])]) });
+  const isOff = offs.some(([other, h]) => other === name && h === head);
+  const factor = Number(betas.find(([other, h]) => other === name && h === head)?.[2] ?? 1);
+  const setFactor = (x) => change({ beta: unlist([...betas.filter(([other, h]) => other !== name || h !== head), ...(x === 1 ? [] : [[name, head, String(x)]])]) });
   const input = el("input", { type: "range", min: 0, max: 4, step: 0.1, "data-key": "head-beta", "aria-label": "β of this head, times", "aria-valuetext": `${factor} times`, oninput: ({ target }) => { target.nextElementSibling.value = target.value; }, onchange: (event) => setFactor(Number(event.target.value)), value: factor });
   return el("div", { class: "controls" },
-    button(isOff ? "Head is off" : "Switch this head off", () => change({ off: unlist(isOff ? offs.filter(([one, h]) => one !== name || h !== head) : [...offs, [name, head]]) }), { "aria-pressed": String(isOff), "data-key": "head-off" }),
+    button(isOff ? "Head is off" : "Switch this head off", () => change({ off: unlist(isOff ? offs.filter(([other, h]) => other !== name || h !== head) : [...offs, [name, head]]) }), { "aria-pressed": String(isOff), "data-key": "head-off" }),
     el("label", { class: "toggle" }, "β × ", input, el("output", {}, String(factor))), own, more);
 }
 
-export function changed(state, change, keys = { off: "", beta: "", hidden: "" }) {
+export function changeSummary(state, change, keys = { off: "", beta: "", hidden: "" }) {
   const words = [];
   for (const [name, head] of list(state.off)) words.push(`${short(name)}, head ${Number(head) + 1} is off`);
   for (const [name, head, factor] of list(state.beta)) words.push(`${short(name)}, head ${Number(head) + 1} has β × ${factor}`);

@@ -1,14 +1,14 @@
-// What Vision and Read have in common: a picture that is chosen, drawn or opened, and a model's view.
+// Shared by Vision and Read: a picture that is chosen, drawn or opened, and a model's view.
 
 import { button, card, el, figure, lead, live, problem, toggle } from "/ui.js";
 import { effects, mount, overlay } from "/view.js";
-import { asker, changed, changes, chooser, headTools, kept, list, nothingYet, runsFor, shown, unlist } from "/models.js";
+import { asker, changeSummary, changes, chooser, headTools, addressState, list, nothingYet, runsFor, viewState, unlist } from "/models.js";
 
 const DEFAULTS = { run: "", sample: 0, drawn: "", off: "", beta: "", hidden: "", hiding: false, map: "", layer: "", head: "", row: "", merge: "tokens", label: "written", order: "" };
 const NONE = { off: "", beta: "", hidden: "" };
 
-export async function showPictures(root, ask, page, { title, about, question, kind, result }) {
-  const { ready, command } = await runsFor(ask, page);
+export async function showPictures(root, ask, pageName, { title, about, question, kind, result }) {
+  const { ready, command } = await runsFor(ask, pageName);
   if (!ready.length) return void root.replaceChildren(...nothingYet(title, about, command));
   let samples = [];
   let opened = null;
@@ -17,17 +17,17 @@ export async function showPictures(root, ask, page, { title, about, question, ki
   let trouble = null;
   let busy = true;
   const board = { width: 0, height: 0, cells: [], brush: null, focused: false };
-  const one = live(root, page, DEFAULTS, draw, (state) => { state.run ||= ready[0].name; });
+  const page = live(root, pageName, DEFAULTS, draw, (state) => { state.run ||= ready[0].name; });
 
-  const request = asker(ask, question, (found, error, asked) => {
+  const request = asker(ask, question, (answer, error, sent) => {
     busy = false;
     trouble = error;
-    if (found) {
-      view = found;
-      if (board.width !== found.picture.width || board.height !== found.picture.height) resize(found.picture);
-      if (!asked.off.length && !asked.beta.length && !asked.hidden.length) whole = found;
+    if (answer) {
+      view = answer;
+      if (board.width !== answer.picture.width || board.height !== answer.picture.height) resize(answer.picture);
+      if (!sent.off.length && !sent.beta.length && !sent.hidden.length) whole = answer;
     }
-    one.render();
+    page.render();
   });
 
   function image(state) {
@@ -44,17 +44,17 @@ export async function showPictures(root, ask, page, { title, about, question, ki
   }
 
   function change(delta, wait = 0) {
-    const next = { ...one.state, ...delta };
-    one.set(delta);
+    const next = { ...page.state, ...delta };
+    page.set(delta);
     again(next, wait);
   }
 
   try {
     samples = await ask("samples", { kind });
-    again({ ...one.state, drawn: "" });
-    if (one.state.drawn) setTimeout(() => again(one.state), 400);
+    again({ ...page.state, drawn: "" });
+    if (page.state.drawn) setTimeout(() => again(page.state), 400);
   } catch (error) { trouble = error; }
-  one.render();
+  page.render();
 
   function draw(state, set) {
     return [
@@ -64,7 +64,7 @@ export async function showPictures(root, ask, page, { title, about, question, ki
           el("div", { class: "gallery", role: "group", "aria-label": "samples" }, samples.map((data, n) => el("button", { type: "button", "data-key": `sample-${n}`, "aria-pressed": String(!opened && !state.drawn && n === state.sample), "aria-label": `sample ${n + 1}`, onclick: () => { opened = null; change({ sample: n, drawn: "", ...NONE }); } }, el("img", { src: `data:image/png;base64,${data}`, height: 34, alt: "" })))),
           view ? drawing(state) : null,
           el("div", {}, el("label", { class: "file" }, "Or open a file:", el("input", { type: "file", accept: "image/*", onchange: open })))),
-        card(result.title, trouble ? problem(trouble) : null, view ? [result.show(view, whole), changed(state, change, NONE), toggle("hiding", "Clicking a patch hides it", state.hiding, (hiding) => set({ hiding })), state.hiding ? hider(state) : null] : trouble ? null : el("p", { class: "soft", "aria-busy": "true" }, "The model is being read …"))),
+        card(result.title, trouble ? problem(trouble) : null, view ? [result.show(view, whole), changeSummary(state, change, NONE), toggle("hiding", "Clicking a patch hides it", state.hiding, (hiding) => set({ hiding })), state.hiding ? hider(state) : null] : trouble ? null : el("p", { class: "soft", "aria-busy": "true" }, "The model is being read …"))),
       view ? el("div", { class: busy ? "busy" : null }, viewer(state)) : null,
       view?.effect ? card("What hiding each patch does", el("p", { class: "soft" }, "By how much log p falls when nobody may attend to a patch. A weight says where a head looked; this says what it mattered."), overlay(view.picture, view.effect.falls.map((row) => Math.max(0, row.reduce((sum, x) => sum + x, 0))), { size: 420, label: "Fall of log p, patch by patch" }), effects(view.effect).querySelector(".bars")) : null,
       view?.positions ? similar(state) : null,
@@ -89,26 +89,26 @@ export async function showPictures(root, ask, page, { title, about, question, ki
     const box = el("div");
     mount(box, { ...view, effect: null }, {
       plain: true, hidden: hiddenPatches(state),
-      state: shown(state),
-      onstate: (next) => one.set(kept(next)),
-      tools: (head) => headTools(head, state, change, view.effect ? [] : [button("Find what each patch and head does", () => { again(state, 0, true); one.render(); }, { "data-key": "effects" })]),
+      state: viewState(state),
+      onstate: (next) => page.set(addressState(next)),
+      tools: (head) => headTools(head, state, change, view.effect ? [] : [button("Find what each patch and head does", () => { again(state, 0, true); page.render(); }, { "data-key": "effects" })]),
     });
     return box;
   }
 
-  /** How alike the position of one patch is to all others'. */
+  /** Cosine similarity of one patch's position with all others. */
   function similar(state) {
     const n = Math.min(Math.max(0, Number(state.row || view.picture.first) - view.picture.first), view.positions.length - 1);
     const row = view.positions[n].map((x) => Math.max(0, x));
-    return card("How alike positions are", overlay(view.picture, row, { size: 220, selected: n, label: "Similarity of positions", onpick: (m) => one.set({ row: String(m + view.picture.first) }) }), el("p", { class: "soft" }, `Cosine of patch ${n + 1}'s position with each other's: ${view.positions[n].slice(0, 6).map((x) => figure(x, 2)).join(", ")}${view.positions.length > 6 ? " …" : ""}`));
+    return card("How alike positions are", overlay(view.picture, row, { size: 220, selected: n, label: "Similarity of positions", onpick: (m) => page.set({ row: String(m + view.picture.first) }) }), el("p", { class: "soft" }, `Cosine of patch ${n + 1}'s position with each other's: ${view.positions[n].slice(0, 6).map((x) => figure(x, 2)).join(", ")}${view.positions.length > 6 ? " …" : ""}`));
   }
 
   // Drawing
 
   function resize(picture) {
     Object.assign(board, { width: picture.width, height: picture.height, cells: new Array(picture.width * picture.height).fill(0) });
-    const said = one.state.drawn;
-    if (said.length === board.cells.length) board.cells = [...said].map((digit) => parseInt(digit, 16) / 15);
+    const digits = page.state.drawn;
+    if (digits.length === board.cells.length) board.cells = [...digits].map((digit) => parseInt(digit, 16) / 15);
   }
 
   function png() {
@@ -159,15 +159,15 @@ export async function showPictures(root, ask, page, { title, about, question, ki
       onpointerdown: (event) => { event.currentTarget.setPointerCapture(event.pointerId); dab(event); },
       onpointermove: (event) => event.currentTarget.hasPointerCapture(event.pointerId) && dab(event),
       onlostpointercapture: done,
-      onkeydown: (event) => keyed(event, paint, done),
+      onkeydown: (event) => handleKey(event, paint, done),
       onfocus: focus,
       onblur: focus });
     ink(canvas);
-    return el("div", {}, el("p", { class: "note" }, "Or draw one:"), canvas, el("p", {}, button("Clear", () => { board.cells.fill(0); one.set({ drawn: "" }); one.render(); }, { class: "mini" })));
+    return el("div", {}, el("p", { class: "note" }, "Or draw one:"), canvas, el("p", {}, button("Clear", () => { board.cells.fill(0); page.set({ drawn: "" }); page.render(); }, { class: "mini" })));
   }
 
   /** Drawing by keyboard: the brush is a pixel that arrows move. */
-  function keyed(event, paint, done) {
+  function handleKey(event, paint, done) {
     const move = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] }[event.key];
     if (event.key === "Enter") return done();
     if (!move && event.key !== " ") return;
@@ -183,7 +183,7 @@ export async function showPictures(root, ask, page, { title, about, question, ki
   async function open(event) {
     const [file] = event.target.files;
     if (!file) return;
-    if (file.size > 2e6) { trouble = new Error("a picture may have at most 2 MB"); return one.render(); }
+    if (file.size > 2e6) { trouble = new Error("a picture may have at most 2 MB"); return page.render(); }
     const bytes = new Uint8Array(await file.arrayBuffer());
     let text = "";
     for (const byte of bytes) text += String.fromCharCode(byte);

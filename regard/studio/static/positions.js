@@ -40,7 +40,7 @@ export function show(root) {
 
   /** The same words in two orders: what comes out for each, with positions and without. */
   function order(state, set, width, base) {
-    const sides = [state.text, state.other].map((said) => said.trim().split(/\s+/).filter(Boolean).slice(0, 10));
+    const sides = [state.text, state.other].map((sentence) => sentence.trim().split(/\s+/).filter(Boolean).slice(0, 10));
     const result = (words, place) => {
       const x = words.map((word) => vector(word, width));
       const r = sinusoidal(words.length, width, base);
@@ -49,11 +49,11 @@ export function show(root) {
     };
     const bag = [...new Set(sides[0])].filter((word) => sides[1].includes(word));
     const gap = (place) => {
-      const [one, other] = sides.map((words) => result(words, place));
-      return bag.map((word) => distance(one[sides[0].indexOf(word)], other[sides[1].indexOf(word)]));
+      const [first, other] = sides.map((words) => result(words, place));
+      return bag.map((word) => distance(first[sides[0].indexOf(word)], other[sides[1].indexOf(word)]));
     };
     const [without, placed] = [gap("none"), gap(state.how)];
-    const most = (some) => (some.length ? Math.max(...some) : 0);
+    const most = (gaps) => (gaps.length ? Math.max(...gaps) : 0);
     const sameBag = [...sides[0]].sort().join(" ") === [...sides[1]].sort().join(" ");
     return card("Order, or a bag of words",
       el("div", { class: "columns" }, text("text", "A sentence", state.text, (value) => set({ text: value })), text("other", "The same words in another order", state.other, (value) => set({ other: value })),

@@ -1,4 +1,4 @@
-// Read: where a reader looked for each character that it wrote.
+// Read: the cross-attention of a reader, character by character.
 
 import { el } from "/ui.js";
 import { tokens } from "/view.js";

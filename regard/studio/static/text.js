@@ -1,8 +1,8 @@
-// Text: what a language model or a text classifier attends to, and what it makes of the text.
+// Text: the attention and the answer of a language model or a text classifier.
 
 import { button, card, el, figure, lead, live, problem, text } from "/ui.js";
 import { effects, labels, mount, tokens } from "/view.js";
-import { asker, byHand, changed, changes, chooser, headTools, hiding, kept, nothingYet, runsFor, shown } from "/models.js";
+import { asker, byHand, changeSummary, changes, chooser, headTools, hiding, addressState, nothingYet, runsFor, viewState } from "/models.js";
 
 const DEFAULTS = { run: "", text: "A dog runs on the", off: "", beta: "", hidden: "", map: "", layer: "", head: "", row: "", merge: "tokens", label: "written", order: "" };
 const NONE = { off: "", beta: "", hidden: "" };
@@ -19,26 +19,26 @@ export async function show(root, ask) {
   const key = (state) => JSON.stringify([state.run, state.text]);
   const edited = (state) => Boolean(state.off || state.beta || state.hidden);
 
-  const request = asker(ask, "text", (found, error) => {
+  const request = asker(ask, "text", (answer, error) => {
     busy = false;
     trouble = error;
-    if (found) {
-      view = found;
-      if (!edited(page.state)) plain = { ...found, key: key(page.state) };
+    if (answer) {
+      view = answer;
+      if (!edited(page.state)) plain = { ...answer, key: key(page.state) };
     }
     page.render();
   });
-  const compare = asker(ask, "text", (found, error, question) => {
-    if (found) plain = { ...found, key: key(question) };
+  const compare = asker(ask, "text", (answer, error, question) => {
+    if (answer) plain = { ...answer, key: key(question) };
     page.render();
   });
 
   function again(state, wait = 0, effect = false) {
     if (!state.text.trim()) return;
     busy = true;
-    const { run, text: said } = state;
-    request({ run, text: said, ...changes(state), effect }, wait);
-    if (edited(state) && plain?.key !== key(state)) compare({ run, text: said }, wait);
+    const { run, text: source } = state;
+    request({ run, text: source, ...changes(state), effect }, wait);
+    if (edited(state) && plain?.key !== key(state)) compare({ run, text: source }, wait);
   }
 
   function change(delta, wait = 0) {
@@ -73,22 +73,22 @@ export async function show(root, ask) {
         el("div", {},
           el("h3", {}, writes() ? "How it goes on" : view.answers),
           el("p", { class: "answer", "data-fact": "output", "aria-live": "polite" }, view.text ? (writes() ? `… ${view.text.trim()}` : view.text) : "∅"),
-          before(state), changed(state, change, NONE),
+          before(state), changeSummary(state, change, NONE),
           writes() ? [el("h3", {}, "How likely each token was"), tokens(view.tokens)] : null),
         el("div", {}, el("h3", {}, writes() ? view.answers : "Probabilities"), writes() ? next() : labels(view.labels))),
     ];
   }
 
-  /** What the model says without changes, and by how much its certainty has changed. */
+  /** The answer without changes, and the change of its probability. */
   function before(state) {
     if (!edited(state) || plain?.key !== key(state)) return writes() ? el("p", { class: "before" }, `log p of the text ${figure(view.logP, 2)}`) : null;
     if (writes()) return el("p", { class: "before" }, plain.text === view.text ? "Unchanged" : `Without changes: … ${plain.text.trim()}`, `; log p of the text ${figure(view.logP, 2)}, without changes ${figure(plain.logP, 2)}.`);
     const [name, p] = plain.labels[0];
-    const now = view.labels.find(([one]) => one === name)[1];
+    const now = view.labels.find(([label]) => label === name)[1];
     return el("p", { class: "before" }, `Without changes: ${name}, p = ${figure(p, 4)}; now ${figure(now, 4)}.`);
   }
 
-  /** The likeliest tokens; one that is clicked is written, and the model goes on from there. */
+  /** The likeliest next tokens; a click appends one, and the model continues from there. */
   function next() {
     return labels(view.labels, (name, n) => button(name, () => change({ text: view.continued[n], ...NONE, row: "" }), { class: "link", "data-key": `next-${n}`, title: "write it" }));
   }
@@ -97,11 +97,11 @@ export async function show(root, ask) {
     const box = el("div");
     mount(box, { ...view, effect: null }, {
       plain: true,
-      state: shown(state),
-      onstate: (chosen) => page.set(kept(chosen)),
-      tools: (one) => headTools(one, state, change,
+      state: viewState(state),
+      onstate: (chosen) => page.set(addressState(chosen)),
+      tools: (chosen) => headTools(chosen, state, change,
         [view.effect || view.maps[0].overview ? null : button("Find what each head and word does", () => { again(state, 0, true); page.render(); }, { "data-key": "effects" })],
-        [button("Open this head in By hand", () => { location.hash = byHand(one, state); }, { "data-key": "to-byhand" })]),
+        [button("Open this head in By hand", () => { location.hash = byHand(chosen, state); }, { "data-key": "to-byhand" })]),
     });
     return box;
   }

@@ -8,21 +8,21 @@ const EVERY = 1500;
 
 export async function show(root, ask) {
   const { runs } = await ask("runs");
-  const known = runs.filter((run) => run.training);
-  if (!known.length) {
+  const trained = runs.filter((run) => run.training);
+  if (!trained.length) {
     return void root.replaceChildren(lead("Training", "Curves of runs, while they train and afterwards."), el("section", { class: "offer" }, el("h2", {}, "No run yet"), el("p", {}, "Train one, and open it here while it learns:"), el("p", {}, el("code", {}, "regard demo dates"))));
   }
   const data = new Map();
   let trouble = null;
-  const defaults = { ...DEFAULTS, runs: known.slice(0, 1).map((run) => run.name).join(",") };
+  const defaults = { ...DEFAULTS, runs: trained.slice(0, 1).map((run) => run.name).join(",") };
   const page = live(root, "training", defaults, draw);
 
   async function poll() {
     const chosen = page.state.runs.split(",").filter(Boolean);
     try {
-      const found = await ask("training", { runs: Object.fromEntries(chosen.map((name) => [name, data.get(name)?.end ?? 0])) });
+      const answer = await ask("training", { runs: Object.fromEntries(chosen.map((name) => [name, data.get(name)?.end ?? 0])) });
       let news = false;
-      for (const [name, { lines, begin, end }] of Object.entries(found)) {
+      for (const [name, { lines, begin, end }] of Object.entries(answer)) {
         const before = begin === 0 ? [] : (data.get(name)?.lines ?? []);
         if (lines.length || !data.has(name)) {
           news = true;
@@ -46,7 +46,7 @@ export async function show(root, ask) {
     };
     return [
       lead("Training", "Curves of runs, read from their metrics while they train; several side by side."),
-      card(null, el("div", { class: "controls" }, known.map((run) => toggle(`run-${run.name}`, run.name, state.runs.split(",").includes(run.name), () => flip(run.name)))),
+      card(null, el("div", { class: "controls" }, trained.map((run) => toggle(`run-${run.name}`, run.name, state.runs.split(",").includes(run.name), () => flip(run.name)))),
         el("div", { class: "controls" }, select("x", "Against", state.x, [["step", "steps"], ["seconds", "seconds"]], (x) => set({ x })), select("smooth", "Smoothed", String(state.smooth), [["0", "not at all"], ["0.6", "a little"], ["0.9", "much"]], (smooth) => set({ smooth: Number(smooth) })), toggle("logs", "logarithmic", state.logs, (logs) => set({ logs }))),
         trouble ? problem(trouble) : null),
       chosen.length ? [el("div", { class: "columns" }, charts(chosen, state)), card("Where they are", summary(chosen))] : el("p", { class: "soft", "aria-busy": "true" }, "Reading …"),
@@ -68,7 +68,7 @@ export async function show(root, ask) {
         const [x, y] = [points.map(([u]) => u), points.map(([, v]) => v)];
         const rough = key === "loss" || key === "norm" || key === "speed";
         if (!rough || !state.smooth || points.length < 8) return [{ name, x, y, colour: n }];
-        return [{ name: `${name}, as measured`, x, y, colour: n, faint: true }, { name, x, y: smoothed(y, state.smooth), colour: n }];
+        return [{ name: `${name}, as measured`, x, y, colour: n, faint: true }, { name, x, y: movingAverage(y, state.smooth), colour: n }];
       });
       return card(NAMES[key] ?? key, chart("", curves, { x: state.x === "step" ? "step" : "seconds", y: "", logY: state.logs, width: 440, height: 250, points: !["loss", "lr", "norm", "speed"].includes(key) }));
     });
@@ -83,12 +83,12 @@ export async function show(root, ask) {
         const scores = lines.filter((line) => score in line).map((line) => line[score]);
         const best = scores.length ? Math.max(...scores) : null;
         const live = at && Date.now() - at < 20_000;
-        return el("tr", {}, el("th", { scope: "row" }, name), el("td", { class: "n", "data-fact": `step-${name}` }, String(last.step ?? "")), el("td", { class: "n" }, String(known.find((run) => run.name === name)?.steps ?? "")), el("td", { class: "n" }, last.loss === undefined ? "" : figure(last.loss, 3)), el("td", { class: "n" }, best === null ? "" : `${NAMES[score] ?? score} ${figure(best, 3)}`), el("td", {}, live ? el("span", { class: "good" }, "● training") : ""));
+        return el("tr", {}, el("th", { scope: "row" }, name), el("td", { class: "n", "data-fact": `step-${name}` }, String(last.step ?? "")), el("td", { class: "n" }, String(trained.find((run) => run.name === name)?.steps ?? "")), el("td", { class: "n" }, last.loss === undefined ? "" : figure(last.loss, 3)), el("td", { class: "n" }, best === null ? "" : `${NAMES[score] ?? score} ${figure(best, 3)}`), el("td", {}, live ? el("span", { class: "good" }, "● training") : ""));
       }))));
   }
 }
 
-function smoothed(values, share) {
+function movingAverage(values, share) {
   let level = values[0];
   return values.map((x) => (level = share * level + (1 - share) * x));
 }

@@ -1,8 +1,8 @@
-// Translate: what a translator attends to, with controls that act on the model and decode again.
+// Translate: the attention of a translator, with controls that act on the model and decode again.
 
 import { button, card, el, figure, lead, live, problem, select, svg, text } from "/ui.js";
-import { byWords, effects, folded, mount, selection, sign, tokens, unpack, wordNames } from "/view.js";
-import { asker, byHand, changed, changes, chooser, headTools, hiding, kept, list, nothingYet, runsFor, shown, unlist } from "/models.js";
+import { byWords, effects, fold, mount, selection, sign, tokens, unpack, wordNames } from "/view.js";
+import { asker, byHand, changeSummary, changes, chooser, headTools, hiding, addressState, list, nothingYet, runsFor, viewState, unlist } from "/models.js";
 
 const DEFAULTS = { run: "", text: "", beams: 4, off: "", beta: "", hidden: "", forced: "", map: "", layer: "", head: "", row: "", merge: "tokens", label: "written", order: "" };
 const NONE = { off: "", beta: "", hidden: "", forced: "" };
@@ -18,27 +18,27 @@ export async function show(root, ask) {
   let busy = true;
   const page = live(root, "translate", DEFAULTS, draw, (state) => {
     state.run ||= ready[0].name;
-    state.text ||= reads(state.run) ? DATES[0] : "A dog runs on the beach.";
+    state.text ||= readsDates(state.run) ? DATES[0] : "A dog runs on the beach.";
   });
 
-  const request = asker(ask, "translate", (found, error) => {
+  const request = asker(ask, "translate", (answer, error) => {
     busy = false;
     trouble = error;
-    if (found) {
-      view = found;
-      if (!edited(page.state)) plain = { text: found.text, logP: found.logP, key: key(page.state) };
-      const { best } = found;
-      if (best && found.effect && page.state.head === "") Object.assign(page.state, { map: "cross", layer: String(best.layer), head: String(best.head) });
+    if (answer) {
+      view = answer;
+      if (!edited(page.state)) plain = { text: answer.text, logP: answer.logP, key: key(page.state) };
+      const { best } = answer;
+      if (best && answer.effect && page.state.head === "") Object.assign(page.state, { map: "cross", layer: String(best.layer), head: String(best.head) });
     }
     page.render();
   });
-  const compare = asker(ask, "translate", (found, error, question) => {
-    if (found) plain = { text: found.text, logP: found.logP, key: key(question) };
+  const compare = asker(ask, "translate", (answer, error, question) => {
+    if (answer) plain = { text: answer.text, logP: answer.logP, key: key(question) };
     page.render();
   });
 
-  /** Whether a run is of dates. */
-  function reads(name) {
+  /** True for a run of dates. */
+  function readsDates(name) {
     return /date/.test(name) || ready.some((run) => run.name === name && run.task === "dates");
   }
 
@@ -68,7 +68,7 @@ export async function show(root, ask) {
         el("div", { class: "columns" },
           text("text", "Source", state.text, (value) => change({ text: value, ...NONE, row: "" }, 250)),
           el("div", { class: "controls" }, chooser(ready, state, (delta) => change({ ...delta, ...NONE, map: "", layer: "", head: "", row: "" })), select("beams", "Beam size", String(state.beams), ["1", "2", "4", "8"].map((n) => [n, n === "1" ? "1, greedy" : n]), (beams) => change({ beams: Number(beams) })))),
-        reads(state.run) ? el("p", { class: "words" }, DATES.map((date) => button(date, () => change({ text: date, ...NONE, row: "" }), { class: "mini" }))) : null,
+        readsDates(state.run) ? el("p", { class: "words" }, DATES.map((date) => button(date, () => change({ text: date, ...NONE, row: "" }), { class: "mini" }))) : null,
         trouble ? problem(trouble) : null,
         view ? outcome(state) : trouble ? null : el("p", { class: "soft", "aria-busy": "true" }, "The model is being read …")),
       ...(view ? results(state) : []),
@@ -78,7 +78,7 @@ export async function show(root, ask) {
   function results(state) {
     return [
       el("div", { class: busy ? "busy" : null }, viewer(state)),
-      view.maps.some((one) => one.overview) ? null : card("Word alignment", alignment(state)),
+      view.maps.some((item) => item.overview) ? null : card("Word alignment", alignment(state)),
       view.effect ? effects(view.effect) : null,
       view.tree.length ? card("Beam tree", el("p", { class: "soft" }, "Every hypothesis that was open, step by step; in colour the one that won. A number is the log p of all so far."), tree()) : null,
       view.hypotheses.length > 1 ? card("The best few", el("p", { class: "soft" }, "What the search ended with, and its score: log p by length. Look at one to see the attention with which it is written."), nBest(state)) : null,
@@ -86,18 +86,18 @@ export async function show(root, ask) {
   }
 
   function outcome(state) {
-    const cross = view.maps.find((one) => one.name === "cross");
+    const cross = view.maps.find((item) => item.name === "cross");
     return [
       cross.overview ? null : el("p", { class: "note" }, "Click a part of the source to hide it from all attention."),
       cross.overview ? null : hiding(cross, state, (delta) => change({ ...delta, forced: "" })),
       el("p", { class: "answer", "data-fact": "output", "aria-live": "polite" }, view.text || "∅"),
       plain && edited(state) ? el("p", { class: "before" }, plain.text === view.text ? "Unchanged" : `Without changes: ${plain.text}`, `; log p ${figure(view.logP, 2)}, without changes ${figure(plain.logP, 2)} for its own.`) : el("p", { class: "before" }, `log p ${figure(view.logP, 2)}`),
       forcing(state),
-      changed(state, change, NONE),
+      changeSummary(state, change, NONE),
     ];
   }
 
-  /** Tokens that were written; each can be replaced by another, and the rest is decoded again. */
+  /** The output tokens; each can be replaced by an alternative, and the rest is decoded again. */
   function forcing(state) {
     const forced = list(state.forced).length;
     return el("details", { "data-key": "forcing", open: forced > 0 },
@@ -111,17 +111,17 @@ export async function show(root, ask) {
     const box = el("div");
     mount(box, { ...view, effect: null }, {
       plain: true,
-      state: shown(state),
-      onstate: (next) => page.set(kept(next)),
-      tools: (one) => headTools(one, state, change,
+      state: viewState(state),
+      onstate: (next) => page.set(addressState(next)),
+      tools: (chosen) => headTools(chosen, state, change,
         [view.effect ? null : button("Find what each head and word does", () => { again(state, 0, true); page.render(); }, { "data-key": "effects" })],
-        [button("Open this head in By hand", () => { location.hash = byHand(one, state); }, { "data-key": "to-byhand" })]),
+        [button("Open this head in By hand", () => { location.hash = byHand(chosen, state); }, { "data-key": "to-byhand" })]),
     });
     return box;
   }
 
   function alignment(state) {
-    const cross = view.maps.find((one) => one.name === "cross");
+    const cross = view.maps.find((item) => item.name === "cross");
     const { layer, head } = view.best ?? selection(view, { map: "cross", layer: state.layer || undefined, head: state.head || undefined });
     const shift = view.best?.shift ?? 0;
     const all = typeof head === "number" ? unpack(cross)(layer, head) : selection(view, { map: "cross" }).weights;
@@ -138,16 +138,16 @@ export async function show(root, ask) {
     const row = (names) => { let x = 8; return names.map((name) => { const middle = x + width(name) / 2; x += width(name); return middle; }); };
     const [top, bottom] = [row(sources), row(targets)];
     const wide = Math.max(top.at(-1) ?? 0, bottom.at(-1) ?? 0) + 40;
-    const drawn = svg("svg", { viewBox: `0 0 ${wide} 150`, width: wide, height: 150, role: "img", "aria-label": `Alignment: ${targets.map((name, i) => `${name} from ${sources[weights[i].indexOf(Math.max(...weights[i]))]}`).join(", ")}` });
-    weights.forEach((line, i) => line.forEach((x, j) => { if (x > 0.08) drawn.append(svg("path", { d: `M${top[j]} 30C${top[j]} 80 ${bottom[i]} 70 ${bottom[i]} 118`, fill: "none", stroke: "var(--heat)", "stroke-width": (0.6 + 4 * x).toFixed(2), opacity: Math.min(1, 0.15 + x).toFixed(2) }, svg("title", {}, `${targets[i]} ← ${sources[j]}: ${figure(x, 3)}`))); }));
-    sources.forEach((name, j) => drawn.append(svg("text", { x: top[j], y: 22, "text-anchor": "middle", "font-size": 15 }, name)));
-    targets.forEach((name, i) => drawn.append(svg("text", { x: bottom[i], y: 136, "text-anchor": "middle", "font-size": 15 }, name)));
-    return el("div", { class: "scroll", tabindex: "0", role: "group", "aria-label": "word alignment" }, drawn);
+    const picture = svg("svg", { viewBox: `0 0 ${wide} 150`, width: wide, height: 150, role: "img", "aria-label": `Alignment: ${targets.map((name, i) => `${name} from ${sources[weights[i].indexOf(Math.max(...weights[i]))]}`).join(", ")}` });
+    weights.forEach((line, i) => line.forEach((x, j) => { if (x > 0.08) picture.append(svg("path", { d: `M${top[j]} 30C${top[j]} 80 ${bottom[i]} 70 ${bottom[i]} 118`, fill: "none", stroke: "var(--heat)", "stroke-width": (0.6 + 4 * x).toFixed(2), opacity: Math.min(1, 0.15 + x).toFixed(2) }, svg("title", {}, `${targets[i]} ← ${sources[j]}: ${figure(x, 3)}`))); }));
+    sources.forEach((name, j) => picture.append(svg("text", { x: top[j], y: 22, "text-anchor": "middle", "font-size": 15 }, name)));
+    targets.forEach((name, i) => picture.append(svg("text", { x: bottom[i], y: 136, "text-anchor": "middle", "font-size": 15 }, name)));
+    return el("div", { class: "scroll", tabindex: "0", role: "group", "aria-label": "word alignment" }, picture);
   }
 
   function nBest(state) {
-    return el("div", { class: "scroll" }, el("table", {}, el("tbody", {}, view.hypotheses.map((one, n) => el("tr", {}, el("td", { class: "n" }, `${n + 1}`), el("th", { scope: "row" }, one.text || "∅"), el("td", { class: "n" }, figure(one.score, 3)),
-      el("td", {}, n || state.forced ? button("Look at it", () => change({ forced: unlist(one.ids.map((id) => [String(id)])) }), { class: "mini", "data-key": `hypothesis-${n}` }) : "shown"))))));
+    return el("div", { class: "scroll" }, el("table", {}, el("tbody", {}, view.hypotheses.map((item, n) => el("tr", {}, el("td", { class: "n" }, `${n + 1}`), el("th", { scope: "row" }, item.text || "∅"), el("td", { class: "n" }, figure(item.score, 3)),
+      el("td", {}, n || state.forced ? button("Look at it", () => change({ forced: unlist(item.ids.map((id) => [String(id)])) }), { class: "mini", "data-key": `hypothesis-${n}` }) : "shown"))))));
   }
 
   function tree() {
@@ -166,21 +166,21 @@ export async function show(root, ask) {
     const [dx, dy] = [92, 34];
     const x = (node) => 20 + node.step * dx;
     const y = (node) => 24 + node.rank * dy;
-    const drawn = svg("svg", { width: steps * dx + 60, height: most * dy + 20, viewBox: `0 0 ${steps * dx + 60} ${most * dy + 20}`, role: "img", "aria-label": `Beam tree of ${steps} steps; the best: ${view.text}` });
+    const picture = svg("svg", { width: steps * dx + 60, height: most * dy + 20, viewBox: `0 0 ${steps * dx + 60} ${most * dy + 20}`, role: "img", "aria-label": `Beam tree of ${steps} steps; the best: ${view.text}` });
     for (const node of nodes) {
       if (node.parent !== null) {
         const from = nodes[node.parent];
-        drawn.append(svg("path", { d: `M${x(from) + 44} ${y(from) - 4}C${x(from) + 66} ${y(from) - 4} ${x(node) - 22} ${y(node) - 4} ${x(node) - 4} ${y(node) - 4}`, class: won.has(node.n) ? "won" : null }));
+        picture.append(svg("path", { d: `M${x(from) + 44} ${y(from) - 4}C${x(from) + 66} ${y(from) - 4} ${x(node) - 22} ${y(node) - 4} ${x(node) - 4} ${y(node) - 4}`, class: won.has(node.n) ? "won" : null }));
       }
-      drawn.append(svg("g", { class: won.has(node.n) ? "won" : null }, svg("text", { x: x(node), y: y(node) }, `\u2068${sign(node.name)}\u2069 `, svg("tspan", { class: "tick" }, figure(node.total, 1))), svg("title", {}, `${sign(node.name)}: p = ${figure(Math.exp(node.gain), 3)}`)));
+      picture.append(svg("g", { class: won.has(node.n) ? "won" : null }, svg("text", { x: x(node), y: y(node) }, `\u2068${sign(node.name)}\u2069 `, svg("tspan", { class: "tick" }, figure(node.total, 1))), svg("title", {}, `${sign(node.name)}: p = ${figure(Math.exp(node.gain), 3)}`)));
     }
-    return [el("div", { class: "tree", tabindex: "0", role: "group", "aria-label": "Beam tree" }, drawn), listed(nodes)];
+    return [el("div", { class: "tree", tabindex: "0", role: "group", "aria-label": "Beam tree" }, picture), treeTable(nodes)];
   }
 
-  /** The beam tree as a table: each open hypothesis, its step, and what it was extended by. */
-  function listed(nodes) {
+  /** The beam tree as a table: step, hypothesis, token and probabilities of each open hypothesis. */
+  function treeTable(nodes) {
     const written = (node) => (node.parent === null ? "" : written(nodes[node.parent])) + node.name.replaceAll("▁", " ");
-    return folded("The same as a table", () => el("div", { class: "scroll", tabindex: "0", role: "group", "aria-label": "Beam tree as a table" }, el("table", {},
+    return fold("The same as a table", () => el("div", { class: "scroll", tabindex: "0", role: "group", "aria-label": "Beam tree as a table" }, el("table", {},
       el("thead", {}, el("tr", {}, ["step", "hypothesis", "token", "p", "log p of all"].map((name, n) => el("th", { scope: "col", class: n === 1 || n === 2 ? null : "n" }, name)))),
       el("tbody", {}, nodes.map((node) => el("tr", {}, el("td", { class: "n" }, String(node.step + 1)), el("th", { scope: "row" }, written(node).trim()), el("td", {}, sign(node.name)), el("td", { class: "n" }, figure(Math.exp(node.gain), 3)), el("td", { class: "n" }, figure(node.total, 2))))))));
   }

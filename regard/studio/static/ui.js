@@ -1,6 +1,6 @@
-// What pages are made of: state in the address, controls, matrices that can be typed, charts.
+// Shared by all pages: questions, state in the address, controls, tables, charts.
 
-import { el, figure, folded, morph, svg } from "/view.js";
+import { el, figure, fold, morph, svg } from "/view.js";
 
 /**
  * Questions to the server for one visit of a page, which ends with the signal. A refusal is an Error with its reason.
@@ -23,11 +23,11 @@ export function asking(signal) {
 
 /** A page's state: read from the address, and written back, so that a view can be shared. */
 export function stateOf(defaults) {
-  const given = new URLSearchParams(location.hash.split("?")[1] ?? "");
+  const parameters = new URLSearchParams(location.hash.split("?")[1] ?? "");
   const state = { ...defaults };
   for (const [key, value] of Object.entries(defaults)) {
-    if (!given.has(key)) continue;
-    const text = given.get(key);
+    if (!parameters.has(key)) continue;
+    const text = parameters.get(key);
     if (typeof value === "number") { if (text !== "" && Number.isFinite(Number(text))) state[key] = Number(text); }
     else if (typeof value === "boolean") state[key] = text === "1";
     else state[key] = text;
@@ -117,7 +117,7 @@ export function problem(error) {
   return el("p", { class: "wrong", role: "alert" }, error.message ?? String(error));
 }
 
-/** A matrix as a table; `cell` says what a click on an entry does, `shade` how full it is. */
+/** A matrix as a table; `onpick` handles a click on a cell, `shade` gives the fill of a cell from 0 to 1. */
 export function table(name, a, { rows, columns, digits = 3, onpick, picked, shade, changed } = {}) {
   return el("figure", { class: "matrix" }, el("figcaption", {}, name),
     el("div", { class: "scroll" }, el("table", { "data-matrix": typeof name === "string" ? name : null },
@@ -133,7 +133,7 @@ export function table(name, a, { rows, columns, digits = 3, onpick, picked, shad
         })))))));
 }
 
-/** Arrow keys go from cell to cell. */
+/** Moves the focus from cell to cell by arrow keys. */
 function walk(event) {
   const moves = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] };
   const move = moves[event.key];
@@ -155,9 +155,9 @@ function ticks(low, high, count = 5) {
   const raw = (high - low || 1) / count;
   const power = 10 ** Math.floor(Math.log10(raw));
   const step = [1, 2, 5, 10].map((n) => n * power).find((n) => n >= raw);
-  const found = [];
-  for (let x = Math.ceil(low / step) * step; x <= high + step * 1e-9; x += step) found.push(Math.abs(x) < step * 1e-9 ? 0 : x);
-  return found;
+  const places = [];
+  for (let x = Math.ceil(low / step) * step; x <= high + step * 1e-9; x += step) places.push(Math.abs(x) < step * 1e-9 ? 0 : x);
+  return places;
 }
 
 export function short(x) {
@@ -167,12 +167,9 @@ export function short(x) {
   return String(Number(x.toPrecision(3))).replace("-", "−");
 }
 
-/**
- * Lines over a plane: curves are {name, x, y, dashed?}; marks are {x, name}. Logarithmic axes where
- * asked for. A table of the same numbers stands below, for those who cannot see it.
- */
+/** A line chart: curves are {name, x, y, colour?, faint?}; marks are {x, name}. Below is a table of the same numbers. */
 export function chart(title, curves, { x = "", y = "", logX = false, logY = false, marks = [], width = 620, height = 320, low, high, points = false } = {}) {
-  // On a phone a wide plot would have to shrink until its words cannot be read.
+  // On a phone a wide plot would shrink until its labels cannot be read.
   if (document.documentElement.clientWidth < 640) [width, height] = [Math.min(width, 380), Math.min(height, 250)];
   const fx = logX ? Math.log10 : (v) => v;
   const fy = logY ? Math.log10 : (v) => v;
@@ -186,33 +183,33 @@ export function chart(title, curves, { x = "", y = "", logX = false, logY = fals
   if (y0 === y1) [y0, y1] = [y0 - 1, y1 + 1];
   const px = (v) => left + ((fx(v) - x0) / (x1 - x0 || 1)) * (width - left - right);
   const py = (v) => height - bottom - ((fy(v) - y0) / (y1 - y0)) * (height - top - bottom);
-  const drawn = svg("svg", { class: "plot", viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": title || `${curves.filter((curve) => !curve.faint).map((curve) => curve.name).join(", ")} over ${x}; the numbers are in the table below` });
+  const plot = svg("svg", { class: "plot", viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": title || `${curves.filter((curve) => !curve.faint).map((curve) => curve.name).join(", ")} over ${x}; the numbers are in the table below` });
   const xTicks = logX ? powers(x0, x1) : ticks(x0, x1, 6);
   const yTicks = logY ? powers(y0, y1) : ticks(y0, y1);
   for (const t of yTicks) {
     const at = py(t);
-    drawn.append(svg("line", { x1: left, x2: width - right, y1: at, y2: at, class: "rule" }), svg("text", { x: left - 7, y: at + 4, class: "tick", "text-anchor": "end" }, short(t)));
+    plot.append(svg("line", { x1: left, x2: width - right, y1: at, y2: at, class: "rule" }), svg("text", { x: left - 7, y: at + 4, class: "tick", "text-anchor": "end" }, short(t)));
   }
-  for (const t of xTicks) drawn.append(svg("text", { x: px(t), y: height - bottom + 17, class: "tick", "text-anchor": "middle" }, short(t)));
-  drawn.append(svg("line", { x1: left, x2: width - right, y1: height - bottom, y2: height - bottom, class: "axis" }));
+  for (const t of xTicks) plot.append(svg("text", { x: px(t), y: height - bottom + 17, class: "tick", "text-anchor": "middle" }, short(t)));
+  plot.append(svg("line", { x1: left, x2: width - right, y1: height - bottom, y2: height - bottom, class: "axis" }));
   for (const mark of marks) {
     if (fx(mark.x) < x0 || fx(mark.x) > x1) continue;
-    drawn.append(svg("line", { x1: px(mark.x), x2: px(mark.x), y1: top, y2: height - bottom, class: "mark" }), svg("text", { x: px(mark.x) + 4, y: top + 10, class: "tick" }, mark.name));
+    plot.append(svg("line", { x1: px(mark.x), x2: px(mark.x), y1: top, y2: height - bottom, class: "mark" }), svg("text", { x: px(mark.x) + 4, y: top + 10, class: "tick" }, mark.name));
   }
   const frame = `clip-${++numbered}`;
-  drawn.append(svg("clipPath", { id: frame }, svg("rect", { x: left, y: top - 2, width: width - left - right, height: height - top - bottom + 4 })));
+  plot.append(svg("clipPath", { id: frame }, svg("rect", { x: left, y: top - 2, width: width - left - right, height: height - top - bottom + 4 })));
   real.forEach((curve, n) => {
     const along = curve.at.map(([u, v]) => `${px(u).toFixed(1)},${py(v).toFixed(1)}`).join(" ");
-    drawn.append(svg("polyline", { points: along, "clip-path": `url(#${frame})`, class: `curve c${(curve.colour ?? n) % 6}${curve.faint ? " faint" : ""}` }));
-    if (points && curve.at.length <= 60) for (const [u, v] of curve.at) drawn.append(svg("circle", { cx: px(u), cy: py(v), r: 3, class: `dot c${(curve.colour ?? n) % 6}` }, svg("title", {}, `${curve.name}: ${short(u)}, ${short(v)}`)));
+    plot.append(svg("polyline", { points: along, "clip-path": `url(#${frame})`, class: `curve c${(curve.colour ?? n) % 6}${curve.faint ? " faint" : ""}` }));
+    if (points && curve.at.length <= 60) for (const [u, v] of curve.at) plot.append(svg("circle", { cx: px(u), cy: py(v), r: 3, class: `dot c${(curve.colour ?? n) % 6}` }, svg("title", {}, `${curve.name}: ${short(u)}, ${short(v)}`)));
   });
-  drawn.append(svg("text", { x: (left + width - right) / 2, y: height - 6, class: "label", "text-anchor": "middle" }, x), svg("text", { x: 0, y: 0, class: "label", "text-anchor": "middle", transform: `translate(13 ${(top + height - bottom) / 2}) rotate(-90)` }, y));
+  plot.append(svg("text", { x: (left + width - right) / 2, y: height - 6, class: "label", "text-anchor": "middle" }, x), svg("text", { x: 0, y: 0, class: "label", "text-anchor": "middle", transform: `translate(13 ${(top + height - bottom) / 2}) rotate(-90)` }, y));
   const legend = el("ul", { class: "legend" }, real.map((curve, n) => (curve.faint ? null : el("li", {}, svg("svg", { width: 28, height: 10, "aria-hidden": "true" }, svg("line", { x1: 1, x2: 27, y1: 5, y2: 5, class: `curve c${(curve.colour ?? n) % 6}` })), " ", curve.name))));
-  return el("figure", { class: "chart" }, title ? el("figcaption", {}, title) : null, drawn, real.length > 1 ? legend : null, data(real, x));
+  return el("figure", { class: "chart" }, title ? el("figcaption", {}, title) : null, plot, real.length > 1 ? legend : null, data(real, x));
 }
 
 function data(curves, x) {
-  return folded("The same as a table", () => {
+  return fold("The same as a table", () => {
     const keys = [...new Set(curves.flatMap((curve) => curve.at.map(([u]) => u)))].sort((a, b) => a - b);
     const step = Math.max(1, Math.ceil(keys.length / 60));
     const maps = curves.map((curve) => new Map(curve.at));
@@ -224,9 +221,9 @@ function data(curves, x) {
 
 function powers(low, high) {
   const step = Math.max(1, Math.ceil((high - low) / 7));
-  const found = [];
-  for (let p = Math.ceil(low - 1e-9); p <= high + 1e-9; p += step) found.push(10 ** p);
-  return found;
+  const places = [];
+  for (let p = Math.ceil(low - 1e-9); p <= high + 1e-9; p += step) places.push(10 ** p);
+  return places;
 }
 
 export { el, figure, svg };

@@ -1,4 +1,4 @@
-// Vision: what an image classifier's patches attend to, and what they matter.
+// Vision: the attention of an image classifier's patches, and their effect.
 
 import { el, figure } from "/ui.js";
 import { labels } from "/view.js";

@@ -1,7 +1,7 @@
-// Elements of a page before and after an update: what must be the same, and what must have changed.
+// The state of elements before and after an update by morph.
 
 async function outlived() {
-    const { el, svg, morph, folded } = await import("/view.js");
+    const { el, svg, morph, fold } = await import("/view.js");
     const root = el("div");
     document.querySelector("main").append(root);
     let clicks = [];
@@ -16,7 +16,7 @@ async function outlived() {
         el("div", { class: "scroll", style: { width: "60px", overflow: "auto" } },
             el("div", { style: { width: "600px" } }, n)),
         el("details", { open }, el("summary", {}, "fixed"), n),
-        folded("lazy", () => el("table", {}, el("tr", {}, el("td", {}, n)))),
+        fold("lazy", () => el("table", {}, el("tr", {}, el("td", {}, n)))),
         svg("svg", {}, svg("rect", { "data-key": "rect", x: n, tabindex: 0 })),
         canvas(n),
     ]);
