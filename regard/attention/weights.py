@@ -9,6 +9,7 @@ without the L x S matrix (`statistics`).
     top        the largest weights of each row, and the keys they fall on
 """
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -27,6 +28,8 @@ from regard.attention.sync import on_host
 
 CHUNK = 2**21
 """Weights held at a time while streaming: 8 MiB in float32, a few times over."""
+
+Edges = tuple[Tensor, Tensor]
 
 
 class Statistics(NamedTuple):
@@ -129,29 +132,81 @@ def _rows(rows: int | slice | Sequence[int] | Tensor | None, query: Tensor) -> T
 
 
 def _chunked(given: Arguments, topk: int) -> tuple[Tensor, ...]:
-    query, key = given.query, given.key
-    B, H, L, _ = query.shape
-    S = key.shape[2]
-    wide = torch.promote_types(query.dtype, torch.float32)
-    given = given._replace(key=for_each_head(key.to(wide), H))
-    received = query.new_zeros(B, H, S, dtype=wide)
-    pieces = []
-    step = max(1, CHUNK // max(B * H * S, 1))
-    # Nothing is written in place, so that torch.vmap can map over it.
+    B, H, L, _ = given.query.shape
+    S, device, mask = given.key.shape[2], given.query.device, given.mask
+    wide = torch.promote_types(given.query.dtype, torch.float32)
+    given = given._replace(key=for_each_head(given.key.to(wide), H).contiguous())
+    # The rule of a mask computes with indices of eight bytes for each pair of positions.
+    step = max(1, CHUNK // max(max(B * H, 4) * S, 1))
+    if torch._C._are_functorch_transforms_active():  # torch.vmap allows no out=
+        chunks = torch.arange(L, device=device).split(step)
+        columns = list(zip(*(_summarize(_weights(given, rows), topk) for rows in chunks)))
+        columns[1] = (torch.stack(columns[1]).sum(0),)
+        return tuple(torch.cat(column, 2) for column in columns)
+    # Whatever outlives a chunk is allocated before the first: a small tensor that stays between two
+    # large ones that are freed keeps the heap from shrinking, and it grows to the whole matrix.
+    entropy = torch.zeros(B, H, L, dtype=wide, device=device)
+    received = torch.zeros(B, H, S, dtype=wide, device=device)
+    top = torch.zeros(B, H, L, topk, dtype=wide, device=device)
+    where = torch.full((B, H, L, topk), -1, device=device)
+    if not entropy.numel() or not S:
+        return entropy, received, top, where
+    edges = None if mask is None or not mask.ranges else _edges(mask, L, S, device)
+    workspace = torch.empty(B * H * min(step, L) * S, dtype=wide, device=device)
     for start in range(0, L, step):
-        rows = torch.arange(start, min(start + step, L), device=query.device)
-        chunk = _weights(given, rows)
-        received = received + chunk.sum(2)
-        best, at = chunk.topk(min(topk, S), dim=-1)
-        at = at.masked_fill(best == 0, -1)
-        more = (0, topk - best.shape[-1])
-        entropy = torch.special.entr(chunk).sum(-1)
-        pieces.append((entropy, F.pad(best, more), F.pad(at, more, value=-1)))
-    if not pieces:
-        none = query.new_zeros(B, H, 0, topk, dtype=wide)
-        return none.sum(-1), received, none, none.long()
-    entropy, top, where = (torch.cat(parts, 2) for parts in zip(*pieces))
+        rows = slice(start, min(start + step, L))
+        work = workspace[: B * H * (rows.stop - start) * S].view(B, H, -1, S)
+        _write_weights(work, given, rows, edges)
+        entropy[:, :, rows], mass, top[:, :, rows], where[:, :, rows] = _summarize(work, topk, work)
+        received += mass
     return entropy, received, top, where
+
+
+def _write_weights(work: Tensor, given: Arguments, rows: slice, edges: Edges | None) -> None:
+    """`distribution` of some rows, in place: of this size only masks are allocated."""
+    query, key, _, mask, beta, bias, _ = given
+    L, S, device = query.shape[2], key.shape[2], query.device
+    least = torch.finfo(work.dtype).min
+    hidden = None
+    if bias is not None and bias.shape[2] > 1:
+        bias = bias[:, :, rows]
+    if mask is not None:
+        columns = torch.arange(S, device=device)
+        if edges is not None:
+            first, last = (edge[:, None, rows, None] for edge in edges)
+            hidden = (columns < first).logical_or_(columns >= last)
+        else:
+            index = torch.arange(rows.start, rows.stop, device=device)
+            hidden = mask.block(index, columns, L, S).logical_not()
+    with without_autocast(device):
+        torch.matmul(query[:, :, rows].to(work.dtype), key.mT, out=work)
+    if isinstance(beta, Tensor) or beta == math.inf:
+        beta = torch.as_tensor(beta, dtype=work.dtype, device=device)
+        if bias is not None:
+            hidden = bias == -math.inf if hidden is None else hidden | (bias == -math.inf)
+        if hidden is not None:
+            work.masked_fill_(hidden, least)
+        hard = beta.isinf()
+        lower = (work < work.amax(-1, keepdim=True)) & hard
+        work.masked_fill_(hard, 0).mul_(beta.masked_fill(hard, 1)).masked_fill_(lower, -math.inf)
+    else:
+        work.mul_(beta)
+    if bias is not None:
+        work.add_(bias)
+    if hidden is not None:
+        work.masked_fill_(hidden, -math.inf)
+    work.sub_(work.amax(-1, keepdim=True).clamp_min_(least)).exp_()
+    work.div_(work.sum(-1, keepdim=True).clamp_min_(1))
+
+
+def _summarize(weights: Tensor, topk: int, work: Tensor | None = None) -> tuple[Tensor, ...]:
+    """Entropy, mass received, largest weights and their keys; `work` is overwritten."""
+    received = weights.sum(2)
+    top, where = weights.topk(min(topk, weights.shape[-1]), dim=-1)
+    where = where.masked_fill(top == 0, -1)
+    missing = (0, topk - top.shape[-1])
+    entropy = torch.special.entr(weights, out=work).sum(-1)
+    return entropy, received, F.pad(top, missing), F.pad(where, missing, value=-1)
 
 
 def _streams(given: Arguments, topk: int) -> bool:
@@ -176,8 +231,12 @@ def _streamed(given: Arguments, topk: int) -> tuple[Tensor, ...]:
 
     query, key, _, mask, beta, bias, _ = given
     assert isinstance(beta, float)
-    edges = None
-    if mask is not None:
-        L, S, device = query.shape[2], key.shape[2], query.device
-        edges = mask.cached("intervals", (L, S, device), lambda: mask.intervals(L, S, device))
+    edges = None if mask is None else _edges(mask, query.shape[2], key.shape[2], query.device)
     return streaming.statistics(query, key, edges, beta, bias, topk)
+
+
+def _edges(mask: Mask, L: int, S: int, device: torch.device) -> Edges:
+    """The first and past-the-last key of each row, for a mask that has `ranges`."""
+    edges = mask.cached("intervals", (L, S, device), lambda: mask.intervals(L, S, device))
+    assert edges is not None
+    return edges

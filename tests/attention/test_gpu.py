@@ -51,6 +51,22 @@ def test_sizes_at_which_the_choice_changes(name: str, training: bool) -> None:
         case.compare("auto", torch.bfloat16, "cuda", training)
 
 
+@pytest.mark.parametrize("dtype", [*HALF, torch.float32, torch.float64], ids=str)
+def test_a_bias_that_hides_every_key_gives_zero_gradients(dtype: torch.dtype) -> None:
+    options = {"dtype": dtype, "device": "cuda", "requires_grad": True}
+    query, key, value = (torch.randn(2, 3, n, 16, **options) for n in (37, 41, 41))
+    bias = torch.randn(2, 3, 37, 41, **options)
+    hidden = torch.zeros(37, 41, dtype=torch.bool, device="cuda")
+    hidden[5], hidden[:, 7] = True, True
+    for backend, mask in (("auto", None), ("sdpa", causal()), ("formula", padding([41, 0]))):
+        added = bias.masked_fill(hidden, float("-inf"))
+        out = attend(query, key, value, mask, bias=added, dropout=0.1, backend=backend)
+        gradients = torch.autograd.grad(1000 * out.double().sum(), (query, key, value, bias))
+        assert all(bool(gradient.isfinite().all()) for gradient in gradients)
+        assert not out[:, :, 5].any()
+        assert not gradients[0][:, :, 5].any()
+
+
 @pytest.mark.parametrize(("length", "width"), [(33, 64), (65, 32), (197, 64)])
 def test_many_short_sequences_train_in_a_kernel_of_our_own(length: int, width: int) -> None:
     case = problem("none", 67, 4, 4, length, length, width, width)

@@ -1,6 +1,8 @@
 """Weights for chosen rows, and statistics over all of them, against the whole matrix."""
 
 import math
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -291,6 +293,51 @@ def test_statistics_never_hold_the_matrix(
     limit = max(chunk, B * H * S * K, B * H * L * 4)
     assert largest.numel <= limit < B * H * L * S / 30
     check(have, matrix(query, key, mask), 4, 1e-12)
+
+
+PEAK = """
+import resource
+import torch
+from regard import Mask, causal, statistics
+
+H, L = {H}, {L}
+query, key = torch.randn(1, H, L, 32), torch.randn(1, H, L, 32)
+own = Mask(lambda at: (at.query - at.key) % 3 == 0, "own")
+statistics(query[:, :, :5], key[:, :, :5], own)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+statistics(query, key, {mask})
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024)
+"""
+
+
+@pytest.mark.parametrize(
+    ("H", "L", "mask", "times"),
+    [
+        (3, 2048, "None", 1),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in [
+                (4, 4096, "None", 5),
+                (4, 4096, "causal()", 5),
+                (1, 4096, "own", 5),
+                (8, 8192, "None", 2),
+            ]
+        ),
+    ],
+)
+def test_the_memory_of_statistics_is_bounded(H: int, L: int, mask: str, times: int) -> None:
+    """In a process of its own, since the peak of a process never falls."""
+    rows_and_keys = 4 * H * L * (32 + 2 + 3 * 4)  # a copy of the keys, and the result
+    for _ in range(times):
+        run = subprocess.run(
+            [sys.executable, "-c", PEAK.format(H=H, L=L, mask=mask)],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        # A rule of one's own computes with indices, four chunks of eight bytes in all.
+        chunks = 6 if mask == "own" else 2
+        assert int(run.stdout) < rows_and_keys + chunks * 4 * module.CHUNK
 
 
 def test_statistics_can_be_mapped_over() -> None:
