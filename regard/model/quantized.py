@@ -6,7 +6,7 @@ On any device they compute with the weights widened again, W = t ⊙ q. A CPU ha
 with the integers themselves: `decode/engine/int8` packs them for those.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TypeVar
 
 import torch
@@ -14,9 +14,17 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int8
 from torch import Tensor, nn
 
+from regard.attention.multihead import MultiHeadAttention
+from regard.model.block import Block, FeedForward, GatedFeedForward
 from regard.model.stack import Stack
 
 Model = TypeVar("Model", bound=nn.Module)
+
+CALL_LAYERS = (
+    *(Stack, Block, MultiHeadAttention, FeedForward, GatedFeedForward),
+    *(nn.ModuleList, nn.Sequential),
+)
+"""Parts that use a linear layer by calling it; others, as `Dense`, read its weight."""
 
 INTEGERS, SCALE, WEIGHT = ".integers", ".scale", ".weight"
 
@@ -71,20 +79,48 @@ def quantize(model: Model) -> Model:
     if model.training:
         raise ValueError("8-bit layers cannot be trained; call model.eval() first")
     for part in model.modules():
-        if isinstance(part, Stack):
+        if type(part) is Stack:
             replace_linear(part, nn.Linear, QuantizedLinear)
-    if type(output := getattr(model, "output", None)) is nn.Linear:
+    output = getattr(model, "output", None)
+    if type(output) is nn.Linear and not is_overridden(output):
         model.output = QuantizedLinear(output)
     return model
 
 
 def replace_linear(part: nn.Module, old: type[nn.Module], new: type[nn.Module]) -> None:
-    """Every layer of exactly this type in a part, however deep, by a new one made of it."""
-    for name, child in part.named_children():
-        if type(child) is old:
+    """Replaces every layer of exactly this type in a part, however deep, by one made of it.
+
+    Only in parts that call their layers: others may read a weight, and keep it.
+    """
+    for name, child in part.named_children() if _calls_layers(part) else ():
+        if type(child) is old and not is_overridden(child):
             setattr(part, name, new(child))
         else:
             replace_linear(child, old, new)
+
+
+def float_parts(model: nn.Module) -> list[str]:
+    """Parts of the model's stacks whose linear layers `replace_linear` leaves as they are."""
+
+    def search(name: str, part: nn.Module) -> Iterator[str]:
+        if not _calls_layers(part):
+            if any(isinstance(layer, nn.Linear) for layer in part.modules()):
+                yield f"{name} ({type(part).__name__})"
+            return
+        for child_name, child in part.named_children():
+            yield from search(f"{name}.{child_name}", child)
+
+    stacks = (named for named in model.named_modules() if isinstance(named[1], Stack))
+    return [found for name, stack in stacks for found in search(name, stack)]
+
+
+def _calls_layers(part: nn.Module) -> bool:
+    return type(part) in CALL_LAYERS and "forward" not in vars(part)
+
+
+def is_overridden(layer: nn.Module) -> bool:
+    """True if calling a layer runs a hook, or another `forward` than its class's."""
+    return bool("forward" in vars(layer) or layer._forward_hooks or layer._forward_pre_hooks)
 
 
 # In a folder

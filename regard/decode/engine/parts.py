@@ -31,6 +31,17 @@ def has_hooks(parts: list[nn.Module]) -> bool:
     return fusing.has_hooks(*parts)
 
 
+def overridden(model: nn.Module) -> str:
+    """Which part runs more, or other code, than its class's `forward`; empty if none does."""
+    if not has_hooks(modules(model)):
+        return ""
+    if fusing.has_hooks():
+        return "hooks are registered for all modules"
+    parts = ((name, part) for name, part in model.named_modules() if part is not model)
+    name, part = next((name, part) for name, part in parts if fusing.has_hooks(part))
+    return f"{name} has a " + ("forward of its own" if "forward" in vars(part) else "hook")
+
+
 def target(model: Model) -> Tokens:
     """The embedding of the tokens that are decoded."""
     return model.target if isinstance(model, Transformer) else model.tokens

@@ -21,8 +21,10 @@ from regard.decode.engine.int8 import library as native
 from regard.decode.engine.int8.cache import Buffers
 from regard.decode.engine.int8.engine import Int8Engine
 from regard.decode.engine.int8.linear import Int8Linear, int8
+from regard.decode.engine.pick import pick
 from regard.decode.search import topk
 from regard.decode.search.constraints import Constraints
+from regard.model.baseline import Dense
 from regard.model.language import LanguageModel
 from tests.decode.int8.samples import KINDS, N, formula, halved, kernels, made, source
 from tests.processes import HANG
@@ -590,7 +592,15 @@ REFUSALS: dict[str, tuple[Callable[[Any], Any], str]] = {
     "no blocks": (lambda model: model.encoder.blocks.pop(0) and model.encoder.blocks.pop(0), ""),
     "a hook": (
         lambda model: model.encoder.blocks[0].register_forward_pre_hook(lambda *_: None),
-        "a module has a forward hook",
+        "encoder.blocks.0 has a hook",
+    ),
+    "a forward of its own": (
+        lambda model: setattr(model.decoder.blocks[1].attention, "forward", lambda x, **_: x),
+        "decoder.blocks.1.attention has a forward of its own",
+    ),
+    "a norm with a forward of its own": (
+        lambda model: setattr(model.decoder.blocks[1].add_cross.norm, "forward", lambda x: x),
+        "decoder.blocks.1.add_cross.norm has a forward of its own",
     ),
     "other numbers": (
         lambda model: model.target.double(),
@@ -623,6 +633,49 @@ def test_others_are_refused(change: str) -> None:
     assert len(reason.splitlines()) == 1
     with pytest.raises(ValueError, match="cannot run this model: "):
         Int8Engine(model)
+
+
+class Linear(nn.Module):
+    """Linear attention with elu(x) + 1, which reads its layers' weights."""
+
+    def __init__(self, width: int):
+        super().__init__()
+        self.query, self.value = nn.Linear(width, width), nn.Linear(width, width)
+
+    def forward(self, x: Tensor, *_: object, **__: object) -> Tensor:
+        query, value = (x @ part.weight.T for part in (self.query, self.value))
+        return nn.functional.elu(query) * value
+
+
+@pytest.mark.parametrize("own", [lambda: Linear(44), lambda: Dense(44, 13)])
+def test_custom_parts_stay_float32_and_are_named(own: Callable[[], nn.Module]) -> None:
+    model = made()
+    model.encoder.blocks[1].attention = own()
+    x, y = torch.randint(3, N, (2, 11)), torch.randint(3, N, (2, 5))
+    before = model(x, y)
+    int8(model)
+    assert type(model.encoder.blocks[1].feed_forward.expand) is Int8Linear
+    assert all(type(part) is not Int8Linear for part in model.encoder.blocks[1].attention.modules())
+    difference = (model(x, y) - before).norm() / before.norm()
+    assert 0 < difference < 0.1
+    assert pick(model).name == "eager"
+    assert "stays in encoder.blocks.1.attention (" in pick(model).reason
+
+
+def test_an_attention_with_a_forward_of_its_own_is_run() -> None:
+    """Its forward reads a weight, and so its layers stay as they are."""
+    model = made()
+    attention = model.decoder.blocks[0].attention
+    attention.forward = lambda x, *_, **__: x @ attention.query.weight.T
+    layer = model.decoder.blocks[1].feed_forward.expand
+    layer.register_forward_hook(lambda module, inputs, output: output + 1)
+    x, y = torch.randint(3, N, (2, 11)), torch.randint(3, N, (2, 5))
+    before = model(x, y)
+    int8(model)
+    assert type(attention.query) is nn.Linear
+    assert model.decoder.blocks[1].feed_forward.expand is layer
+    assert (model(x, y) - before).norm() < 0.1 * before.norm()
+    assert "decoder.blocks.0.attention has a forward of its own" in pick(model).reason
 
 
 def test_linear_biases_are_refused() -> None:

@@ -31,7 +31,14 @@ from regard.attention.sync import on_host
 from regard.decode.engine.cuda import kernels
 from regard.decode.engine.cuda.twin import Joined, MemoryCache, Rows, SlotCache, twin
 from regard.decode.engine.eager import EagerEngine, unpacked
-from regard.decode.engine.parts import Model, has_hooks, modules, reads_otherwise, target
+from regard.decode.engine.parts import (
+    Model,
+    has_hooks,
+    modules,
+    overridden,
+    reads_otherwise,
+    target,
+)
 from regard.decode.engine.session import Search, Session
 from regard.decode.search import topk
 from regard.decode.search.beam import Beams, power
@@ -106,8 +113,8 @@ class CudaEngine:
         """Why it cannot be captured; empty where it can."""
         if reason := reads_otherwise(model):
             return reason
-        if has_hooks(modules(model)):
-            return "a module has a hook, or a forward of its own"
+        if reason := overridden(model):
+            return reason
         if target(model).table.weight.dtype == torch.float64:
             return "float64 is for comparisons"
         stacks = [model.decoder, *([model.encoder] if isinstance(model, Transformer) else [])]

@@ -19,13 +19,21 @@ from regard.decode.engine.int8.cache import Buffers, Cache, Integers
 from regard.decode.engine.int8.linear import Int8Linear
 from regard.decode.engine.int8.stack import Blocks, Embedder, Vectors, kernels
 from regard.decode.engine.int8.structure import unknown
-from regard.decode.engine.parts import Model, has_hooks, modules, reads_otherwise, target
+from regard.decode.engine.parts import (
+    Model,
+    has_hooks,
+    modules,
+    overridden,
+    reads_otherwise,
+    target,
+)
 from regard.decode.engine.session import Rolling, Search, Session
 from regard.decode.search import topk
 from regard.decode.search.constraints import Constraints
 from regard.model.embedding import Patches, Tokens
 from regard.model.language import LanguageModel
 from regard.model.lengths import Lengths, check_lengths, places
+from regard.model.quantized import float_parts
 from regard.model.transformer import Transformer
 
 STEPS = 16
@@ -65,8 +73,8 @@ class Int8Engine:
             return "the output layer is not of 8 bits; call int8(model) first"
         if reason := reads_otherwise(model):
             return reason
-        if has_hooks(modules(model)):
-            return "a module has a forward hook"
+        if reason := overridden(model):
+            return reason
         for name, x in (*model.named_parameters(), *model.named_buffers()):
             number = not x.is_floating_point() or x.dtype == torch.float32
             if not (number and x.is_contiguous() and x.device.type == "cpu"):
@@ -74,9 +82,9 @@ class Int8Engine:
         if isinstance(model, Transformer) and (
             reason := unknown(model.encoder, Int8Linear, cross=False)
         ):
-            return f"in the encoder, {reason}"
+            return f"in the encoder, {reason}{_left(model)}"
         if reason := unknown(model.decoder, Int8Linear, cross=across):
-            return f"in the decoder, {reason}"
+            return f"in the decoder, {reason}{_left(model)}"
         if model.config.window is not None and isinstance(getattr(model, "source", None), Patches):
             return "the window of patches has rows and columns"
         if type(target(model)) is not Tokens:
@@ -244,6 +252,13 @@ class Int8Session(Session):
 
     def _caches(self) -> list[Cache]:
         return [self.cache] if self.memory is None else [self.cache, self.memory]
+
+
+def _left(model: nn.Module) -> str:
+    """Which parts `int8` has left as they are."""
+    parts = float_parts(model)
+    more = f" and {len(parts) - 1} more" if len(parts) > 1 else ""
+    return f"; float32 stays in {parts[0]}{more}" if parts else ""
 
 
 def _seen(model: nn.Module) -> tuple[object, ...]:

@@ -17,7 +17,7 @@ from jaxtyping import Float, Int8, Int32
 from torch import Tensor, nn
 
 from regard.decode.engine.int8 import library as native
-from regard.model.quantized import QuantizedLinear, replace_linear, rounded
+from regard.model.quantized import QuantizedLinear, is_overridden, replace_linear, rounded
 from regard.model.stack import Stack
 from regard.native.build import address
 
@@ -135,7 +135,8 @@ def pack(weight: Int8[Tensor, "N D"], columns: int, depth: int) -> Int8[Tensor, 
 def int8(model: Model) -> Model:
     """Quantizes a model's stacks and its output layer to 8-bit weights, in place.
 
-    These take a quarter of the memory. The model is for inference alone: it cannot be trained, and
+    These take a quarter of the memory. Custom parts, and those with another `forward`, stay
+    float32: they may read a weight. The model is for inference alone: it cannot be trained, and
     is saved by `regard quantize`. Embeddings stay as they are.
     """
     if model.training:
@@ -144,8 +145,10 @@ def int8(model: Model) -> Model:
         warnings.warn(f"8-bit layers run through torch, and slower: {reason}", stacklevel=2)
     for kind in (nn.Linear, QuantizedLinear):
         for part in model.modules():
-            if isinstance(part, Stack):
+            if type(part) is Stack:
                 replace_linear(part, kind, Int8Linear)
-    if isinstance(output := getattr(model, "output", None), nn.Linear | QuantizedLinear):
-        model.output = Int8Linear(output)
+    output = getattr(model, "output", None)
+    for kind in (nn.Linear, QuantizedLinear):
+        if type(output) is kind and not is_overridden(output):
+            model.output = Int8Linear(output)
     return model
