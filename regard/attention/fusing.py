@@ -8,7 +8,6 @@ do for a module with a hook, because a kernel calls no modules.
 import importlib.util
 import os
 from functools import lru_cache
-from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -79,15 +78,12 @@ def has_hooks(*modules: nn.Module) -> bool:
     return False
 
 
-def is_standard(module: object, *kinds: type[nn.Module]) -> bool:
-    """True if a module is of exactly one of these classes, and calling it runs nothing else."""
-    return type(module) in kinds and not has_hooks(cast(nn.Module, module))
-
-
 def are_linear(*modules: nn.Module) -> bool:
-    """True if all are standard linear layers, which all have a bias or none."""
-    return all(is_standard(module, nn.Linear) for module in modules) and (
-        len({module.bias is None for module in modules}) == 1
+    """True if all are exactly nn.Linear, without hooks, and all have a bias or none."""
+    return (
+        all(type(module) is nn.Linear for module in modules)
+        and not has_hooks(*modules)
+        and (len(modules) == 1 or len({module.bias is None for module in modules}) == 1)
     )
 
 

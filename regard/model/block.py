@@ -20,13 +20,15 @@ from torch import Tensor, nn
 
 from regard.attention.cache import CrossCache, SelfCache
 from regard.attention.checks import check_integer, shown
-from regard.attention.fusing import are_linear, fuses, infers, infers_large, is_standard
+from regard.attention.fusing import are_linear, fuses, has_hooks, infers, infers_large
 from regard.attention.mask import Mask
 from regard.model.dropout import Dropout
 
 Activation: TypeAlias = Literal["relu", "gelu", "silu", "swiglu"]
 Norm: TypeAlias = Literal["post", "pre"]
 Sublayer: TypeAlias = Callable[[Tensor], Tensor]
+
+DROPOUTS = (Dropout, nn.Dropout)
 
 
 class FeedForward(nn.Module):
@@ -64,10 +66,13 @@ class FeedForward(nn.Module):
 
     def _is_standard(self, *linears: nn.Module) -> bool:
         """True if fused kernels compute these layers, and activation and dropout between them."""
-        exact = getattr(self.activation, "approximate", "none") == "none"
+        activation, dropout = self.activation, self.dropout
+        kind = type(activation)
         return (
-            (exact and is_standard(self.activation, nn.ReLU, nn.GELU))
-            and (is_standard(self.dropout, Dropout, nn.Dropout) and _rate(self.dropout) == 0)
+            (kind is nn.ReLU or (kind is nn.GELU and activation.approximate == "none"))
+            and type(dropout) in DROPOUTS
+            and _rate(dropout) == 0
+            and not has_hooks(activation, dropout)
             and are_linear(*linears)
         )
 
@@ -163,8 +168,12 @@ class PreNorm(nn.Module):
 
 def _is_standard(norm: nn.Module, dropout: nn.Module) -> bool:
     """True if fused kernels compute this normalisation and this dropout."""
-    standard = is_standard(norm, nn.LayerNorm) and is_standard(dropout, Dropout, nn.Dropout)
-    return standard and norm.bias is not None
+    return (
+        type(norm) is nn.LayerNorm
+        and norm.bias is not None
+        and type(dropout) in DROPOUTS
+        and not has_hooks(norm, dropout)
+    )
 
 
 def _rate(dropout: nn.Dropout) -> float:
@@ -205,7 +214,7 @@ class Block(nn.Module):
             return False
         parts: tuple[Any, ...] = (self.add_attention, self.add_cross, self.add_feed_forward)
         return all(
-            is_standard(part, PreNorm) and _is_standard(part.norm, part.dropout)
+            type(part) is PreNorm and not has_hooks(part) and _is_standard(part.norm, part.dropout)
             for part in parts
             if part is not None
         )

@@ -847,9 +847,9 @@ def test_packed_cross_attention(causally: bool) -> None:
     alone = [module(x[None], s[None], mask=own)[0] for x, s in zip(xs, sources)]
 
     mask = packed(lengths, source_lengths)
-    tight = module(torch.cat(xs)[None], torch.cat(sources)[None], mask=mask & own if own else mask)[
-        0
-    ].split(lengths.lengths.tolist())
+    tight = module(
+        torch.cat(xs)[None], torch.cat(sources)[None], mask=mask if own is None else mask & own
+    )[0].split(lengths.lengths.tolist())
 
     pad = nn.utils.rnn.pad_sequence
     x, source = pad(xs, batch_first=True), pad(sources, batch_first=True)

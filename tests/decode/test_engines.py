@@ -22,6 +22,7 @@ from regard.cli.inference import InferenceOptions, report_fallback
 from regard.decode.engine.eager import EagerEngine, EagerSession
 from regard.decode.engine.ensemble import ensemble
 from regard.decode.engine.int8.linear import int8
+from regard.decode.engine.parts import has_hooks, modules, target
 from regard.decode.engine.pick import open_session, pick
 from regard.decode.engine.session import Session
 from regard.decode.search.beam import beam, gnmt, power
@@ -634,3 +635,50 @@ def together(model: Any, opened: Callable[[Any, int], Session]) -> None:
     assert len(found) == len(threads)
     for (name, _), have in found.items():
         assert have == alone[name]
+
+
+HOOKS: dict[str, Callable[[nn.Module], Any]] = {
+    "forward": lambda module: module.register_forward_hook(lambda *_: None),
+    "forward_pre": lambda module: module.register_forward_pre_hook(lambda *_: None),
+    "full_backward": lambda module: module.register_full_backward_hook(lambda *_: None),
+    "backward_pre": lambda module: module.register_full_backward_pre_hook(lambda *_: None),
+    "every module's": lambda _: nn.modules.module.register_module_forward_hook(lambda *_: None),
+}
+
+
+@pytest.mark.parametrize("kind", HOOKS)
+def test_engines_look_for_every_kind_of_hook(kind: str) -> None:
+    model = made(TEXT)
+    handle = HOOKS[kind](model.decoder.blocks[0].feed_forward.activation)
+    assert has_hooks(modules(model))
+    handle.remove()
+    assert not has_hooks(modules(model))
+    norm = model.decoder.blocks[0].add_attention.norm
+    norm.forward = norm.forward
+    assert has_hooks(modules(model))
+
+
+class Shifted(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) + 1
+
+
+class Doubled(nn.Embedding):
+    def forward(self, ids: Tensor) -> Tensor:
+        return 2 * super().forward(ids)
+
+
+@pytest.mark.gpu
+@pytest.mark.triton
+@pytest.mark.parametrize("kind", ["the paper's", "language"])
+@pytest.mark.parametrize("path", ["attention.query", "feed_forward.expand", "table"])
+def test_the_cuda_engine_calls_layers_of_another_class(path: str, kind: str, cuda: Any) -> None:
+    model = made(MODELS[kind]).to(DEVICE)
+    if path == "table":
+        target(model).table.__class__ = Doubled
+    else:
+        model.decoder.get_submodule(f"blocks.0.{path}").__class__ = Shifted
+    given, tokens = on(DEVICE, read(model)), torch.tensor([5, 6, 7], device=DEVICE)
+    engines = cuda(model), EagerEngine()
+    have, want = (one.open(model, **given, length=8).step(tokens) for one in engines)
+    torch.testing.assert_close(have, want, rtol=1e-3, atol=1e-3)

@@ -21,7 +21,7 @@ import regard.attention
 import regard.model
 from regard import MultiHeadAttention, VisionTransformer
 from regard.attention import fusing
-from regard.attention.fusing import are_linear, compute_dtype, has_hooks, is_standard
+from regard.attention.fusing import are_linear, compute_dtype, has_hooks
 from regard.model.block import Block, FeedForward, PostNorm, PreNorm
 from regard.model.dropout import Dropout
 from regard.model.stack import Stack
@@ -209,15 +209,14 @@ def test_hooks_of_all_modules_fire_on_fused_paths(
 @pytest.mark.parametrize("kind", KINDS)
 def test_only_a_module_that_runs_its_forward_alone_is_standard(kind: str) -> None:
     linear = nn.Linear(2, 3)
-    assert is_standard(linear, nn.Linear)
     assert are_linear(linear, nn.Linear(5, 7))
     handle = KINDS[kind](linear, lambda value: None)
     assert has_hooks(nn.ReLU(), linear)
-    assert not is_standard(linear, nn.Linear)
     assert not are_linear(linear)
     handle.remove()
-    assert is_standard(linear, nn.Linear)
-    assert not is_standard(nn.Linear(2, 3), nn.Bilinear)
+    assert are_linear(linear)
+    assert not are_linear(nn.Bilinear(2, 3, 5))
+    assert not are_linear(Shifted(2, 3))
     assert not are_linear(linear, nn.Linear(5, 7, bias=False))
     linear._compiled_call_impl = linear.forward  # as linear.compile() sets it
     assert has_hooks(linear)

@@ -190,6 +190,9 @@ def test_why_steps_are_not_captured() -> None:
     assert refusal(Backwards(), SHORT, _world("cuda")) == "the task's batches have no capacity"
     several = World(rank=0, size=2, local=0, device=torch.device("cuda"))
     assert refusal(task, SHORT, several) == "several processes"
+    handle = task.model.decoder.blocks[0].register_full_backward_hook(lambda *_: None)
+    assert refusal(task, SHORT, _world("cuda")) == "a module has a hook, or a forward of its own"
+    handle.remove()
     task.model.encoder.checkpointing = True
     assert refusal(task, SHORT, _world("cuda")) == "gradient checkpointing"
 
@@ -272,6 +275,22 @@ def test_an_engine_sees_updates_that_were_replayed() -> None:
             have, want = (one.step(torch.tensor(token, device="cuda")) for one in (first, second))
             torch.testing.assert_close(have, want, rtol=1e-3, atol=1e-3)
         task.model.train()
+
+
+@pytest.mark.gpu
+def test_a_hook_registered_after_the_capture_fires() -> None:
+    task = _dates(width=64)
+    size = capture.capacity(task, SHORT, _world("cuda"))
+    step = capture.CapturedStep(_parts(task), size, pytest.fail)
+    _steps(step, task, size, 6)
+    assert step._graphs
+    fired: list[int] = []
+    handle = task.model.encoder.register_forward_hook(lambda *_: fired.append(1))
+    _steps(step, task, size, 2)
+    handle.remove()
+    assert len(fired) == 2
+    _steps(step, task, size, 2)
+    assert len(fired) == 2
 
 
 @pytest.mark.gpu
