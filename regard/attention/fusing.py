@@ -1,4 +1,4 @@
-"""Where fused Triton kernels compute: in half precision on CUDA.
+"""Decides whether fused Triton kernels compute: in half precision on CUDA.
 
 There matrix products are so fast that the operations between them decide. Elsewhere, under
 torch.compile and under torch.func's transformations, torch's operations compute the same; so they

@@ -71,16 +71,16 @@ def _rotate(x_ptr, at_ptr, out_ptr, x_head, x_row, H, K, pairs, high, low, sign,
     turns -= tl.floor(turns + 0.5)
     angle = (turns * tl.full((1,), 6.283185307179586, tl.float64)).to(tl.float32)
     cos, sin = tl.cos(angle)[None, :], tl.sin(angle)[None, :] * sign
-    one = pair if HALVES else 2 * pair
-    other = pair + pairs if HALVES else 2 * pair + 1
+    first = pair if HALVES else 2 * pair
+    second = pair + pairs if HALVES else 2 * pair + 1
     real = (heads[:, None] < H) & (pair[None, :] < pairs)
     x_ptr += row * x_row + heads[:, None] * x_head
     out_ptr += row * H * K + heads[:, None] * K
-    a = tl.load(x_ptr + one[None, :], mask=real, other=0.0).to(tl.float32)
-    b = tl.load(x_ptr + other[None, :], mask=real, other=0.0).to(tl.float32)
+    a = tl.load(x_ptr + first[None, :], mask=real, other=0.0).to(tl.float32)
+    b = tl.load(x_ptr + second[None, :], mask=real, other=0.0).to(tl.float32)
     kind = out_ptr.dtype.element_ty
-    tl.store(out_ptr + one[None, :], (a * cos - b * sin).to(kind), mask=real)
-    tl.store(out_ptr + other[None, :], (a * sin + b * cos).to(kind), mask=real)
+    tl.store(out_ptr + first[None, :], (a * cos - b * sin).to(kind), mask=real)
+    tl.store(out_ptr + second[None, :], (a * sin + b * cos).to(kind), mask=real)
     if REST:
         for begin in range(2 * pairs, K, PAIRS):
             column = begin + pair

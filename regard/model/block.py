@@ -7,7 +7,7 @@ A block with cross-attention is a decoder's: it reads the encoder's output with 
 its own. The same block without it is an encoder's, or, under a causal mask, a language model's.
 
 In half precision on a GPU a pre-norm block leaves its residual sums to the LayerNorms after them,
-its last one to the next block: what has to be read is read once.
+and its last one to the next block, so that each tensor is read once.
 """
 
 from collections.abc import Callable
@@ -54,7 +54,7 @@ class FeedForward(nn.Module):
 
             return fused.feed_forward(x, self.expand, self.reduce, self._is_gelu)
         if infers(x) and self._is_standard(self.expand) and self.expand.bias is not None:
-            return self.reduce(_activated(x, self.expand, self._is_gelu))
+            return self.reduce(_activate(x, self.expand, self._is_gelu))
         return self.reduce(self.dropout(self.activation(self.expand(x))))
 
     def extra_repr(self) -> str:
@@ -66,8 +66,8 @@ class FeedForward(nn.Module):
 
     def _is_standard(self, *linears: nn.Module) -> bool:
         """True if fused kernels compute these layers, and activation and dropout between them."""
-        activation, dropout = self.activation, self.dropout
-        kind = type(activation)
+        activation: Any = self.activation
+        dropout, kind = self.dropout, type(activation)
         return (
             (kind is nn.ReLU or (kind is nn.GELU and activation.approximate == "none"))
             and type(dropout) in DROPOUTS
@@ -77,7 +77,7 @@ class FeedForward(nn.Module):
         )
 
 
-def _activated(x: Tensor, expand: nn.Linear, gelu: bool) -> Tensor:
+def _activate(x: Tensor, expand: nn.Linear, gelu: bool) -> Tensor:
     """a(W₁ x + b₁) by the matrix product itself, before its result is rounded.
 
     Its GELU on CUDA is the approximation with tanh, off by at most 4.8e-4: less than rounding to
@@ -158,7 +158,7 @@ class PreNorm(nn.Module):
     def terms(
         self, x: Tensor | DeferredSum, sublayer: Sublayer, rows: int | None = None
     ) -> DeferredSum:
-        """What is to be summed, by fused kernels; x may be a sum itself, which they compute."""
+        """The terms of the residual sum; if x is a deferred sum, the LayerNorm computes it."""
         from regard.model import fused
 
         x, y, dropout = x if isinstance(x, DeferredSum) else (x, None, 0.0)
@@ -190,7 +190,7 @@ class BlockCache(NamedTuple):
 class Block(nn.Module):
     """Self-attention, cross-attention where there is one, and the feed-forward network.
 
-    Each is a module given to it. `residual` makes what goes around them: `PreNorm(width)`, say.
+    `residual` builds the module around each of them, for example `PreNorm(width)`.
     """
 
     def __init__(
@@ -238,11 +238,11 @@ class Block(nn.Module):
                 f"the first rows ({rows}) alone cannot be computed under a mask ({mask}); "
                 "leave rows out, and take the first rows of the result"
             )
-        own, across = cache or (None, None)
+        self_cache, across = cache or (None, None)
 
         def attend(x: Tensor) -> Tensor:
             if rows is None:
-                return self.attention(x, mask=mask, cache=own)
+                return self.attention(x, mask=mask, cache=self_cache)
             first = None if mask is None else mask.at(0)  # otherwise rows are the last ones
             return self.attention(x[:, :rows], x, mask=first, cache=own)
 
@@ -273,8 +273,8 @@ class Block(nn.Module):
             (self.add_cross, read, None),
             (self.add_feed_forward, self.feed_forward, None),
         )
-        for add, sublayer, wanted in sublayers:
+        for add, sublayer, first in sublayers:
             if isinstance(add, PreNorm):
-                x = add.terms(x, sublayer, wanted)
+                x = add.terms(x, sublayer, first)
         assert isinstance(x, DeferredSum)
         return x

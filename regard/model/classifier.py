@@ -95,29 +95,32 @@ class TextClassifier(nn.Module):
     @classmethod
     def of(cls, model: "Transformer | TextEncoder", classes: int) -> "TextClassifier":
         """With the embedding and the encoder of a model that reads text, copied."""
-        said = model.config
-        if isinstance(said, EncoderConfig):
-            vocabulary, layers, embedding = said.vocabulary, said.layers, model.tokens
-        elif isinstance(said.source, TextSource):
-            vocabulary, layers = said.source.vocabulary or said.vocabulary, said.encoder_layers
+        source = model.config
+        if isinstance(source, EncoderConfig):
+            vocabulary, layers, embedding = source.vocabulary, source.layers, model.tokens
+        elif isinstance(source.source, TextSource):
+            vocabulary, layers = (
+                source.source.vocabulary or source.vocabulary,
+                source.encoder_layers,
+            )
             embedding = model.source
         else:
             raise ValueError(
-                f"the Transformer's source is {said.source.kind}; texts want an encoder of text"
+                f"the Transformer's source is {source.source.kind}; use one whose source is text"
             )
         same = {field.name for field in fields(EncoderShape)} - {"layers"}
-        shape = {name: value for name, value in asdict(said).items() if name in same}
+        shape = {name: value for name, value in asdict(source).items() if name in same}
         config = ClassifierConfig(classes, vocabulary, layers=layers, **shape)
         with torch.device("meta"):
-            made = cls(config)
+            classifier = cls(config)
         tokens, encoder = copy.deepcopy((embedding, model.encoder))
         assert isinstance(tokens, Tokens)
         assert isinstance(encoder, Stack)
-        made.tokens, made.encoder = tokens, encoder
+        classifier.tokens, classifier.encoder = tokens, encoder
         table = tokens.table.weight
-        made.head = nn.Linear(said.width, classes, device=table.device, dtype=table.dtype)
-        init.classifier(made.head)
-        return made
+        classifier.head = nn.Linear(source.width, classes, device=table.device, dtype=table.dtype)
+        init.classifier(classifier.head)
+        return classifier
 
     def _repr_html_(self) -> str:
         return model_html(self)

@@ -39,12 +39,12 @@ class Dropout(nn.Dropout):
             return super().forward(x)
         words = torch.empty(-(-x.numel() // 4), dtype=torch.int64, device=x.device)
         levels = words.random_(-(2**63), None).view(torch.int16)[: x.numel()].view(x.shape)
-        kept = levels >= dropped - LEVELS // 2
+        mask = levels >= dropped - LEVELS // 2
         if x.dtype not in HALF:
-            return x * kept.to(x.dtype).mul_(LEVELS / (LEVELS - dropped))
+            return x * mask.to(x.dtype).mul_(LEVELS / (LEVELS - dropped))
         bits, raised = _half_factor(dropped, x.dtype)
         # Counting up the bits of a positive number gives the next one.
-        scale = kept.to(torch.int16).mul_(bits).add_(levels > LEVELS // 2 - 1 - raised)
+        scale = mask.to(torch.int16).mul_(bits).add_(levels > LEVELS // 2 - 1 - raised)
         return x * scale.view(x.dtype)
 
 
@@ -52,9 +52,9 @@ class Dropout(nn.Dropout):
 def _half_factor(dropped: int, dtype: torch.dtype) -> tuple[int, int]:
     """The bits of the largest number up to the factor, and at how many levels the next one
     replaces it."""
-    kept = LEVELS - dropped
-    factor = LEVELS / kept
+    rest = LEVELS - dropped
+    factor = LEVELS / rest
     step = torch.finfo(dtype).eps * 2.0 ** math.floor(math.log2(factor))
     lower = math.floor(factor / step) * step
     bits = torch.tensor(lower, dtype=dtype).view(torch.int16)
-    return int(bits), round((factor - lower) / step * kept)
+    return int(bits), round((factor - lower) / step * rest)

@@ -38,7 +38,7 @@ class StackCache:
         return self.blocks[0].own.length if self.blocks else 0
 
     def places(self, count: int) -> Positions:
-        """Where the next positions stand."""
+        """The next `count` positions."""
         return self.blocks[0].own.places(count) if self.blocks else 0
 
     def trim(self, lengths: Int[Tensor, "B"]) -> None:
@@ -48,10 +48,10 @@ class StackCache:
 
     def join(self, other: "StackCache") -> None:
         """The rows of another cache follow; each row of both then has a source of its own."""
-        for one, two in zip(self.blocks, other.blocks):
-            one.own.join(two.own)
-            if one.cross.held is not None:
-                one.cross.join(two.cross)
+        for block, after in zip(self.blocks, other.blocks):
+            block.own.join(after.own)
+            if block.cross.held is not None:
+                block.cross.join(after.cross)
 
     def select(self, rows: Sequence[int] | Int[Tensor, "R"]) -> None:
         """Keep, drop, repeat or reorder sequences: row r continues what row rows[r] has been."""
@@ -65,7 +65,7 @@ class StackCache:
         sources: Sequence[int] | Int[Tensor, "M"] | None,
         beams: int,
     ) -> None:
-        """As `select`, but what is held of each source serves `beams` rows, one after the other.
+        """As `select`, but each source's keys and values serve `beams` rows, one after the other.
 
         `sources` are those that stay, None for all of them, untouched. Lengths of the sources, too,
         are then one for each of them, and no longer one for each row.
@@ -124,7 +124,7 @@ class Stack(nn.Module):
 
     def _check_cache(self, cache: StackCache) -> None:
         if not isinstance(cache, StackCache):
-            raise ValueError(f"cache ({shown(cache)}) must be what the model's cache() gives")
+            raise ValueError(f"cache ({shown(cache)}) must be made by the model's cache()")
         if len(cache.blocks) != len(self.blocks):
             raise ValueError(
                 f"the cache is for {len(cache.blocks)} blocks, but there are {len(self.blocks)}; "

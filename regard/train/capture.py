@@ -61,7 +61,7 @@ def refusal(task: Task, config: TrainingConfig, world: World) -> str | None:
 
 
 def capacity(task: Fillable, config: TrainingConfig, world: World) -> Sizes:
-    """What the micro-batches of the first epochs need; the same when a run resumes."""
+    """Sizes that fit the micro-batches of the first epochs; the same when a run resumes."""
     plans = chain.from_iterable(task.plan(epoch) for epoch in range(EPOCHS))
     parts = (share(batch, world.rank, world.size, config.accumulate) for batch in plans)
     return task.capacity(part for some in parts for part in some if len(part))
@@ -79,9 +79,9 @@ class CapturedStep(Step):
         self._graphs: dict[str, torch.cuda.CUDAGraph] = {}
         self._pool = torch.cuda.graph_pool_handle()
         self._batch: Tensors | None = None
-        """What the graphs read."""
+        """The tensors that the graphs read."""
         self._row: Tensor | None = None
-        """What the update writes."""
+        """The figures that the update writes."""
         self._steps = 0
         self._parameters = list(parts.parameters.values())
         self._modules = list(parts.objective.modules())

@@ -64,13 +64,13 @@ class _Chunked(torch.autograd.Function):
         dtype = compute_dtype(weight)
         matrix, rows = weight.to(dtype), states.to(dtype)
         wide = torch.promote_types(dtype, torch.float32)
-        wanted = ctx.needs_input_grad[:3]
+        needs = ctx.needs_input_grad[:3]
         grads = _Gradients(
-            torch.empty_like(rows) if wanted[0] else None,
-            torch.zeros_like(weight, dtype=wide) if wanted[1] else None,
-            torch.zeros_like(weight[:, 0], dtype=wide) if wanted[2] else None,
+            torch.empty_like(rows) if needs[0] else None,
+            torch.zeros_like(weight, dtype=wide) if needs[1] else None,
+            torch.zeros_like(weight[:, 0], dtype=wide) if needs[2] else None,
         )
-        chunk = _fused_chunk if fused and any(wanted) else _chunk
+        chunk = _fused_chunk if fused and any(needs) else _chunk
         loss = torch.zeros((), dtype=wide, device=states.device)
         for part in _parts(states, matrix):
             loss = loss + chunk(rows[part], matrix, bias, targets[part], smoothing, grads.of(part))
@@ -133,11 +133,11 @@ class _Divergence(torch.autograd.Function):
         slope = torch.zeros_like(weight, dtype=wide)
         shift = None if bias is None else torch.zeros_like(bias, dtype=wide)
         total = torch.zeros((), dtype=wide, device=weight.device)
-        compared = _fused_compared if fused else _compared
+        compare = _compare_fused if fused else _compare
         for part in _parts(one, matrix):
             rows = [x[part].to(dtype) for x in (one, two)]
             first, second = (nn.functional.linear(x, matrix) for x in rows)
-            loss, slopes = compared(first, second, bias, targets[part])
+            loss, slopes = compare(first, second, bias, targets[part])
             total = total + loss
             for n, one_slope in enumerate(slopes):
                 narrow = one_slope.to(dtype)
@@ -155,7 +155,7 @@ class _Divergence(torch.autograd.Function):
         return (*_scaled(ctx, *slopes), None, None)
 
 
-def _compared(
+def _compare(
     one: Tensor, two: Tensor, bias: Tensor | None, targets: Tensor
 ) -> tuple[Tensor, list[Tensor]]:
     """The divergence of some rows, and its gradients of both logits."""
@@ -173,7 +173,7 @@ def _compared(
     return 0.5 * ((p - q) * s).sum(), slopes
 
 
-def _fused_compared(
+def _compare_fused(
     one: Tensor, two: Tensor, bias: Tensor | None, targets: Tensor
 ) -> tuple[Tensor, list[Tensor]]:
     """The same in one kernel, which turns the logits into their gradients."""
@@ -208,7 +208,7 @@ def _parts(rows: Tensor, matrix: Tensor) -> Iterator[slice]:
 
 
 class _Gradients(NamedTuple):
-    """Where the gradients are written (of the states) and added up; None where not wanted."""
+    """Buffers for the gradients, which are written (states) or added up; None if not needed."""
 
     states: Tensor | None
     weight: Tensor | None
