@@ -230,21 +230,15 @@ class Block(nn.Module):
         rows: int | None = None,
         defer: bool = False,
     ) -> Float[Tensor, "B R D"] | DeferredSum:
-        """`rows` computes the first rows alone, without a mask. `defer` leaves the last residual
-        sum to the next block; only a block that `defers` can return or receive such a sum."""
-        if rows is not None and mask is not None:
-            # Masks count from the end: the first queries alone would stand for the last.
-            raise ValueError(
-                f"the first rows ({rows}) alone cannot be computed under a mask ({mask}); "
-                "leave rows out, and take the first rows of the result"
-            )
+        """`rows` computes the first rows alone. `defer` leaves the last residual sum to the next
+        block; only a block that `defers` can return or receive such a sum."""
         self_cache, across = cache or (None, None)
 
         def attend(x: Tensor) -> Tensor:
             if rows is None:
                 return self.attention(x, mask=mask, cache=self_cache)
             first = None if mask is None else mask.at(0)  # otherwise rows are the last ones
-            return self.attention(x[:, :rows], x, mask=first, cache=own)
+            return self.attention(x[:, :rows], x, mask=first, cache=self_cache)
 
         def read(x: Tensor) -> Tensor:
             assert self.cross is not None

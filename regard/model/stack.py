@@ -100,8 +100,7 @@ class Stack(nn.Module):
         cache: StackCache | None = None,
         rows: int | None = None,
     ) -> Float[Tensor, "B R D"]:
-        """`rows` returns the first rows of the result alone, without a mask; only the last block
-        can save on it."""
+        """`rows` returns the first rows of the result alone; only the last block can save on it."""
         if cache is not None:
             self._check_cache(cache)
         last = len(self.blocks) - 1

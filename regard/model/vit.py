@@ -185,9 +185,8 @@ class VisionTransformer(nn.Module):
             pooled = patches.mean(1)
         else:
             # Only the class token of the last block is read, so the other rows are not computed.
-            mask = self._mask()
-            rows = None if self.whole or mask is not None else 1
-            pooled = self.encoder(self.embed(images), mask=mask, rows=rows)[:, 0]
+            rows = None if self.whole else 1
+            pooled = self.encoder(self.embed(images), mask=self._mask(), rows=rows)[:, 0]
         return pooled if self.norm is None else self.norm(pooled)
 
     def features(self, images: Float[Tensor, "B C Y X"]) -> Float[Tensor, "B S D"]:

@@ -5,10 +5,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from regard import MultiHeadAttention, causal, padding
+from regard import MultiHeadAttention, causal, padding, prefix, window
 from regard.attention import fusing
 from regard.model.block import Block, FeedForward, GatedFeedForward, PostNorm, PreNorm
-from regard.model.stack import Stack
 from tests.model.samples import close, lively
 
 B, L, S, D, E = 3, 5, 7, 12, 10
@@ -52,20 +51,14 @@ def normal(*shape: int) -> Tensor:
 @pytest.mark.parametrize("rows", [1, 2, 5])
 def test_first_rows_alone(residual: type[nn.Module], rows: int) -> None:
     layer, x = block(residual), normal(B, L, D)
+    masks = [causal(), window(1), window(2, 0) & padding([5, 2, 3]), causal() | prefix(2)]
+    for mask in [*masks, ~window(1)]:
+        close(layer(x, mask=mask, rows=rows), layer(x, mask=mask)[:, :rows])
     have, want = layer(x, rows=rows), layer(x)[:, :rows]
     close(have, want)
     seeds = torch.randn_like(want)
     for one, two in zip(*(torch.autograd.grad(y, layer.parameters(), seeds) for y in (have, want))):
         close(one, two)
-
-
-def test_first_rows_alone_are_refused_under_a_mask() -> None:
-    """A mask counts from the end of the sequence, so it would take the first rows for the last."""
-    layer, x = block(PreNorm), normal(B, L, D)
-    with pytest.raises(ValueError, match=r"first rows \(2\) alone .* mask \(causal\(\)\); leave"):
-        layer(x, mask=causal(), rows=2)
-    with pytest.raises(ValueError, match="leave rows out"):
-        Stack([layer])(x, mask=causal(), rows=2)
 
 
 @pytest.mark.parametrize(
