@@ -76,13 +76,13 @@ def observe(observers: Observers) -> Iterator[None]:
     try:
         yield
     finally:  # blocks may end in any order
-        active[:] = [some for some in active if some is not observers]
+        active[:] = [entry for entry in active if entry is not observers]
 
 
 def is_observed(model: nn.Module) -> bool:
     """True if this thread observes a core of the model."""
     active = _thread.observers
-    return bool(active) and any(part in some for part in model.modules() for some in active)
+    return bool(active) and any(part in entry for part in model.modules() for entry in active)
 
 
 def recomputation() -> ContextFunction:
@@ -93,19 +93,19 @@ def recomputation() -> ContextFunction:
     if not _thread.observers:
         return noop_context_fn
     changes: list[Observers] = [
-        {core: observer._replace(see=None) for core, observer in some.items()}
-        for some in _thread.observers
+        {core: observer._replace(see=None) for core, observer in entry.items()}
+        for entry in _thread.observers
     ]
 
     @contextmanager
-    def changed() -> Iterator[None]:
+    def repeat_changes() -> Iterator[None]:
         before, _thread.observers = _thread.observers, changes
         try:
             yield
         finally:
             _thread.observers = before
 
-    return lambda: (nullcontext(), changed())
+    return lambda: (nullcontext(), repeat_changes())
 
 
 def uncompiled(function: Callable[P, T]) -> Callable[P, T]:
@@ -150,7 +150,7 @@ class Core(nn.Module):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if not _thread.observers:
             return super().__call__(*args, **kwargs)
-        return _observed(self, args, kwargs)
+        return _call_observed(self, args, kwargs)
 
     def forward(
         self,
@@ -221,8 +221,8 @@ def _attends(score: Score) -> bool:
 
 
 @uncompiled
-def _observed(core: Core, args: Any, kwargs: Any) -> Any:
-    observers = [some[core] for some in _thread.observers if core in some]
+def _call_observed(core: Core, args: Any, kwargs: Any) -> Any:
+    observers = [entry[core] for entry in _thread.observers if core in entry]
     if not observers:
         return nn.Module.__call__(core, *args, **kwargs)
     inputs = Inputs(*args, **kwargs)
@@ -250,7 +250,7 @@ def _call(see: Sequence[Callable[[Inputs], None]], inputs: Inputs) -> None:
 def _double(core: Core, see: Sequence[Callable[[Inputs], None]]) -> nn.Module:
     """A module with the core's state and hooks, whose forward is seen.
 
-    Forward pre-hooks may replace the inputs, and only what runs after them knows.
+    Forward pre-hooks may replace the inputs, and only `forward` receives the result.
     """
 
     def forward(*args: Any, **kwargs: Any) -> Any:

@@ -1,10 +1,10 @@
-"""What attention does to the output: something is changed inside a model, and it answers again.
+"""The effect of attention on the output: a model answers again with a part of it changed.
 
     with changed(model, off=[("decoder.blocks.1.cross", 2)], hidden=[3, 4]):
         translator.translate([text])
 
-A weight says where a head looked, which does not say that it mattered (Jain and Wallace 2019). So
-beside weights stand effects: by how much log p falls
+A weight shows where a head looked, not whether it mattered (Jain and Wallace 2019). An effect is
+the fall of log p
 
     with a head off         its output is 0
     with a word hidden      no query may attend to the word's tokens, in any layer
@@ -73,7 +73,7 @@ def changed(
 
 
 def reads_source(name: str) -> bool:
-    """Whether an attention's keys are the source's: all but a decoder's own."""
+    """True if an attention's keys are the source's: all but a decoder's own."""
     return not (name.startswith("decoder.") and name.endswith(".attention"))
 
 
@@ -129,7 +129,7 @@ def _silence(heads: Sequence[int]) -> Callable[[Tensor], Tensor]:
     return silence
 
 
-# Effects on what a Transformer has written
+# Effects on the output of a Transformer
 
 
 @torch.inference_mode()
@@ -139,8 +139,8 @@ def log_p(
     """log p of each token of a target, and of EOS, for each row of a batch of sources."""
     device = source.device
     tokens = torch.tensor([*target, end], device=device)
-    given = torch.tensor([[start, *target]], device=device).expand(len(source), -1)
-    logs = model(source, given).float().log_softmax(-1)
+    inputs = torch.tensor([[start, *target]], device=device).expand(len(source), -1)
+    logs = model(source, inputs).float().log_softmax(-1)
     return logs[:, torch.arange(len(tokens), device=device), tokens].cpu()
 
 
@@ -153,7 +153,7 @@ def effect_of_units(
     start: int,
     end: int,
 ) -> Float[Tensor, "U L"]:
-    """By how much the log p of each target token falls when each unit of the source is hidden.
+    """The fall of each target token's log p when each unit of the source is hidden.
 
     A unit is positions of the source: a word's tokens, or one patch. `source` is a batch of one.
     """
@@ -174,7 +174,7 @@ def effect_of_units(
 def effect_of_heads(
     model: nn.Module, heads: Sequence[HeadName], answer: Callable[[], Tensor]
 ) -> list[Tensor]:
-    """By how much an answer, such as log p, falls with each of these heads off."""
+    """The fall of an answer, such as log p, with each of these heads off."""
     whole = answer()
     falls = []
     for head in heads:

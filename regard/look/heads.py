@@ -1,10 +1,10 @@
-"""What the heads of an attention do, in a few numbers each, so that they can be ranked.
+"""A few numbers for each head of an attention, by which heads can be ranked.
 
     entropy     -Σ_j p_j log p_j of p_j = |A_ij| / Σ_j |A_ij|, the mean over rows, in nats:
                 0 looks at one key
     same        Σ_i A_ii / L: the position itself
     previous    the position before it; next the one after
-    first       the first key, where heads rest that have nothing to do; last the last, often EOS
+    first       the first key, where idle heads rest; last the last one, often EOS
 
 Query i stands at key i + S - L, as in decoding with a cache. Rows are computed a few at a time, so
 that 16,384 tokens take no more memory than a few rows do.
@@ -26,7 +26,7 @@ ROWS = 128
 
 @dataclass(frozen=True)
 class Habits:
-    """What each head does on average over its rows."""
+    """The habits of each head, averaged over its rows."""
 
     entropy: Float[Tensor, "H"]
     same: Float[Tensor, "H"]
@@ -45,19 +45,19 @@ def habits(asked: Asked, sequence: int = 0, rows: Sequence[int] | None = None) -
     L, S = asked.query.shape[2], asked.key.shape[2]
     H = asked.query.shape[1]
     sums = {field.name: torch.zeros(H, dtype=torch.float64) for field in fields(Habits)}
-    wanted = torch.arange(L) if rows is None else torch.tensor(rows, dtype=torch.long)
-    for some in wanted.to(asked.query.device).split(ROWS):
-        part = asked.weights(some)[sequence].double()
+    chosen = torch.arange(L) if rows is None else torch.tensor(rows, dtype=torch.long)
+    for numbers in chosen.to(asked.query.device).split(ROWS):
+        part = asked.weights(numbers)[sequence].double()
         shares = F.normalize(part, 1, -1).abs()
         sums["entropy"] += torch.special.entr(shares).sum((-1, -2)).cpu()
         for name, step in (("same", 0), ("previous", -1), ("next", 1)):
-            at = some + S - L + step
+            at = numbers + S - L + step
             real = (at >= 0) & (at < S)
             places = at[real].expand(H, -1)[..., None]
             sums[name] += part[:, real].gather(-1, places).sum((-1, -2)).cpu()
         sums["first"] += part[..., 0].sum(-1).cpu()
         sums["last"] += part[..., -1].sum(-1).cpu()
-    return Habits(**{name: total / max(len(wanted), 1) for name, total in sums.items()})
+    return Habits(**{name: total / max(len(chosen), 1) for name, total in sums.items()})
 
 
 def by_words(

@@ -5,10 +5,9 @@
     seen["decoder.blocks.3.cross"].weights()       exact, per head, (B, H, L, S)
 
 The fused kernel still runs: only queries, keys and values are kept, and weights are recomputed from
-them on demand, for the rows asked for. Every model is recorded that attends by Regard's modules, by
-`F.scaled_dot_product_attention`, as those of Hugging Face and timm do, by Regard's function of that
-name, or by `nn.MultiheadAttention`. An attention is known by its name in the model: that of the
-innermost module which calls it.
+them on demand, for chosen rows. Four attentions are recorded: Regard's MultiHeadAttention, Regard's
+`scaled_dot_product_attention`, torch's function of that name, which models of Hugging Face and timm
+call, and `nn.MultiheadAttention`. Each has the name of the innermost module that calls it.
 """
 
 import sys
@@ -42,7 +41,7 @@ from regard.attention.weights import Statistics, statistics, weights
 
 @dataclass(frozen=True)
 class Asked:
-    """One call of an attention: its queries and keys, and all else that makes its weights."""
+    """One call of an attention: its queries, its keys and everything else that its weights need."""
 
     query: Float[Tensor, "B H L K"]
     key: Float[Tensor, "B G S K"]
@@ -50,7 +49,7 @@ class Asked:
     beta: float | int | Tensor | None
     bias: Tensor | None
     value: Tensor | None = None
-    """What the weights were applied to, (B, G, S, V); None where it is not known."""
+    """The values that the weights average, (B, G, S, V); None where they are unknown."""
     core: Core | None = None
     """The core whose `weights` are no softmax of β q·k + bias; otherwise None."""
     versions: tuple[int, ...] = ()
@@ -79,7 +78,7 @@ class Asked:
         return statistics(self.query, self.key, self.mask, self.beta, self.bias, topk)
 
     def overview(self, cells: int = 256, rows: int = 256) -> Float[Tensor, "B H R C"]:
-        """The whole matrix in at most so many rows and columns, a few rows in memory at a time.
+        """The whole matrix in at most `cells` rows and columns, about `rows` rows at a time.
 
         A cell is the weight that its columns receive together from one of its rows, on average.
         Rows sum to 1 as they do in the matrix.
@@ -89,43 +88,43 @@ class Asked:
         step = down * max(1, rows // down)
         parts = []
         for begin in range(0, L, step):
-            part = self._summed(self.weights(slice(begin, min(begin + step, L))), cells)
-            parts += [some.mean(-2, keepdim=True) for some in part.split(down, -2)]
+            part = self._sum_columns(self.weights(slice(begin, min(begin + step, L))), cells)
+            parts += [cell.mean(-2, keepdim=True) for cell in part.split(down, -2)]
         return torch.cat(parts, -2)
 
     def sample(self, cells: int = 256) -> Float[Tensor, "B H R C"]:
-        """As many rows as are seen at once, `sampled` of all, with their columns summed in cells.
+        """At most `cells` rows, evenly spaced, with their columns summed in cells.
 
-        What is not shown is not computed: of 16,384 tokens, one row in 64.
+        Other rows are not computed: of 16,384 tokens, one row in 64 is.
         """
-        return self._summed(self.weights(sampled(self.query.shape[2], cells)), cells)
+        return self._sum_columns(self.weights(sampled(self.query.shape[2], cells)), cells)
 
-    def _summed(self, part: Tensor, cells: int) -> Tensor:
+    def _sum_columns(self, part: Tensor, cells: int) -> Tensor:
         S = self.key.shape[2]
         across = -(-S // min(S, cells))
         return F.pad(part, (0, -S % across)).unflatten(-1, (-1, across)).sum(-1)
 
 
 def sampled(count: int, cells: int) -> list[int]:
-    """At most so many of the numbers below count, evenly spaced; the last one is among them."""
+    """At most `cells` of the numbers below `count`, evenly spaced, with the last one."""
     step = -(-count // min(count, cells))
     return list(range((count - 1) % step, count, step))
 
 
 class Recording(dict[str, Asked]):
-    """The last call of each attention, by its name in the model; one called twice is kept once."""
+    """The last call of each attention, by its name in the model."""
 
     def __missing__(self, name: str) -> Asked:
         raise KeyError(f"{name!r} was not recorded; there are {', '.join(self) or 'none'}")
 
     def __repr__(self) -> str:
-        """Names and sizes: numbers are computed when they are asked for."""
+        """Names and sizes; weights are computed on demand."""
         return "\n".join(
             [
                 "Recorded: batch × heads × queries × keys",
                 *(
-                    f"  {name}: {' × '.join(map(str, (*one.query.shape[:3], one.key.shape[2])))}"
-                    for name, one in self.items()
+                    f"  {name}: {' × '.join(map(str, (*call.query.shape[:3], call.key.shape[2])))}"
+                    for name, call in self.items()
                 ),
             ]
         )
@@ -156,16 +155,16 @@ def _see(recording: Recording, name: str, core: Core) -> Callable[[Inputs], None
     def see(inputs: Inputs) -> None:
         query, key, value, mask, bias = inputs
         if has_own_weights(core):
-            asked = Asked(query, key, mask, None, bias, value, core, _versions(core))
+            call = Asked(query, key, mask, None, bias, value, core, _versions(core))
         elif core.score is not None:
             with torch.no_grad():
                 query, key, beta, bias = core.score.with_bias(query, key, bias)
-            asked = Asked(query, key, mask, beta, bias, value)
+            call = Asked(query, key, mask, beta, bias, value)
         else:
             # A learned β is changed in place by an optimizer.
             scale = core.beta.clone() if isinstance(core.beta, Tensor) else core.beta
-            asked = Asked(query, key, mask, scale, bias, value)
-        recording[name] = asked
+            call = Asked(query, key, mask, scale, bias, value)
+        recording[name] = call
 
     return see
 
@@ -202,16 +201,16 @@ class _Foreign(TorchFunctionMode):
             if not self.wanted(name):
                 self.unwanted[name] = None
             elif func is F.multi_head_attention_forward:
-                self.recording[name] = _multihead(func, args, kwargs)
+                self.recording[name] = _from_module(func, args, kwargs)
             else:
-                self.recording[name] = _asked(*args, **kwargs)
+                self.recording[name] = _from_function(*args, **kwargs)
         return func(*args, **kwargs)
 
     def _caller(self) -> str | None:
-        """The name of the innermost module that is running; None for our own attention, which
-        records itself, and for another model."""
+        """The name of the innermost module that is running; None in a Core, which is observed, and
+        in another model."""
         running = list(_running_modules())
-        if any(isinstance(module, MultiHeadAttention) for module in running):
+        if any(isinstance(module, Core) for module in running):
             return None
         names = (self.names[module] for module in running if module in self.names)
         return next(names, None if running else "")
@@ -220,9 +219,9 @@ class _Foreign(TorchFunctionMode):
         """Why nothing was recorded, and the remedy."""
         ours = [n for m, n in self.names.items() if isinstance(m, MultiHeadAttention)]
         if waiting := [name for name in ours if self.wanted(name)]:
-            return f"{_listed(waiting)} did not run in this thread while the block did"
+            return f"{_quote(waiting)} did not run in this thread while the block did"
         if unwanted := [*ours, *self.unwanted]:
-            return f"`wanted` is False for {_listed(unwanted)}"
+            return f"`wanted` is False for {_quote(unwanted)}"
         for module in self.names:
             config = getattr(module, "config", None)
             implementation = getattr(config, "_attn_implementation", "sdpa")
@@ -255,14 +254,14 @@ def _running_modules() -> Iterator[nn.Module]:
         frame = frame.f_back
 
 
-def _listed(names: Sequence[str]) -> str:
+def _quote(names: Sequence[str]) -> str:
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
     return ", ".join(repr(name) for name in names[:3]) + more
 
 
 @torch.no_grad()
-def _asked(*args: Any, **kwargs: Any) -> Asked:
-    """The arguments of torch's function in our words, in four axes."""
+def _from_function(*args: Any, **kwargs: Any) -> Asked:
+    """The arguments of torch's function under Regard's names, with four axes."""
     query, key, value, mask, beta, bias, _ = from_torch(*args, **kwargs)
 
     def four(x: Tensor) -> Tensor:
@@ -274,13 +273,13 @@ def _asked(*args: Any, **kwargs: Any) -> Asked:
 
 
 @torch.no_grad()
-def _multihead(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Asked:
-    """`nn.MultiheadAttention` splits its projections inside; it is asked for the weights.
+def _from_module(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Asked:
+    """`nn.MultiheadAttention` projects inside, but returns its weights A.
 
-    What it answers is kept as a bias: softmax(log A) = A.
+    Their logarithm is recorded as a bias: softmax(log A) = A.
     """
-    named = {**kwargs, "need_weights": True, "average_attn_weights": False, "training": False}
-    _, found = func(*args, **named)
-    found = found[None] if found.ndim == 3 else found
-    B, H, L, S = found.shape
-    return Asked(found.new_zeros(B, H, L, 1), found.new_zeros(B, H, S, 1), None, 1.0, found.log())
+    options = {**kwargs, "need_weights": True, "average_attn_weights": False, "training": False}
+    _, A = func(*args, **options)
+    A = A[None] if A.ndim == 3 else A
+    B, H, L, S = A.shape
+    return Asked(A.new_zeros(B, H, L, 1), A.new_zeros(B, H, S, 1), None, 1.0, A.log())

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention as imported
 
 from regard.attention.functional import scaled_dot_product_attention as ours
+from regard.attention.multihead import MultiHeadAttention
 from regard.look.record import record, sampled
 from regard.look.view import view_of
 from regard.model.transformer import Transformer, TransformerConfig
@@ -196,6 +197,17 @@ def test_hugging_faces_eager_attention_warns_with_the_remedy() -> None:
     with record(model) as seen:
         model(images)
     assert len(seen) == 1
+
+
+def test_an_own_forward_that_calls_torchs_function_is_recorded() -> None:
+    class Direct(MultiHeadAttention):
+        def forward(self, x: Tensor) -> Tensor:
+            return F.scaled_dot_product_attention(x, x, x)
+
+    model, x = nn.Sequential(Direct(12, 3)), torch.randn(2, 5, 12)
+    with record(model) as seen:
+        output = model(x)
+    torch.testing.assert_close((seen["0"].weights() @ x[:, None])[:, 0], output)
 
 
 class TimmAttention(nn.Module):

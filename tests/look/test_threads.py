@@ -320,3 +320,24 @@ def test_sessions_with_attention_are_a_threads_own() -> None:
     alone = [penalized(seed, threading.Barrier(1)) for seed in (1, 2)]
     found = in_step(*(lambda barrier, seed=seed: penalized(seed, barrier) for seed in (1, 2)))
     assert found == alone
+
+
+@pytest.mark.gpu
+def test_a_captured_engine_stays_in_other_threads() -> None:
+    model, source = small().cuda().bfloat16(), ids(7, 1).cuda()
+
+    def answer() -> Any:
+        with open_session(model, source, beams=2, length=9) as session:
+            return beam(session, [[1], [1]], width=2, end=2, max_length=7)
+
+    expected, engine = answer(), pick(model)
+    assert engine.name == "cuda"
+    with record(model) as recording, changed(model, off=[(CROSS, 0), (CROSS, 1)]):
+        assert pick(model).name == "eager"
+        assert in_thread(lambda: pick(model)) is engine
+        assert in_thread(answer) == expected
+        assert not recording
+        answer()
+        assert len(recording) == 6
+    assert pick(model) is engine
+    assert answer() == expected
