@@ -16,7 +16,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from regard.attention.arguments import check_input
-from regard.attention.checks import check_integer
+from regard.attention.checks import check_dense, check_integer, shown
 from regard.attention.fusing import are_linear, compute_dtype, fuses
 from regard.attention.mask import At, Mask
 from regard.attention.position import Concatenated, InputPosition, Positions
@@ -74,10 +74,12 @@ class Tokens(Embedded):
         self.table = nn.Embedding(vocabulary, self.inner)
 
     def forward(self, ids: Int[Tensor, "B S"], at: Positions = 0) -> Float[Tensor, "B S D"]:
-        if ids.is_floating_point() or ids.dtype == torch.bool or ids.ndim != 2:
+        _check_tensor("token ids", ids)
+        if ids.dtype not in (torch.int64, torch.int32) or ids.ndim != 2:
+            remedy = "one sentence is ids[None]" if ids.ndim != 2 else "pass ids.long()"
             raise ValueError(
-                f"token ids must be integers of shape (batch, length), got {ids.dtype} of shape "
-                f"{tuple(ids.shape)}; one sentence is ids[None]"
+                f"token ids must be integers, int64 or int32, of shape (batch, length), got "
+                f"{ids.dtype} of shape {tuple(ids.shape)}; {remedy}"
             )
         try:
             x = self.table(ids)
@@ -119,6 +121,7 @@ class Patches(Embedded):
         self, images: Float[Tensor, "B C Y X"], at: Positions = 0
     ) -> Float[Tensor, "B S D"]:
         want = (self.channels, *self.image)
+        _check_tensor("images", images)
         if images.ndim != 4 or images.shape[1:] != want:
             raise ValueError(
                 f"images of shape {tuple(images.shape)} must be (batch, {want[0]}, {want[1]}, "
@@ -153,6 +156,7 @@ class Frames(Embedded):
 
     def forward(self, frames: Float[Tensor, "B S F"], at: Positions = 0) -> Float[Tensor, "B S D"]:
         weight = self.projection.weight
+        _check_tensor("frames", frames)
         if frames.ndim != 3 or frames.shape[-1] != weight.shape[1]:
             raise ValueError(
                 f"frames of shape {tuple(frames.shape)} must be (batch, time, {weight.shape[1]}); "
@@ -160,6 +164,14 @@ class Frames(Embedded):
             )
         check_input("frames", frames, "features", weight.shape[1], weight.dtype)
         return self.placed(self.projection(frames), at)
+
+
+def _check_tensor(name: str, x: object) -> None:
+    if not isinstance(x, Tensor):
+        raise ValueError(
+            f"{name} must be a tensor, got {shown(x)}; make one with torch.tensor(...)"
+        )
+    check_dense(name, x)
 
 
 def flat_patches(

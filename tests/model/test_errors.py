@@ -202,6 +202,20 @@ BATCHES: dict[str, Case] = {
         *(r"\(2, 3, 8, 10\)", r"\(batch, 3, 6, 10\)", "at_size"),
     ),
     "a grey image": (lambda: pictures()(zeros(2, 1, 6, 10)), r"\(2, 1, 6, 10\)", "3, 6, 10"),
+    "a list of pixels": (lambda: pictures()([1]), "images", r"\[1\]", r"torch\.tensor"),
+    "a list of tokens": (
+        lambda: words().tokens([[5, 6]]),  # type: ignore[arg-type]
+        *("token ids", r"\[\[5, 6\]\]", r"torch\.tensor"),
+    ),
+    **{
+        f"tokens of {dtype}": (
+            lambda dtype=dtype: words()(IDS.to(dtype)),
+            *(str(dtype), r"\(2, 5\)", "int64 or int32", r"ids\.long\(\)"),
+        )
+        for dtype in (torch.int8, torch.uint8, torch.int16, torch.complex64, torch.bool)
+    },
+    "sparse tokens": (lambda: words()(IDS.to_sparse()), "token ids", "sparse", "to_dense"),
+    "sources of int8": (lambda: text()(IDS.to(torch.int8), IDS), "torch.int8", r"ids\.long"),
     "an image alone": (lambda: pictures()(zeros(3, 6, 10)), r"\(3, 6, 10\)", "batch"),
     "bytes": (
         lambda: pictures()(zeros(2, 3, 6, 10).byte()),
