@@ -195,15 +195,17 @@ def find(model: Transformer, examples: Sequence[Example], start: int, end: int) 
 
 
 def _shortened(example: Example) -> Example:
-    """The beginning of a long example, with the same share of source and target. Leaving out each
-    of n words takes time and memory of n copies, so that all of a long text would take n²."""
+    """The beginning of a long example, with the same share of source and target, and with words
+    counted from 0. Leaving out each of n words takes n copies, so all of a long text takes n²."""
     S, L = len(example.source), len(example.target)
     share = min(1.0, MAX_TOKENS / max(S, L, 1))
     source, target = math.ceil(share * S), math.ceil(share * L)
+    words = example.source_words[:source]
+    first = min((word for word in words if word >= 0), default=0)
     return Example(
         example.source[:source],
         example.target[:target],
-        example.source_words[:source],
+        [max(-1, word - first) for word in words],
         example.target_words[:target],
     )
 

@@ -1,5 +1,6 @@
 """Readers and language models that are served."""
 
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -23,7 +24,7 @@ from regard.service.requests import (
     TooLarge,
 )
 from regard.service.served import Job
-from regard.service.writers import Writer, lists, streaming
+from regard.service.writers import Writer, check_weights, lists, streaming
 from regard.task.search import open_reading
 
 if TYPE_CHECKING:
@@ -51,7 +52,9 @@ class ServedReader(Writer):
             if request.image is None:
                 raise Refused("a reader attends to an image; give one")
             check_image(request.image, limits)
-            self.calls.append((job, lambda: self._attention(request)))
+            tokens = self.reader.tokenizer.encode(request.written or "")
+            check_weights(self.model, len(tokens) + 1, math.prod(self.reader.grid), limits)
+            self.calls.append((job, lambda: self._attention(request, limits)))
             return
         assert isinstance(request, Read)
         rules = self._rules(request.beams)
@@ -81,9 +84,10 @@ class ServedReader(Writer):
     def _streamed(self, job: Job, n: int) -> Callable[[list[int]], None] | None:
         return streaming(job, n, self.reader.tokenizer.decode)
 
-    def _attention(self, request: Attend) -> Attention:
+    def _attention(self, request: Attend, limits: Limits) -> Attention:
         assert request.image is not None
         looked = self.reader.attention(request.image, request.written)
+        check_weights(self.model, len(looked.text), math.prod(self.reader.grid), limits)
         text = request.written or "".join(looked.text[:-1]).replace("▁", " ").strip()
         return Attention(text, (), tuple(looked.text), lists(looked.weights))
 

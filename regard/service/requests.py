@@ -24,15 +24,17 @@ class Limits:
     """Beam size."""
     tokens: int = 1_000
     """Tokens to be generated."""
+    weights: int = 2**20
+    """Attention weights of an answer, which has some 20 bytes for each."""
     seconds: float = 30.0
     """Time in which a request is answered, or given up."""
     queue: int = 4_000
     """Sentences and images that may wait; beyond, requests are refused for a while."""
 
     def __post_init__(self) -> None:
-        for name in ("characters", "texts", "pixels", "image_bytes", "beams", "tokens", "queue"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} ({getattr(self, name)}) must be 1 or more")
+        for name, value in vars(self).items():
+            if name != "seconds" and value < 1:
+                raise ValueError(f"{name} ({value}) must be 1 or more")
         if not 0 < self.seconds < math.inf:
             raise ValueError(f"seconds ({self.seconds}) must be above 0; try 30")
 

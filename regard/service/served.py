@@ -93,8 +93,8 @@ class Served:
 
     @property
     def waiting(self) -> int:
-        """Sentences or examples that have not begun."""
-        return 0
+        """Sentences, examples and calls that have not begun."""
+        return len(self.calls)
 
     @property
     def busy(self) -> bool:

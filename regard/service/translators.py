@@ -23,7 +23,7 @@ from regard.service.requests import (
 )
 from regard.service.served import Job
 from regard.service.split import Piece, marked_up, pieces, plain
-from regard.service.writers import Writer, lists
+from regard.service.writers import Writer, check_weights, lists
 from regard.task.load import load
 from regard.task.search import SearchSettings
 from regard.task.translator import NOTHING, Part, Translator, Written, longest
@@ -55,10 +55,19 @@ class ServedTranslator(Writer):
 
         return find if self.translator.head is None else None
 
+    def check(self, request: Request, limits: Limits) -> None:
+        super().check(request, limits)
+        if isinstance(request, Attend) and request.text is not None:
+            source = sum(len(part.ids) for part in self.translator.cut(request.text)) + 1
+            target = source
+            if request.written is not None:
+                target = len(self.translator.tokenizer.encode(request.written)) + 1
+            check_weights(self.model, target, source, limits)
+
     def take(self, job: Job, limits: Limits) -> None:
         request = job.request
         if isinstance(request, Attend):
-            self.calls.append((job, lambda: self._attention(request)))
+            self.calls.append((job, lambda: self._attention(request, limits)))
             return
         assert isinstance(request, Translate)
         texts = [
@@ -101,7 +110,7 @@ class ServedTranslator(Writer):
         for (text, n, _), parts in zip(asked, cuts):
             yield from text.sentences(n, parts, rules, settings, ready)
 
-    def _attention(self, request: Attend) -> Attention:
+    def _attention(self, request: Attend, limits: Limits) -> Attention:
         if request.text is None:
             raise Refused("a translator attends to a text; give one")
         translator = self.translator
@@ -114,6 +123,7 @@ class ServedTranslator(Writer):
         seen_ = best[0].attention
         if seen_ is None:
             return Attention("", (), (), ())
+        check_weights(self.model, len(seen_.target), len(seen_.source), limits)
         return Attention(
             best[0].text,
             tuple(seen_.source),

@@ -53,7 +53,7 @@ class Writer(Served):
 
     @property
     def waiting(self) -> int:
-        return self._waiting
+        return super().waiting + self._waiting
 
     @property
     def busy(self) -> bool:
@@ -111,7 +111,7 @@ class Writer(Served):
             self._queues.append(deque(self._inbox.popleft()))
         # To read a few costs almost as much as to read many. Where not all who wait can join, the
         # next do when half of the rows are free.
-        if rows > self._rows // 2 and self.waiting > self._rows - rows:
+        if rows > self._rows // 2 and self._waiting > self._rows - rows:
             return
         now = time.monotonic()
         if self.batch.cohorts and now < self._admitted + GATHER:
@@ -177,6 +177,18 @@ def streaming(
             sent = text
 
     return stream
+
+
+def check_weights(model: Any, queries: int, keys: int, limits: Limits) -> None:
+    """Raises if the attention weights of a text are too many for one answer."""
+    layers, heads = len(model.decoder.blocks), model.config.heads
+    count = layers * heads * queries * keys
+    if count > limits.weights:
+        raise TooLarge(
+            f"attention of {queries:,} to {keys:,} tokens, or patches, in {layers} layers of "
+            f"{heads} heads has {count:,} weights, and an answer at most {limits.weights:,}; "
+            "send a shorter text"
+        )
 
 
 def lists(weights: torch.Tensor) -> tuple[Any, ...]:

@@ -39,7 +39,7 @@ from regard.task.digits import Strip, Strips
 from regard.task.folder import model_folder
 from regard.task.pictures import Picture, Preparation, split, told
 from regard.task.precision import load_saved
-from regard.task.search import SearchSettings, search
+from regard.task.search import SearchSettings, check_length, search
 from regard.task.settings import (
     Precision,
     Preset,
@@ -603,6 +603,7 @@ class Reader:
         if text is None:
             (text,) = self.read([picture])
         tokens = self.tokenizer.encode(text)
+        check_length("text", len(tokens), self.search.length)
         x = self.prepared(next(self.preparation.batches([picture], 1)))
         target = torch.tensor([[self.search.start, *tokens]], device=x.device)
         with (

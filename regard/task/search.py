@@ -168,6 +168,24 @@ def find(
         return beam(session, prompts, width=width, n_best=n_best, **rules)
 
 
+MAX_TOKENS = 1024
+"""Tokens of a text that a model reads at once, for its score or for attention weights, unless the
+model was trained on longer ones: time and memory grow with their square."""
+
+
+def check_length(what: str, tokens: int, trained: int = 0) -> None:
+    """Raises if a text is too long to be scored, or for its attention weights.
+
+    `trained` is the length of the texts that the model was trained on.
+    """
+    most = max(MAX_TOKENS, trained)
+    if tokens > most:
+        raise ValueError(
+            f"the {what} has {tokens:,} tokens, and a score or attention weights are computed for "
+            f"at most {most:,}; split it at sentences"
+        )
+
+
 @runtime_checkable
 class Writer(Protocol):
     """Whatever writes text by a search."""

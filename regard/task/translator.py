@@ -22,7 +22,7 @@ from regard.checkpoint import CONFIG, Saved
 from regard.data.batch import text_batch, text_source
 from regard.data.table import tagged
 from regard.data.tokenizer import AnyTokenizer, read_pair
-from regard.decode.batching import FIRST, TOKENS, WINDOW, in_order, usual
+from regard.decode.batching import FIRST, TOKENS, WINDOW, batches, in_order, usual
 from regard.decode.engine.ensemble import Weights, ensemble, shares
 from regard.decode.engine.pick import pick
 from regard.decode.engine.session import Session
@@ -35,6 +35,7 @@ from regard.model.transformer import Transformer
 from regard.task.precision import load_saved
 from regard.task.search import (
     SearchSettings,
+    check_length,
     check_same_tokens,
     find,
     open_reading,
@@ -252,6 +253,8 @@ class Translator:
         def parts() -> Iterator[Part | None]:
             for some in _together(texts):
                 for cut in self.cuts(some, align, tags):
+                    if attention:
+                        check_length("text", sum(len(part.ids) for part in cut), self.search.length)
                     if forced := next(prefixes, "").strip():
                         ids = tuple(self.tokenizer.encode(forced))
                         self._check_prefix(forced, ids, settings)
@@ -293,6 +296,8 @@ class Translator:
         """The cross-attention of every layer and head while this was, or is, written."""
         source = self._encode(text)
         tokens = self.tokenizer.encode(written) if isinstance(written, str) else list(written)
+        check_length("text", len(source), self.search.length)
+        check_length("translation", len(tokens), self.search.length)
         (weights,) = cross(self.model, [(source, tokens)], self.search.start, self.search.end)
         return self._attended(source, tokens, weights)
 
@@ -395,8 +400,17 @@ class Translator:
         if align and self.head is None:
             self._find([(part, best[0]) for part, best in zip(parts, written) if part.ids])
         nothing = [replace(NOTHING, alignment=[])] if align else [NOTHING]
+        pairs = [(part, one) for part, best in zip(parts, written) if part.ids for one in best]
+        size = max(1, FIRST * TOKENS // max((len(part.ids) for part, _ in pairs), default=1))
+        looked = iter(
+            [
+                one
+                for begin in range(0, len(pairs), size)
+                for one in self._looked(pairs[begin : begin + size], attention, align)
+            ]
+        )
         return [
-            self._looked([(part, one) for one in best], attention, align) if part.ids else nothing
+            [next(looked) for _ in best] if part.ids else nothing
             for part, best in zip(parts, written)
         ]
 
@@ -433,10 +447,12 @@ class Translator:
         parts = [Part(self._encode(source), []) for source, _ in pairs]
         parts = [self.whole(part, source) for part, (source, _) in zip(parts, pairs)]
         targets = [self.tokenizer.encode(target.strip()) for _, target in pairs]
-        order = sorted(range(len(pairs)), key=lambda n: len(parts[n].ids) + len(targets[n]))
+        for part, target in zip(parts, targets):
+            check_length("text", max(map(len, (part.ids, *part.others))), self.search.length)
+            check_length("translation", len(target), self.search.length)
+        lengths = [max(len(part.ids), len(target)) for part, target in zip(parts, targets)]
         results: dict[int, Written] = {}
-        for begin in range(0, len(order), batch):
-            some = order[begin : begin + batch]
+        for some in batches(lengths, batch, TOKENS * batch):
             scores = self._token_scores([parts[n] for n in some], [targets[n] for n in some])
             for n, one in zip(some, scores):
                 ranked = _ranked(one, self.search)

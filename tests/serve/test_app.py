@@ -179,6 +179,7 @@ WRONG: list[tuple[str, object, dict[str, str], int]] = [
     ("/v1/classify?top=x", picture(0), {"content-type": "image/png"}, 422),
     ("/v1/classify", picture(0, (101, 101)), {"content-type": "image/png"}, 413),
     ("/v1/read", {"image": [base64.b64encode(picture(0, (101, 101))).decode()]}, {}, 413),
+    ("/v1/attention", {"text": "ab cd " * 333, "model": "en-de"}, {}, 413),
     ("/v1/attention", {}, {}, 422),
     ("/v1/attention", {"text": "a", "image": "b"}, {}, 422),
     ("/v1/models/none/reload", b"", {}, 404),

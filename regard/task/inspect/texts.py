@@ -35,6 +35,7 @@ from regard.task.inspect.changes import (
     with_end,
     with_head_effects,
 )
+from regard.task.search import check_length
 
 if TYPE_CHECKING:
     from regard.task.encoder import TrainedEncoder
@@ -65,6 +66,7 @@ def generated(
     ids = tokenizer.encode(text)
     if not ids:
         raise ValueError("text (nothing) must have a token to look at")
+    check_length("text", len(ids), settings.length)
     given = [settings.start, *ids]
     with changes.made(model):
         with open_session(model, rows=1, length=len(given) + WRITTEN) as session:
@@ -196,6 +198,7 @@ def filled(
     """What an encoder's tokens looked at, and what might stand in the place of [MASK]."""
     model, tokenizer = encoder.model, encoder.tokenizer
     ids, place = encoder.masked(text)
+    check_length("text", len(ids))
     x = ids_of(ids, model)
 
     def logs(rows: int = 1) -> Float[Tensor, "B N"]:
