@@ -1,7 +1,7 @@
 """Loads models for the commands, on a device and in a precision.
 
-loaded(folder, options, Translator)       the model of a run
-ensembled(folder, options, Translator)    its ensemble with the models of --ensemble
+load_model(folder, options, Translator)       the model of a run
+load_ensemble(folder, options, Translator)    its ensemble with the models of --ensemble
 """
 
 import sys
@@ -51,18 +51,18 @@ class EnsembleOptions(InferenceOptions):
     """Weights of that mean, RUN's first. By default all runs count the same."""
 
 
-def ensembled(
+def load_ensemble(
     folder: Path, options: EnsembleOptions, kind: type[Ready], here: Processes | None = None
 ) -> Ready:
     """The model of a folder, or its ensemble with those of --ensemble."""
     from regard.task.load import ensemble
 
     folders = [folder, *map(Path, options.ensemble)]
-    members = [loaded(member, options, kind, here) for member in folders]
+    members = [load_model(member, options, kind, here) for member in folders]
     return ensemble(members, options.ensemble_weights or None)
 
 
-def loaded(
+def load_model(
     folder: Path, options: InferenceOptions, kind: type[Ready], here: Processes | None = None
 ) -> Ready:
     """The model of a folder, on the device and in the precision of the options."""

@@ -23,8 +23,8 @@ from regard.cli.arguments import with_inputs
 from regard.cli.inference import (
     EnsembleOptions,
     InferenceOptions,
-    ensembled,
-    loaded,
+    load_ensemble,
+    load_model,
     report_fallback,
 )
 from regard.cli.output import LeftOut, as_object, awaited, each, say, without_answer, write
@@ -142,7 +142,7 @@ def _prefixed(lines: list[str], options: Translate) -> tuple[list[str], str | li
 def _translator(folder: Path, options: Translate, kind: type[Ready], here: Processes) -> Ready:
     from regard.task.search import check_search
 
-    model: Any = ensembled(folder, options, kind, here)
+    model: Any = load_ensemble(folder, options, kind, here)
     model.check_tags(options.tag)
     beams = max(options.beams or model.search.beams, options.n_best or 1)
     check_search(model.model.config, beams, model.model.target.table.weight.device)
@@ -232,7 +232,7 @@ def score(words: Sequence[str]) -> int:
     from regard.task.translator import Translator
 
     folder, options = _with_files("score", Score, Score(), words)
-    model = ensembled(folder, options, Translator)
+    model = load_ensemble(folder, options, Translator)
     counted: list[float] = []
 
     def answer(lines: list[Line]) -> Iterator[str]:
@@ -291,7 +291,7 @@ def classify(words: Sequence[str]) -> int:
     from regard.task.classify import Classifier
 
     folder, pictures, options = _pictures("classify", Classify, Classify(), words)
-    model = loaded(folder, options, Classifier)
+    model = load_model(folder, options, Classifier)
     left_out = LeftOut()
     for picture, probabilities in each(pictures, model.probabilities, options.json, left_out):
         best = _best(probabilities, model.labels, options.top)
@@ -321,7 +321,7 @@ def read(words: Sequence[str]) -> int:
     from regard.task.search import check_search
 
     folder, pictures, options = _pictures("read", Read, Read(), words)
-    model = loaded(folder, options, Reader)
+    model = load_model(folder, options, Reader)
     device = model.model.target.table.weight.device
     check_search(model.model.config, options.beams or model.search.beams, device)
     left_out = LeftOut()
@@ -375,7 +375,7 @@ def generate(words: Sequence[str]) -> int:
     from regard.task.language import Generator
 
     folder, options = _with_files("generate", Generate, Generate(), words)
-    model = ensembled(folder, options, Generator)
+    model = load_ensemble(folder, options, Generator)
     device = model.model.tokens.table.weight.device
     check_cache(model.model.config, 1, 1, options.length, device)
 
@@ -426,7 +426,7 @@ def label(words: Sequence[str]) -> int:
     from regard.task.label import Labeler
 
     folder, options = _with_files("label", Label, Label(), words)
-    model = loaded(folder, options, Labeler)
+    model = load_model(folder, options, Labeler)
 
     def answer(lines: list[Line]) -> Iterator[str]:
         rows = model.probabilities([text for _, text in lines])

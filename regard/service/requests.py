@@ -1,4 +1,4 @@
-"""What can be asked of a model, what is answered, and what is refused.
+"""Requests to a model, its answers, and its refusals.
 
 Requests and answers are plain data, so that they travel between processes as JSON.
 """
@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What a single request may ask for, and how many may wait."""
+    """Limits of a request, and of the queue."""
 
     characters: int = 20_000
     """Characters of all texts of a request."""
@@ -42,15 +42,15 @@ class Limits:
 LIMITS = Limits()
 
 
-# What is refused
+# Refusals
 
 
 class Refused(ValueError):  # noqa: N818
-    """A request that is not answered; its text says why, and nothing of what was asked."""
+    """A refused request; the message is the reason, without any text of the request."""
 
 
 class TooLarge(Refused):
-    """It asks for more than the limits allow."""
+    """The request is beyond the limits."""
 
 
 class Unknown(Refused):
@@ -73,12 +73,12 @@ class Lost(Refused):
     """Whoever was answering it is gone; it can be asked again."""
 
 
-# What is asked
+# Requests
 
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """Of any kind."""
+    """A request of any kind."""
 
     model: str | None = None
     """Its name; None where only one can be meant."""
@@ -139,15 +139,15 @@ class Label(Request):
 
 @dataclass(frozen=True, kw_only=True)
 class Attend(Request):
-    """Where a model looks while it writes: in a text, or in an image."""
+    """The cross-attention of a model while it generates from a text or an image."""
 
     text: str | None = None
     image: bytes | None = None
     written: str | None = None
-    """What it is made to write; by default what it would."""
+    """A forced output; by default the model generates one."""
 
 
-# What is answered
+# Answers
 
 
 @dataclass(frozen=True)
@@ -165,7 +165,7 @@ class Translation:
     """Of the best hypothesis: log p by its length to the power of the length penalty. Of a text in
     several pieces, the mean."""
     alternatives: tuple[Candidate, ...] = ()
-    """The next best, if more than one was asked for."""
+    """The next best, if `n_best` is more than 1."""
 
 
 @dataclass(frozen=True)
@@ -197,7 +197,7 @@ Answer: TypeAlias = (
 
 @dataclass(frozen=True)
 class Delta:
-    """More of what is being written: of text or prompt number `index`."""
+    """The next piece of an answer that is streamed, for text or prompt number `index`."""
 
     index: int
     text: str

@@ -19,13 +19,12 @@ from regard.task.search import SearchSettings, check_beams
 SWEEP = 0.25
 """Seconds between looks for who has left, or is late, among those who wait."""
 GATHER = 0.05
-"""Where sentences that come together are computed by themselves, seconds that others wait at most
-until those have ended: a step for many takes hardly longer than one for a few, and whoever is
-answered meanwhile can ask again."""
+"""Maximum time in seconds that new sentences wait for a batch to end where they cannot join it: a
+step for many takes hardly longer than one for a few, and answered clients can send again."""
 
 
 class Writer(Served):
-    """A model that is asked for sentences, which are written in one batch."""
+    """A generative model: the sentences of all requests are decoded in one batch."""
 
     search: SearchSettings
 
@@ -36,7 +35,7 @@ class Writer(Served):
         # does not keep the others waiting.
         self._queues: deque[deque[Sentence]] = deque()
         self._inbox: deque[Sequence[Sentence]] = deque()
-        """What was asked meanwhile, in any thread."""
+        """Sentences that other threads have added."""
         self._waiting, self._counting = 0, threading.Lock()
         self._known: dict[tuple[int | None, int], Rules] = {}
         self._swept = self._admitted = time.monotonic()
@@ -98,7 +97,7 @@ class Writer(Served):
         return len(entering)
 
     def _keep(self, queue: deque[Sentence]) -> None:
-        """Waits on, if there is anything in it that somebody wants."""
+        """Keeps a queue if any of its requests is still wanted."""
         if queue and queue[0].wanted():
             self._queues.append(queue)
         else:
@@ -163,7 +162,7 @@ class Writer(Served):
 def streaming(
     job: Job, n: int, decode: Callable[[list[int]], str], before: Sequence[int] = ()
 ) -> Callable[[list[int]], None] | None:
-    """Sends what is new of a text that is written from left to right."""
+    """Sends each new piece of a text that is generated from left to right."""
     send = job.stream
     if send is None:
         return None

@@ -1,4 +1,4 @@
-"""Where a model is: in a folder of its own, or in a run's, of which the best model counts."""
+"""Finds a model: in a folder of its own, or the best one of a run's folder."""
 
 import os
 from pathlib import Path
@@ -29,6 +29,6 @@ def run_config(folder: Path) -> Object | None:
     try:
         config = read(folder / CONFIG)
     except OSError:
-        return None  # what is wrong is said when the model is loaded
+        return None  # loading the model reports the error
     is_run = isinstance(config, dict) and config.get("kind") == "run"
     return cast(Object, config) if is_run else None

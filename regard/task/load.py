@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     Predictor: TypeAlias = Translator | Classifier | Reader | Generator | Labeler | TrainedEncoder
 else:
-    Predictor = object  # none is imported that is not asked for
+    Predictor = object  # no task is imported before it is used
 
 Ready = TypeVar("Ready")
 
@@ -51,7 +51,7 @@ def load(
     dtype: torch.dtype | None = None,
     verify: bool = True,
 ) -> Predictor:
-    """What a folder's model was trained for, ready for use; see `checkpoint.load` for the rest.
+    """The predictor of a folder's model, ready for use; see `checkpoint.load` for the rest.
 
     `model` is a model with parts of one's own, which is filled with the folder's weights. With
     `others`, all of them are an ensemble, in which each counts as its weight says. Weights that
@@ -83,7 +83,7 @@ def ensemble(predictors: Sequence[Ready], weights: Weights | None = None) -> Rea
 
 
 def _for_kernels(dtype: torch.dtype | None, device: Any, model: Any, **others: Any) -> bool:
-    """Whether weights that were stored in 8 bits stay so: on a CPU, unless others are wanted."""
+    """True if stored 8-bit weights stay so: on a CPU, unless a dtype is given."""
     return dtype is None and model is None and torch.device(device).type == "cpu"
 
 
@@ -103,7 +103,7 @@ def _one(folder: str | os.PathLike[str], *, dtype: torch.dtype | None, **given: 
 def load_in(
     folder: str | os.PathLike[str], device: str, precision: Precision
 ) -> tuple[Predictor, Choice]:
-    """What a folder's model was trained for, in a precision, and why in this one."""
+    """The predictor of a folder's model in a precision, and why in this one."""
     saved, choice = load_saved(folder, device, precision)
     return _predictor(saved), choice
 

@@ -1,4 +1,4 @@
-"""How a trained model writes: the settings of a search, and the search itself.
+"""The settings of a search, and the search that generates text with them.
 
     source → encoder → session → greedy or beam → hypotheses
 
@@ -52,7 +52,7 @@ class SearchSettings:
     renormalize: bool = False
     """Renormalize probabilities over the tokens that are not banned."""
     horizon: int | None = 2
-    """Beam search of a sentence ends where no open hypothesis could win within so many more tokens;
+    """Horizon in tokens: the search of a sentence ends if no open hypothesis could win within them;
     None: to the maximum length. On Multi30k nothing else is found, in 0.4 of the steps."""
 
     def __post_init__(self) -> None:
@@ -77,7 +77,7 @@ class SearchSettings:
 
     @classmethod
     def read(cls, about: Mapping[str, Any], where: str) -> "SearchSettings":
-        """What a folder's task says; it may say other things as well."""
+        """The settings in a task's section of config.json, which may have other entries."""
         return section(cls, about, where)
 
 
@@ -107,7 +107,7 @@ def open_reading(
 
 
 def check_search(config: Config, beams: int, device: torch.device | str, number: int = 4) -> None:
-    """Refuses beams that no sentence could be searched with, be it ever so short."""
+    """Raises if the beam's KV cache cannot fit even for a short sentence."""
     check_beams(beams, getattr(config, "vocabulary", beams))
     check_cache(config, 1, beams, SHORTEST, device, number)
 
@@ -137,9 +137,9 @@ def find(
     """The best hypotheses for each sentence of a session, which `opened(beams=, length=)` gives.
 
     `most` bounds the tokens of all of them, or of each, below the search's own bound. Where there
-    are prefixes, each goes on after its own, which is no part of what is found.
+    are prefixes, each sentence continues its own, which is not part of its hypotheses.
 
-    Caches are what a sentence costs in memory, for each layer of the decoder, in numbers:
+    A sentence takes memory for its caches, for each layer of the decoder, in numbers:
 
         beams · (most + 1) · (K + V) · key heads        its own keys and values, at the most
         source · (K + V) · key heads                    those of the source, shared by its beams

@@ -55,11 +55,11 @@ class Sizes:
 def test_aligning_a_long_line_reads_a_few_times_its_tokens(words: Translator) -> None:
     """Each word of it used to be left out in turn, of copies as long as the model reads."""
     text = LONG[:3500]
-    tokens, words_, most = len(BPE.encode(text)), len(text.split()), align.MAX_TOKENS
+    tokens, count, most = len(BPE.encode(text)), len(text.split()), align.MAX_TOKENS
     sizes = Sizes(words.model)
     (best,) = words.translations([text], align=True)
     assert best[0].alignment
-    assert {source for source, _ in best[0].alignment} <= set(range(words_))
+    assert {source for source, _ in best[0].alignment} <= set(range(count))
     assert sum(sizes.sources) < 5 * tokens + align.TRIED * (most + 1)
     assert max(sizes.logits) <= (most + 1) ** 2
     # Attention is computed for several parts of the line at once.

@@ -9,7 +9,7 @@
 | `int8/` | 8-bit weights on a CPU | kernels that were compiled for this CPU |
 | `cuda/` | CUDA | the model's own modules, captured in a graph, with kernels in some of them |
 
-An engine is picked once for a model, and says why: `pick(model).reason`.
+An engine is picked once for a model; `pick(model).reason` is why.
 """
 
 import threading
@@ -39,7 +39,7 @@ class Engine(Protocol):
         """Why this engine runs."""
 
     def current(self, model: Model) -> bool:
-        """Whether the model is unchanged since the engine was made."""
+        """True if the model is unchanged since the engine was made."""
 
     def open(
         self,
@@ -69,7 +69,7 @@ def open_session(
     """A session of rows to be decoded, which belongs to the caller.
 
     A Transformer reads a source for each row: text, padded (with lengths) or packed, images or
-    audio. A language model has so many `rows`. Two hints size the KV cache: the beam size `beams`,
+    audio. A language model has `rows` rows. Two hints size the KV cache: the beam size `beams`,
     and the `length` to which rows will grow. With `attention` the session reports the attention
     weights of each step, which a coverage penalty needs.
     """

@@ -76,7 +76,7 @@ class Constraints:
             logits[:, self.end].masked_fill_(too_early, -math.inf)
 
     def full(self, t: int | Tensor) -> Bool[Tensor, "B"]:
-        """Which sentences reach their maximum length with the token of step t."""
+        """True for sentences that reach their maximum length with the token of step t."""
         return t + 1 >= self.most
 
     def select(self, sentences: Int[Tensor, "b"]) -> None:
@@ -94,13 +94,13 @@ def check_memory(session: "Session", sentences: int, max_length: Length, width: 
     """Raises if the KV cache and the tables of a search cannot fit into memory."""
     steps = max(_lengths("max_length", max_length, sentences, 1), default=0)
 
-    def needed(rows: int, width: int, steps: int) -> int:
+    def total(rows: int, width: int, steps: int) -> int:
         return rows * width * (steps * (session.cache_bytes + TABLE_BYTES) + TABLE_BYTES)
 
     sizes = (
-        Size("max_length", steps, 200, lambda other: needed(sentences, width, other)),
-        Size("width", width, 4, lambda other: needed(sentences, other, steps)),
-        Size("prompts", sentences, 64, lambda other: needed(other, width, steps)),
+        Size("max_length", steps, 200, lambda other: total(sentences, width, other)),
+        Size("width", width, 4, lambda other: total(sentences, other, steps)),
+        Size("prompts", sentences, 64, lambda other: total(other, width, steps)),
     )
     check("the search", sizes, limit(session.device))
 
