@@ -87,7 +87,7 @@ def _activate(x: Tensor, expand: nn.Linear, gelu: bool) -> Tensor:
     """
     rows = x.reshape(-1, x.shape[-1])
     hidden = torch._addmm_activation(expand.bias, rows, expand.weight.T, use_gelu=gelu)
-    return hidden.view(*x.shape[:-1], -1)
+    return hidden.view(*x.shape[:-1], hidden.shape[-1])
 
 
 class GatedFeedForward(nn.Module):

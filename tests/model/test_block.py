@@ -85,7 +85,8 @@ def test_the_batchs_size_does_not_choose_the_activation(monkeypatch: pytest.Monk
     layer, x = FeedForward(D, 17, nn.GELU()).bfloat16(), torch.randn(B, L, D).bfloat16()
     with torch.no_grad():
         layer(x[:1, :1]), layer(x)
-    assert rows == [1, B * L]
+        assert layer(x[:0]).shape == (0, L, D)
+    assert rows == [1, B * L, 0]
 
 
 def test_gated_feed_forward() -> None:
