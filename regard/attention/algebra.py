@@ -1,6 +1,6 @@
-"""How masks work: a rule over pairs of queries and keys, joined by `&`, `|` and `~`.
+"""The algebra of masks: rules over pairs of queries and keys, joined by `&`, `|` and `~`.
 
-`mask.py` holds the masks there are; this module is what they have in common. A `Mask` answers for
+`mask.py` holds the masks there are; this module holds their common part. A `Mask` answers for
 pairs, and whatever form a backend wants is derived from that: a boolean tensor, blocks of it, or,
 for masks that give each query one range of neighbouring keys, the first and last key of each row.
 """
@@ -61,9 +61,9 @@ class At(NamedTuple):
 
 
 class Mask:
-    """What may be attended to: a rule over pairs, and a text that names it.
+    """A rule over pairs of queries and keys, True where a query may attend, and its name.
 
-    Subclasses are the built-in kinds. What they add to the rule is structure that backends can
+    Subclasses are the built-in kinds. They add structure to the rule that backends can
     use: `span`, for masks that give each query one range of neighbouring keys.
     """
 
@@ -103,16 +103,16 @@ class Mask:
         """
         return Dense(allowed)
 
-    # What a kind of mask defines.
+    # The methods that a kind of mask defines.
 
     def rule(self, at: At) -> Tensor:
         """True where the pair may attend."""
         try:
             allowed = self._rule(at)
         except RuntimeError as error:
-            # The second is what a kernel's tracing says.
-            asked = ("Boolean value of Tensor", "data-dependent control flow")
-            if any(words in str(error) for words in asked):
+            # The second is the message of tracing for a kernel.
+            phrases = ("Boolean value of Tensor", "data-dependent control flow")
+            if any(words in str(error) for words in phrases):
                 raise ValueError(
                     f"the rule of {self} decides by and, or, not or if, which take one value, and "
                     "it receives tensors of indices; write & | ~, with each comparison in "
@@ -120,9 +120,9 @@ class Mask:
                 ) from None
             raise
         if not isinstance(allowed, Tensor) or allowed.dtype != torch.bool:
-            given = f"{allowed.dtype}" if isinstance(allowed, Tensor) else shown(allowed)
+            result = f"{allowed.dtype}" if isinstance(allowed, Tensor) else shown(allowed)
             raise ValueError(
-                f"the rule of {self} must give a boolean tensor, got {given}; "
+                f"the rule of {self} must give a boolean tensor, got {result}; "
                 "compare the indices that it receives, as in at.key <= at.query, and combine "
                 "comparisons by & | ~"
             )
@@ -131,12 +131,12 @@ class Mask:
         if allowed.ndim > len(size) or not all(fits):
             raise ValueError(
                 f"the rule of {self} gave shape {tuple(allowed.shape)} where {tuple(size)} is "
-                "asked; combine the indices that it receives and it will broadcast"
+                "expected; combine the indices that it receives and it will broadcast"
             )
         return allowed
 
     def span(self, at: At) -> Span | None:
-        """First and past-the-last allowed column of each row, if `ranges` says so; else None.
+        """First and past-the-last allowed column of each row, if `ranges` is set; else None.
 
         Called with a frame that has no columns. May reach below 0 and beyond S.
         """
@@ -207,7 +207,7 @@ class Mask:
     # The same mask, shifted, sized or on another device.
 
     def at(self, offset: int | Tensor) -> "Mask":
-        """The same mask with query i at source position i + offset, where it does not say itself.
+        """The same mask with query i at source position i + offset, unless it has an offset.
 
         So a mask means the same over a cache that holds more room than keys, whose end is not
         the end of the sequence. The offset may be a tensor: one for all, or one per sentence.
@@ -235,11 +235,11 @@ class Mask:
     def to(self, device: torch.device | str, numbers: bool = False) -> "Mask":
         """The same mask with all it reads on a device; the mask itself if it is there already.
 
-        With `numbers`, its plain numbers become tensors too: what is compiled for one window then
+        With `numbers`, its plain numbers become tensors too: a kernel compiled for one window then
         serves every other.
         """
         device = torch.device(device)
-        moved = {name: _moved(getattr(self, name), device, numbers) for name in self.reads}
+        moved = {name: _move(getattr(self, name), device, numbers) for name in self.reads}
         for name in self.numbers if numbers else ():
             if isinstance(moved[name], int):
                 moved[name] = torch.full((), moved[name], device=device)
@@ -250,8 +250,10 @@ class Mask:
     def _with(self, changes: dict[str, Any]) -> "Mask":
         """A copy with other attributes and an empty cache."""
         other = object.__new__(type(self))
-        held = {**vars(self), **changes}
-        other.__dict__.update({name: value for name, value in held.items() if name != "_cache"})
+        attributes = {**vars(self), **changes}
+        other.__dict__.update(
+            {name: value for name, value in attributes.items() if name != "_cache"}
+        )
         return other
 
     # What backends ask.
@@ -267,8 +269,8 @@ class Mask:
     @property
     def packing(self) -> "Packing | None":
         """The packing in whose sequences the other parts count their positions, if any."""
-        found: Any = next((part for part in self.parts if part.packs), None)
-        packing: Packing | None = found
+        part: Any = next((part for part in self.parts if part.packs), None)
+        packing: Packing | None = part
         return packing
 
     def block(self, rows: Tensor, columns: Tensor, L: int, S: int) -> Tensor:
@@ -323,7 +325,7 @@ class Mask:
         return torch.minimum(first, last), last
 
     def never_empty(self, L: int, S: int) -> bool:
-        """Whether every query sees some key, where that is known without asking a device."""
+        """True if every query sees some key, and the host can decide that."""
         if not self.ranges or not all(on_host(tensor) for tensor in self.tensors):
             return False
         edges = self.intervals(L, S, "cpu")
@@ -352,21 +354,21 @@ class Mask:
         return "\n\n".join(grids)
 
     def cached(self, what: str, key: Hashable, build: Callable[[], T]) -> T:
-        """`build()`, cached with the mask until another key is asked for.
+        """`build()`, cached with the mask until the key changes.
 
-        A model hands one mask to all its layers: its tensor, block mask or lengths are made once.
+        A model passes one mask to all its layers: its tensor, block mask or lengths are made once.
         """
         if torch.compiler.is_compiling() or not self.fixed:
             return build()
-        held = self.__dict__.setdefault("_cache", {})
+        cache = self.__dict__.setdefault("_cache", {})
         key = (key, self.version, current_capture())
-        if what not in held or held[what][0] != key:
+        if what not in cache or cache[what][0] != key:
             if capturing() and current_capture() is None:
                 return build()
             with torch.inference_mode(False):  # the cached value must also serve training later
-                held[what] = (key, build())
-        kept: T = held[what][1]
-        return kept
+                cache[what] = (key, build())
+        value: T = cache[what][1]
+        return value
 
 
 class Dense(Mask):
@@ -376,9 +378,9 @@ class Dense(Mask):
 
     def __init__(self, allowed: Tensor):
         if not isinstance(allowed, Tensor) or allowed.dtype != torch.bool:
-            given = allowed.dtype if isinstance(allowed, Tensor) else type(allowed).__name__
+            kind = allowed.dtype if isinstance(allowed, Tensor) else type(allowed).__name__
             raise ValueError(
-                f"a mask tensor must be boolean (True = may attend), got {given}; "
+                f"a mask tensor must be boolean (True = may attend), got {kind}; "
                 "convert it, or pass additive values as bias"
             )
         self.allowed = four_axes(allowed, "mask")
@@ -594,9 +596,9 @@ class Standing(Joined):
         return f"{self.inner[0]}.at({shown(self.offset)})"
 
 
-def _moved(value: Any, device: torch.device, numbers: bool) -> Any:
+def _move(value: Any, device: torch.device, numbers: bool) -> Any:
     if isinstance(value, tuple):
-        moved = tuple(_moved(each, device, numbers) for each in value)
+        moved = tuple(_move(each, device, numbers) for each in value)
         return value if all(a is b for a, b in zip(moved, value)) else moved
     if isinstance(value, Mask):
         return value.to(device, numbers)
@@ -604,7 +606,7 @@ def _moved(value: Any, device: torch.device, numbers: bool) -> Any:
 
 
 def operand(other: object, sign: str) -> Mask:
-    """What '&' or '|' joins, if it is a mask."""
+    """The operand of '&' or '|'; raises ValueError if it is no mask."""
     if isinstance(other, Mask):
         return other
     if isinstance(other, Tensor):

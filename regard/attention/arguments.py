@@ -1,4 +1,4 @@
-"""What callers hand to attention, checked and brought into one form: (B, H, length, width).
+"""The arguments of attention, checked and brought into one form: (B, H, length, width).
 
 Every public function of this package starts here, so each rule about shapes, dtypes and β is
 stated once. Only shapes and host values are looked at: nothing waits for a device.
@@ -148,7 +148,7 @@ def _four_axes(
 def check_input(
     name: str, given: Tensor, width_name: str, width: int, dtype: torch.dtype | None
 ) -> None:
-    """Refuse what is not rows of this width and dtype; autocast converts dtypes by itself."""
+    """Raise ValueError for other than rows of this width and dtype; autocast converts dtypes."""
     if isinstance(given, Mask):
         raise ValueError(f"{name} is the mask {given}; pass it by name: mask={given}")
     if not isinstance(given, Tensor):
@@ -169,7 +169,7 @@ def check_input(
 
 
 def check_mask(mask: Mask | None) -> None:
-    """Refuse what is no mask."""
+    """Raise ValueError for other than a mask or None."""
     if mask is None or isinstance(mask, Mask):
         return
     if isinstance(mask, Tensor):
@@ -183,8 +183,8 @@ def check_mask(mask: Mask | None) -> None:
 def _fit_mask(mask: Mask, B: int, H: int, L: int, S: int, device: torch.device) -> Mask:
     check_mask(mask)
     if mask.own:  # as it is now, it would be asked about one sentence and one head
-        given = mask
-        mask = given.cached("sized", (B, H, device), lambda: given.sized(B, H, L, S, device))
+        rule = mask
+        mask = rule.cached("sized", (B, H, device), lambda: rule.sized(B, H, L, S, device))
     if not broadcasts(mask.heads, H):
         fits = "1" if H == 1 else f"1 or {H}"
         raise ValueError(f"mask {mask} has {mask.heads} heads, the query has {H}; use {fits}")
@@ -245,6 +245,6 @@ def check_beta(
 
 
 def check_dropout(dropout: float | int) -> None:
-    """Refuse what is no probability of dropping a weight."""
+    """Raise ValueError for other than a probability below 1."""
     if not isinstance(dropout, int | float) or not 0 <= dropout < 1:
         raise ValueError(f"dropout ({shown(dropout)}) must be a number, at least 0 and below 1")

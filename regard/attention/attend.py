@@ -8,8 +8,8 @@ inverse temperature: 0 averages all values, ∞ picks the best key ("hard" atten
 keeps the scores of random vectors at variance 1, because Var(q·k) = K, and so keeps the softmax
 from saturating (Vaswani et al. 2017, "Attention Is All You Need").
 
-`distribution` and `formula` say just that, and are what everything else is tested against.
-`attend` computes the same through the fastest kernel that can, and `explain` says which and why.
+`distribution` and `formula` are these two lines; every other path is tested against them. `attend`
+computes the same through the fastest kernel that can, and `explain` names it and the reason.
 """
 
 import math
@@ -70,9 +70,11 @@ def _sharpen(scores: Tensor, beta: float | Tensor, allowed: Tensor | None) -> Te
     """β·q·k. At β = ∞ that is 0 at the best allowed keys (all of them, if tied), -∞ elsewhere."""
     if not isinstance(beta, Tensor) and beta != math.inf:
         return beta * scores
-    seen = scores.detach() if allowed is None else scores.detach().masked_fill(~allowed, -math.inf)
-    best = seen.amax(-1, keepdim=True) if seen.shape[-1] else seen
-    hard = torch.zeros_like(scores).masked_fill(seen < best, -math.inf)
+    visible = scores.detach()
+    if allowed is not None:
+        visible = visible.masked_fill(~allowed, -math.inf)
+    best = visible.amax(-1, keepdim=True) if visible.shape[-1] else visible
+    hard = torch.zeros_like(scores).masked_fill(visible < best, -math.inf)
     if not isinstance(beta, Tensor):
         return hard
     infinite = torch.isinf(beta)
@@ -122,7 +124,7 @@ def explain(
     dropout: float | int = 0.0,
     backend: str = "auto",
 ) -> Explanation:
-    """Which backend and kernel `attend` uses for these arguments, and why, in words."""
+    """The backend and kernel that `attend` uses for these arguments, and the reason, in words."""
     given = arguments(query, key, value, mask, beta, bias, dropout)
     return Explanation.of(choose(given, dropout, backend), given, dropout)
 

@@ -1,7 +1,7 @@
-"""The KV cache: keys and values are kept between decoding steps, which compute only new ones.
+"""The KV cache: keys and values of earlier decoding steps, so that a step computes only new ones.
 
 `SelfCache` grows by the new positions of each step; `CrossCache` is filled once from the source
-and then needs it no more. Both are reordered by `select(rows)`, as beam search asks: row r of the
+and then needs it no more. Both are reordered by `select(rows)`, for beam search: row r of the
 result continues what row rows[r] has been. Rows may come to different lengths: `trim` shortens each
 to its own, and `join` puts the rows of another cache below.
 """
@@ -46,7 +46,7 @@ class Cache:
         return 0
 
     def places(self, count: int) -> Positions:
-        """Where the next `count` positions of the query's own sequence stand."""
+        """The next `count` positions of the query's own sequence."""
         length = self.length
         if isinstance(length, int) or length.ndim == 0:
             return length
@@ -69,9 +69,9 @@ class Cache:
     ) -> tuple[Tensor, Tensor, Mask | None]:
         """All keys and values now to attend to, and the mask as it applies to them.
 
-        `project` computes keys and values of what is new; it is called only where they are wanted.
+        `project` computes keys and values of the new positions; a filled `CrossCache` skips it.
         """
-        raise NotImplementedError(f"{type(self).__name__} does not say how it grows")
+        raise NotImplementedError(f"{type(self).__name__} does not define extend")
 
     def select(self, rows: Sequence[int] | Int[Tensor, "R"]) -> None:
         """Keep, drop, repeat or reorder sequences: row r continues what row rows[r] has been."""
@@ -108,7 +108,7 @@ class Cache:
 class SelfCache(Cache):
     """Keys and values of the positions decoded so far.
 
-    Without a capacity it grows, by doubling, and attention sees just what is filled. With one it
+    Without a capacity it grows, by doubling, and attention sees only the filled part. With one it
     is allocated once and never changes its shape: attention runs over all of it with the rest
     masked, and the filled length is a tensor on the device, so that a step can be captured in a
     CUDA graph or compiled once.
@@ -147,10 +147,10 @@ class SelfCache(Cache):
             raise ValueError(
                 f"{len(lengths)} lengths for a cache of {len(filled)} rows; pass one for each"
             )
-        known = on_host(lengths) and on_host(filled)
-        if known and bool(((lengths < 0) | (lengths > filled)).any()):
+        host = on_host(lengths) and on_host(filled)
+        if host and bool(((lengths < 0) | (lengths > filled)).any()):
             raise ValueError(
-                f"lengths ({shown(lengths)}) must lie from 0 to what the rows of the cache hold "
+                f"lengths ({shown(lengths)}) must lie from 0 to the lengths in the cache "
                 f"({shown(filled)})"
             )
         self._lengths = lengths.to(filled.device)
@@ -162,7 +162,7 @@ class SelfCache(Cache):
         lengths = self._lengths[integer_tensor(rows, "rows").long().to(self._lengths.device)]
         self._lengths = lengths
         if self.held is not None and on_host(lengths) and len(lengths):
-            # Rows may come and go without end: what the longest have filled goes with them.
+            # Rows may come and go without end; the room of the longest is freed with them.
             self._filled = int(lengths.max())
             size = (self._filled // STEP + 1) * STEP
             key, value = (held[..., :size, :] for held in self.held)
@@ -173,9 +173,9 @@ class SelfCache(Cache):
             raise ValueError(f"a SelfCache joins another SelfCache, got a {type(other).__name__}")
         for cache in (self, other):
             cache._check_growing("join")
-        one, two = (cache._row_lengths() for cache in (self, other))
+        first, second = (cache._row_lengths() for cache in (self, other))
         super().join(other)
-        self._lengths = torch.cat((one, two))
+        self._lengths = torch.cat((first, second))
         self._filled = max(self._filled, other._filled)
 
     def _row_lengths(self) -> Tensor:
@@ -257,7 +257,7 @@ class SelfCache(Cache):
         return self.held
 
     def _fill(self, new: Pair, at: Tensor) -> Pair:
-        """With a capacity: a tensor says where to write, so that a CUDA graph can replay it."""
+        """With a capacity: the place to write is a tensor, so that a CUDA graph can replay it."""
         assert self.held is not None
         compiling = torch.compiler.is_compiling()
         if torch.is_grad_enabled() and (compiling or not capturing()):
@@ -275,8 +275,8 @@ class SelfCache(Cache):
         with _lasting():
             keys, values = (t.new_zeros(*t.shape[:-2], size, t.shape[-1]) for t in new)
         for fresh, held in zip((keys, values), self.held or ()):
-            kept = min(size, held.shape[-2])
-            fresh[..., :kept, :] = held[..., :kept, :]
+            old = min(size, held.shape[-2])
+            fresh[..., :old, :] = held[..., :old, :]
         return keys, values
 
 

@@ -23,7 +23,7 @@ def shown(value: Any, most: int = 6) -> str:
             return f"{'class' if isinstance(value, type) else 'function'} {value.__name__}"
         text = repr(value)
         return text if len(text) <= 80 and "\n" not in text else f"a {type(value).__name__}"
-    if kind := _unlike_strided(value):
+    if kind := _special_kind(value):
         return f"a {kind} tensor"
     if not on_host(value):
         return f"{'x'.join(map(str, value.shape)) or 'one'} on {value.device.type}"
@@ -34,7 +34,7 @@ def shown(value: Any, most: int = 6) -> str:
 
 
 def broadcasts(have: int, need: int) -> bool:
-    """Whether an axis of this length serves where another is needed.
+    """True if an axis of length `have` broadcasts to length `need`.
 
     By comparisons: torch's compiler takes `have in (1, need)` for False where a size is dynamic.
     """
@@ -53,7 +53,7 @@ def broadcast_shape(*shapes: Sequence[int]) -> torch.Size:
             if common[n] == 1:
                 common[n] = shape[n]
             elif not broadcasts(shape[n], common[n]):
-                listed = ", ".join(str(tuple(one)) for one in shapes)
+                listed = ", ".join(str(tuple(size)) for size in shapes)
                 raise ValueError(f"shapes {listed} do not broadcast; make them equal or 1")
     return torch.Size(common)
 
@@ -68,7 +68,7 @@ def check_integer(name: str, value: Any, least: int = 1, most: int | None = None
 
 def check_dense(name: str, tensor: Tensor) -> None:
     """Raises ValueError for a nested, quantized or sparse tensor."""
-    if kind := _unlike_strided(tensor):
+    if kind := _special_kind(tensor):
         remedies = {
             "nested": "lay its sequences end to end and pass mask=packed(lengths)",
             "quantized": f"pass {name}.dequantize()",
@@ -78,7 +78,7 @@ def check_dense(name: str, tensor: Tensor) -> None:
 
 
 def check_vectors(name: str, vectors: Any) -> None:
-    """Raises ValueError for what is not a dense tensor of vectors."""
+    """Raises ValueError for other than a dense tensor of vectors."""
     if not isinstance(vectors, Tensor):
         raise ValueError(
             f"{name} must be a tensor of shape (..., length, width), got {shown(vectors)}; "
@@ -92,8 +92,8 @@ def check_vectors(name: str, vectors: Any) -> None:
         )
 
 
-def _unlike_strided(tensor: Tensor) -> str | None:
-    """What a tensor is whose values do not lie in memory as strides say."""
+def _special_kind(tensor: Tensor) -> str | None:
+    """Nested, quantized or the layout, of a tensor that is not strided; else None."""
     if tensor.is_nested:
         return "nested"
     if tensor.is_quantized:
@@ -136,7 +136,7 @@ def integer_tensor(values: Any, name: str, axes: tuple[int, ...] = (1,)) -> Tens
     if tensor.dtype not in INTEGERS:
         raise ValueError(f"{name} must be integers, got {tensor.dtype}; convert with .long()")
     if tensor.ndim not in axes:
-        wanted = " or ".join(map(str, axes)) + (" axis" if axes[-1] < 2 else " axes")
+        counts = " or ".join(map(str, axes)) + (" axis" if axes[-1] < 2 else " axes")
         shape = tuple(tensor.shape)
-        raise ValueError(f"{name} must have {wanted}, got shape {shape}; pass {forms}")
+        raise ValueError(f"{name} must have {counts}, got shape {shape}; pass {forms}")
     return tensor

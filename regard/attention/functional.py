@@ -2,9 +2,9 @@
 
     from regard import scaled_dot_product_attention      # instead of torch.nn.functional's
 
-With this one line somebody else's model runs as before, and `regard.look` can record it: weights,
-statistics and the reason for a kernel are computed when they are asked for. `from_torch` says what
-Regard calls the same things:
+With this one line a model written for torch runs as before, and `regard.look` can record it:
+weights, statistics and the reason for a kernel are computed on demand. `from_torch` maps torch's
+arguments to Regard's:
 
     attn_mask, boolean   Mask.from_tensor   True may attend, in both
     attn_mask, float     bias               added to the scores, in both
@@ -83,12 +83,12 @@ def scaled_dot_product_attention(
             enable_gqa=enable_gqa,
         )
         return out
-    given = from_torch(
+    arguments = from_torch(
         query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
     )
-    if given.dropout == 1:  # nothing is left, which `attend` does not call attention
-        return F.dropout(attend(*given[:6]), 1.0)
-    out = attend(*given)
+    if arguments.dropout == 1:  # nothing is left, which `attend` does not call attention
+        return F.dropout(attend(*arguments[:6]), 1.0)
+    out = attend(*arguments)
     return out.squeeze(0) if enable_gqa and query.ndim == 3 else out
 
 
@@ -103,11 +103,11 @@ def from_torch(
     scale: float | int | None = None,
     enable_gqa: bool = False,
 ) -> FromTorch:
-    """What torch's arguments are called here: `explain(*from_torch(q, k, v, is_causal=True))`."""
+    """torch's arguments as Regard's: `explain(*from_torch(q, k, v, is_causal=True))`."""
     for name, vectors in (("query", query), ("key", key), ("value", value)):
         check_vectors(name, vectors)
     if enable_gqa:
-        query, key, value = _grouped(query, key, value)
+        query, key, value = _repeat_heads(query, key, value)
     else:
         _check_heads(query, key, value)
     mask, bias = None, None
@@ -139,7 +139,7 @@ def _check_heads(query: Tensor, key: Tensor, value: Tensor) -> None:
         )
 
 
-def _grouped(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _repeat_heads(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Four axes at least, as many value heads as key heads."""
     if min(query.ndim, key.ndim, value.ndim) < 3:
         raise ValueError(

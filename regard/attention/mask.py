@@ -220,8 +220,8 @@ class Documents(Mask):
         if self.edges is None:
             return None
         batch = at.batch if self.batch > 1 else at.batch * 0
-        own = at.query + at.start
-        first, last = (edge[batch, own] for edge in self.edges)
+        column = at.query + at.start
+        first, last = (edge[batch, column] for edge in self.edges)
         return first, last
 
     @property
@@ -324,7 +324,7 @@ def _counts(values: Any, name: str, axes: tuple[int, ...]) -> Tensor:
 
 
 def _edges(ids: Tensor) -> tuple[Tensor, Tensor] | None:
-    """Where each position's document begins and ends, if no document comes in pieces."""
+    """Begin and end of each position's document, if no document comes in pieces."""
     B, S = ids.shape
     if S == 0:
         return None

@@ -16,8 +16,8 @@ class Packed:
     """
 
     def __init__(self, lengths: Sequence[int] | Tensor, device: torch.device | str | None = None):
-        given = integer_tensor(lengths, "packed lengths")
-        self.lengths = given.to("cpu", torch.int64, copy=True)
+        tensor = integer_tensor(lengths, "packed lengths")
+        self.lengths = tensor.to("cpu", torch.int64, copy=True)
         if self.lengths.numel() and int(self.lengths.min()) < 0:
             raise ValueError(
                 f"packed lengths must not be negative, got {shown(self.lengths)}; they count tokens"
@@ -29,7 +29,7 @@ class Packed:
                 f"packed lengths {shown(self.lengths)} are more than {MAX_LENGTH} tokens; pass "
                 "fewer sequences"
             )
-        self.offsets = self._offsets(given.device if device is None else device)
+        self.offsets = self._offsets(tensor.device if device is None else device)
 
     @staticmethod
     def even(sequences: int, length: int, device: torch.device | str) -> "Packed":
@@ -44,7 +44,7 @@ class Packed:
         """The same sequences in a batch of a fixed size, whose shapes never change.
 
         The rest of the tokens belong to further sequences of `longest` tokens at most, so that
-        every token has keys to attend to, and what they give is read by nobody.
+        every token has keys to attend to; their results are not read.
         """
         rest, free = tokens - self.total, sequences - len(self)
         pieces = [longest] * (rest // max(1, longest)) + [rest % max(1, longest)]
@@ -77,7 +77,7 @@ class Packed:
         return offsets.to(device, non_blocking=True)
 
     def to(self, device: torch.device | str) -> "Packed":
-        """The same lengths with their offsets on another device, which none is asked for."""
+        """The same lengths with their offsets on another device, without synchronising."""
         if self.offsets.device == torch.device(device):
             return self
         pinned = self.offsets.is_pinned()
@@ -85,7 +85,7 @@ class Packed:
         return self._with(moved)
 
     def sequence(self) -> Tensor:
-        """Which sequence each of the T tokens belongs to, shape (T,)."""
+        """The index of the sequence to which each of the T tokens belongs, shape (T,)."""
         tokens = torch.arange(self.total, device=self.offsets.device, dtype=torch.int32)
         return torch.bucketize(tokens, self.offsets[1:], right=True)
 

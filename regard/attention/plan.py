@@ -71,8 +71,8 @@ def choose(given: Arguments, dropout: float, backend: str) -> Plan:
     B, H, L, K = query.shape
     S, V = key.shape[2], value.shape[3]
     if backend != "auto" and backend not in BACKENDS:
-        known = ", ".join(BACKENDS)
-        raise ValueError(f"backend ({shown(backend)}) is unknown; choose auto, {known}")
+        names = ", ".join(BACKENDS)
+        raise ValueError(f"backend ({shown(backend)}) is unknown; choose auto, {names}")
     if backend == "formula":
         return _ASKED
     if not (B and H and L and S and K and V):
@@ -155,7 +155,7 @@ def _on_cuda(given: Arguments, dropout: float, flag: Plan | None) -> Plan:
             if banded and fits and not (flexible and wins):
                 return _BAND
         case [Packing() as packing] if banded and fits:
-            return _TILES if _tiled(packing, given, dropout) else _LENGTHS
+            return _TILES if _shares_tiles(packing, given, dropout) else _LENGTHS
         case [Documents(edges=found)] if found is not None and L == S and banded and fits:
             mean = len(found[0]) * L // _count(found)
             wins = mean >= 2048 and not narrow and not training
@@ -197,7 +197,7 @@ def _insist(backend: str, given: Arguments, dropout: float) -> Plan:
         raise ValueError("backend 'packed' needs a mask such as packed(lengths); use 'auto'")
     half_on_cuda = query.device.type == "cuda" and query.dtype in (torch.bfloat16, torch.float16)
     if half_on_cuda:
-        plan = _on_cuda_packed(mask, given)
+        plan = _packed_plan_on_cuda(mask, given)
         if plan is not None:
             return plan
     if _has_runs(mask, query):
@@ -207,7 +207,7 @@ def _insist(backend: str, given: Arguments, dropout: float) -> Plan:
     )
 
 
-def _on_cuda_packed(mask: Mask, given: Arguments) -> Plan | None:
+def _packed_plan_on_cuda(mask: Mask, given: Arguments) -> Plan | None:
     L, S = given.query.shape[2], given.key.shape[2]
     bands = [part for part in mask.parts if isinstance(part, Band)]
     others = [part for part in mask.parts if not isinstance(part, Band)]
@@ -226,7 +226,7 @@ def _on_cuda_packed(mask: Mask, given: Arguments) -> Plan | None:
 
 
 def _flash_takes(bands: list[Band], packing: Packing | None, L: int, S: int) -> bool:
-    """Whether FlashAttention's window says what these bands say."""
+    """True if FlashAttention's window expresses these bands."""
     if not all(_bottom_right(band, L, S) for band in bands):
         return False
     # It drops a limit as far out as there are keys, which is wrong for queries before the first.
@@ -239,7 +239,7 @@ def _flash_takes(bands: list[Band], packing: Packing | None, L: int, S: int) -> 
 
 
 def _whole(given: Arguments, dropout: float) -> bool:
-    """Whether a program can have a whole sequence, and enough programs have one."""
+    """True if a program can hold a whole sequence, and there are enough sequences."""
     query, key, value = given[:3]
     B, H = query.shape[:2]
     if dropout or B * H < MANY or not _trains(query, key, value) or not fuses(query):
@@ -249,8 +249,8 @@ def _whole(given: Arguments, dropout: float) -> bool:
     return whole.takes(query, key, value)
 
 
-def _tiled(packing: Packing, given: Arguments, dropout: float) -> bool:
-    """Whether packed sequences are so short that they should share tiles."""
+def _shares_tiles(packing: Packing, given: Arguments, dropout: float) -> bool:
+    """True if packed sequences are short enough to share tiles."""
     query, key, value, mask = given[:4]
     assert mask is not None
     mean = max(packing.query.total, packing.source.total) / max(1, len(packing.query))
@@ -274,14 +274,14 @@ def _bottom_right(band: Band, L: int, S: int) -> bool:
 
 
 def _has_runs(mask: Mask, query: Tensor) -> bool:
-    """Whether the mask is one range of keys for each query, known without synchronising."""
+    """True if the mask is one range of keys for each query, which the host can compute."""
     if query.device.type not in ("cpu", "cuda") or not mask.ranges:
         return False
     return all(tensor.device.type == "cpu" for tensor in mask.tensors)
 
 
 def _pays(mask: Mask, query: Tensor, key: Tensor) -> bool:
-    """Whether the rectangles leave out enough; a compiler cannot know, and takes them."""
+    """True if the rectangles leave out enough; under torch.compile they are always used."""
     if torch.compiler.is_compiling():
         return True
     covered = ranges.divide(mask, query, key).covered
@@ -300,9 +300,9 @@ def _count(edges: tuple[Tensor, Tensor]) -> int:
 
 
 def compiler_missing(query: Tensor) -> str | None:
-    """What is missing to compile for the query's device, or None."""
+    """The tool that compiling for the query's device lacks, or None."""
     if torch.compiler.is_compiling():
-        return None  # who compiles has a compiler; and asking would break the graph
+        return None  # a compiler is available, and the check would break the graph
     return flex.missing(query.device.type)
 
 

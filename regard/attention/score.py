@@ -35,7 +35,7 @@ class Projected(NamedTuple):
 
 
 class Score(nn.Module):
-    """A score for each pair of a query and a key; one of one's own overrides `forward` alone.
+    """A score for each pair of a query and a key; a custom score overrides `forward` alone.
 
     Leading axes are free. With `heads` a score has parameters for each head, and the axis before
     the rows is the head: (..., H, L, K). Keys may have fewer heads, as in `attend`.
@@ -48,7 +48,7 @@ class Score(nn.Module):
         self, query: Float[Tensor, "... L K"], key: Float[Tensor, "... S J"]
     ) -> Float[Tensor, "... L S"]:
         """The scores themselves, before the softmax."""
-        raise NotImplementedError(f"{type(self).__name__} does not say what its scores are")
+        raise NotImplementedError(f"{type(self).__name__} does not define forward")
 
     def project(self, query: Float[Tensor, "... L K"], key: Float[Tensor, "... S J"]) -> Projected:
         """Queries and keys to attend with, for `attend`, `weights`, `statistics` and `explain`."""
@@ -88,7 +88,7 @@ class Score(nn.Module):
 
 
 class DotProduct(Score):
-    """A score that is β q'·k' for mapped queries and keys; one of one's own overrides `project`."""
+    """A score that is β q'·k' for mapped queries and keys; a custom one overrides `project`."""
 
     dot_product = True
 
@@ -99,7 +99,7 @@ class DotProduct(Score):
         return beta * (query @ _for_each_query_head(query, key).mT)
 
     def project(self, query: Float[Tensor, "... L K"], key: Float[Tensor, "... S J"]) -> Projected:
-        raise NotImplementedError(f"{type(self).__name__} does not say how it maps queries")
+        raise NotImplementedError(f"{type(self).__name__} does not define project")
 
 
 class Dot(DotProduct):
@@ -183,7 +183,7 @@ class Additive(Score):
         self, query: Float[Tensor, "... L K"], key: Float[Tensor, "... S J"]
     ) -> Float[Tensor, "... L S"]:
         _check_shapes(query, key, self.query_width, self.key_width, self.heads)
-        # The axes that are inserted say: every query (L) against every key (S).
+        # The inserted axes pair every query (L) with every key (S).
         query_L1F = (query @ self.query_weight).unsqueeze(-2)
         key_1SF = (_for_each_query_head(query, key) @ self.key_weight).unsqueeze(-3)
         leading = broadcast_shape(query_L1F.shape[:-3], key_1SF.shape[:-3])

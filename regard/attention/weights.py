@@ -1,7 +1,7 @@
 """Attention weights and their statistics, without giving up the fused kernel.
 
 `attend` never keeps the weights. When they are wanted, they are recomputed from queries and keys:
-exactly and only for the rows asked for (`weights`), or as statistics over all rows, streamed
+exactly and only for the chosen rows (`weights`), or as statistics over all rows, streamed
 without the L x S matrix (`statistics`).
 
     entropy   -Σ_j A_ij log A_ij, in nats: 0 if row i looks at one key, log S if at all alike
@@ -94,8 +94,8 @@ def statistics(
     """
     check_integer("topk", topk)
     given = arguments(query, key, key, mask, beta, bias)
-    found = _streamed(given, topk) if _streams(given, topk) else _chunked(given, topk)
-    return Statistics(*(t.reshape(*given.lead, *t.shape[2:]) for t in found))
+    parts = _by_kernel(given, topk) if _streams(given, topk) else _by_chunks(given, topk)
+    return Statistics(*(t.reshape(*given.lead, *t.shape[2:]) for t in parts))
 
 
 def _weights(given: Arguments, rows: Tensor) -> Tensor:
@@ -131,7 +131,7 @@ def _rows(rows: int | slice | Sequence[int] | Tensor | None, query: Tensor) -> T
     return which.to(device) % max(L, 1)
 
 
-def _chunked(given: Arguments, topk: int) -> tuple[Tensor, ...]:
+def _by_chunks(given: Arguments, topk: int) -> tuple[Tensor, ...]:
     B, H, L, _ = given.query.shape
     S, device, mask = given.key.shape[2], given.query.device, given.mask
     wide = torch.promote_types(given.query.dtype, torch.float32)
@@ -210,7 +210,7 @@ def _summarize(weights: Tensor, topk: int, work: Tensor | None = None) -> tuple[
 
 
 def _streams(given: Arguments, topk: int) -> bool:
-    """Whether the Triton kernel can do it."""
+    """True if the Triton kernel can compute it."""
     query, mask = given.query, given.mask
     return (
         query.device.type == "cuda"
@@ -226,7 +226,7 @@ def _streams(given: Arguments, topk: int) -> bool:
     )
 
 
-def _streamed(given: Arguments, topk: int) -> tuple[Tensor, ...]:
+def _by_kernel(given: Arguments, topk: int) -> tuple[Tensor, ...]:
     from regard.attention import streaming
 
     query, key, _, mask, beta, bias, _ = given

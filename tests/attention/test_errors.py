@@ -522,7 +522,7 @@ MODULES: dict[str, Case] = {
     "a capacity beyond int64": (lambda: SelfCache(2**64), r"capacity \(18446", "at most"),
     "trimming to more than is filled": (
         lambda: grown().trim(torch.tensor([4, 5])),
-        *(r"lengths \(\[4, 5\]\)", r"from 0 to .* hold \(\[4, 4\]\)"),
+        *(r"lengths \(\[4, 5\]\)", r"from 0 to .* cache \(\[4, 4\]\)"),
     ),
     "trimming to less than nothing": (
         lambda: grown().trim(torch.tensor([-1, 2])),

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from regard.attention.attend import attend, explain
 from regard.attention.mask import Mask, Packed, causal, documents, packed, padding, window
-from regard.attention.weights import _chunked, arguments, statistics, weights
+from regard.attention.weights import _by_chunks, arguments, statistics, weights
 from tests.attention.problems import MASKS, close, expresses, problem
 from tests.devices import no_waiting
 
@@ -127,7 +127,9 @@ def test_statistics(name: str, dtype: torch.dtype) -> None:
         case = problem(name, 3, 2, 4, L, S, K, K)
         q, k = (2 * t.to("cuda", dtype) for t in (case.query, case.key))
         have = statistics(q, k, case.mask, topk=topk)
-        want = _chunked(arguments(q.double(), k.double(), k.double(), case.mask, None, None), topk)
+        want = _by_chunks(
+            arguments(q.double(), k.double(), k.double(), case.mask, None, None), topk
+        )
         tolerance = 2e-5 if dtype == torch.float32 else 2e-3
         for mine, right in zip(have[:3], want[:3]):
             torch.testing.assert_close(mine.double(), right, atol=tolerance * 5, rtol=tolerance)
@@ -142,7 +144,7 @@ def test_statistics_stream_and_take_a_bias() -> None:
     q, k = (torch.randn(2, 4, 300, 32, device="cuda") for _ in range(2))
     bias = torch.randn(1, 4, 300, 300, device="cuda")
     have = statistics(q, k, causal(), bias=bias, topk=1)
-    want = _chunked(arguments(q, k, k, causal(), None, bias), 1)
+    want = _by_chunks(arguments(q, k, k, causal(), None, bias), 1)
     for mine, right in zip(have, want):
         torch.testing.assert_close(mine, right, atol=1e-4, rtol=1e-4)
     del bias
@@ -166,7 +168,7 @@ def test_statistics_of_scores_that_leave_the_level(mask: Mask | None, dtype: tor
         q[..., 0], k[..., 0] = 1, scores.to("cuda", dtype)
         have = statistics(q, k, mask, beta=1.0)
         wide = (t.double() for t in (q, k, k))
-        want = _chunked(arguments(*wide, mask, 1.0, None), 4)
+        want = _by_chunks(arguments(*wide, mask, 1.0, None), 4)
         # In units of log 2, float32 holds scores of 1e4 to 2^-10.
         for mine, right in zip(have[:3], want[:3]):
             torch.testing.assert_close(mine.double(), right, atol=5e-3, rtol=5e-3)
@@ -180,7 +182,7 @@ def test_statistics_keep_ties_and_what_a_bias_hides() -> None:
     bias = torch.zeros(1, 1, 67, 3001, device="cuda")
     bias[..., 100:2900], bias[:, :, 7] = -torch.inf, -torch.inf
     have = statistics(q, k, bias=bias, topk=3)
-    want = _chunked(arguments(q, k, k, None, None, bias), 3)
+    want = _by_chunks(arguments(q, k, k, None, None, bias), 3)
     for mine, right in zip(have[:3], want[:3]):
         torch.testing.assert_close(mine, right, atol=1e-4, rtol=1e-4)
     assert bool((have.top_positions[:, :, 7] == -1).all())

@@ -16,13 +16,15 @@ from regard.attention.mask import Mask
 
 @functools.cache
 def missing(device: str) -> str | None:
-    """What is missing to compile kernels for a device, or None if nothing is."""
+    """The tool that compiling kernels for a device lacks, or None."""
     if device == "cuda":
         from torch.utils._triton import has_triton
 
         return None if has_triton() else "Triton"
-    found = any(shutil.which(name) for name in (os.environ.get("CXX", ""), "c++", "g++", "clang++"))
-    return None if found else "a C++ compiler"
+    compiler = any(
+        shutil.which(name) for name in (os.environ.get("CXX", ""), "c++", "g++", "clang++")
+    )
+    return None if compiler else "a C++ compiler"
 
 
 def blocks(call: Call) -> Tensor:
@@ -68,7 +70,7 @@ def _is_exact(query: Tensor, key: Tensor, value: Tensor, mask: Mask | None) -> b
 
 
 def _constants(mask: Mask | None) -> Hashable:
-    """What of a mask is compiled into an exact kernel."""
+    """The values of a mask that are compiled into an exact kernel."""
     if mask is None:
         return None
     numbers = (getattr(mask, name) for name in mask.numbers)
@@ -120,7 +122,7 @@ def _block_mask(mask: Mask, L: int, S: int, device: torch.device, exact: bool) -
     create = _compiled_block_mask() if compiles else create_block_mask
     B = None if mask.batch == 1 else mask.batch
     H = None if mask.heads == 1 else mask.heads
-    # Unless exact, numbers are handed over as tensors: what is compiled then serves others too.
+    # Unless exact, numbers are passed as tensors: the kernel then serves other numbers too.
     there = mask.to(device, numbers=not exact)
     shift = S - L if exact else torch.full((), S - L, device=device)
     if not torch.compiler.is_compiling():
