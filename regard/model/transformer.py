@@ -27,6 +27,7 @@ from regard.model.build import (
     MakePosition,
     Position,
 )
+from regard.model.custom import differing_parts
 from regard.model.embedding import Frames, Patches, Size, Tokens, grid, nearby_patches
 from regard.model.encoder import EncoderShape, TextEncoder
 from regard.model.lengths import (
@@ -202,11 +203,19 @@ class Transformer(nn.Module):
 
         Its decoder is new, and of this shape; it reads and writes the encoder's vocabulary.
         """
-        said = encoder.config
-        same = {field.name: getattr(said, field.name) for field in fields(EncoderShape)}
+        config = encoder.config
+        same = {field.name: getattr(config, field.name) for field in fields(EncoderShape)}
         layers = same.pop("layers")
         whole = replace(shape, encoder_layers=layers, **same)
-        model = cls(TransformerConfig(said.vocabulary, **asdict(whole)))
+        model = cls(TransformerConfig(config.vocabulary, **asdict(whole)))
+        parts = differing_parts(encoder.tokens, model.source)
+        parts |= differing_parts(encoder.encoder, model.encoder)
+        if parts:
+            name, text = next(iter(parts.items()))
+            raise ValueError(
+                f"a Transformer of the encoder's config would lack its custom parts ({name} is "
+                f"{text}); build one with them, and copy the weights of its encoder"
+            )
         model.source.load_state_dict(encoder.tokens.state_dict())
         model.encoder.load_state_dict(encoder.encoder.state_dict())
         return model

@@ -32,6 +32,7 @@ from regard.model.block import Block, FeedForward
 from regard.model.classifier import ClassifierConfig
 from regard.model.encoder import EncoderConfig
 from regard.model.quantized import quantize
+from regard.model.transformer import TransformerShape
 
 SIZES: dict[str, Any] = {"width": 12, "heads": 3, "feed_forward": 17}
 CONFIG_LM = LanguageConfig(11, layers=2, **SIZES)
@@ -227,3 +228,12 @@ def test_a_subclass_of_a_model_is_a_custom_part(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"the model is Mine\(\) instead of"):
         load(tmp_path / "plain", model=Mine(CONFIG_LM))
     load(tmp_path / "mine", model=Mine(CONFIG_LM))
+
+
+def test_a_transformer_of_an_encoder_with_custom_parts_is_refused() -> None:
+    config = EncoderConfig(11, layers=1, **SIZES)
+    shape = TransformerShape(decoder_layers=1)
+    assert custom_parts(Transformer.of(TextEncoder(config), shape)) == {}
+    custom = TextEncoder(config, position=lambda: Sinusoidal(12, base=50))
+    with pytest.raises(ValueError, match=r"would lack its custom parts \(position is Sinusoidal"):
+        Transformer.of(custom, shape)
