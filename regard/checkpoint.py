@@ -1,4 +1,4 @@
-"""A model's folder: what it is, its weights, its tokenizer, and a card for people.
+"""A model's folder: its config, its weights, its tokenizer, and a model card.
 
     config.json         the kind of model and its config, its custom parts, its task, and the size
                         and the sha256 of every other file but the card
@@ -46,14 +46,14 @@ Kind = Literal["Transformer", "VisionTransformer", "LanguageModel", "TextClassif
 
 @dataclass(frozen=True)
 class Saved:
-    """What a folder holds."""
+    """The content of a folder."""
 
     model: nn.Module
     """Filled, on its device, in evaluation mode."""
     config: Any
     """The model's config."""
     task: Object | None
-    """What the model is for, as it was given to `save`."""
+    """The `task` that was passed to `save`."""
     folder: Path
     files: dict[str, Path]
     """Where each file is, by its name; config.json is not among them."""
@@ -70,11 +70,11 @@ def save(
     """Writes a model's folder, atomically replacing an older one.
 
     `files` are the tokenizer's and any others, as bytes or as paths to copy from; `task` is JSON
-    that says what the model is for, `{"name": "translate", …}`; `origin` is a sentence for the card
-    that says where the weights come from. Files in an older folder that no save has put there
-    stay. A folder that holds other things is refused.
+    with the model's purpose, `{"name": "translate", …}`; `origin` is a sentence for the card on
+    where the weights come from. Files in an older folder that no save has written stay. A folder
+    with other content is refused.
     """
-    model = _unwrapped(model)
+    model = _original(model)
     about = _about(model, task)
     tensors = _tensors(model)
     extras = dict(files or {})
@@ -82,7 +82,7 @@ def save(
         _check_name(name, "files")
         if name.casefold() in (CONFIG, WEIGHTS, CARD.casefold()):
             raise ValueError(f'files names "{name}", which is written by save; choose another name')
-    # A link stays, and what it leads to is replaced.
+    # A link stays; its target is replaced.
     target = Path(os.path.realpath(folder))
     with saving(folder):
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -132,7 +132,7 @@ def load(
     target = named_device(device)
     if dtype is not None and not dtype.is_floating_point:
         raise ValueError(f"dtype ({dtype}) must be a floating one, such as torch.bfloat16")
-    return _settled(
+    return _read_stable(
         folder, lambda place, text: _load(place, text, model, target, dtype, verify, keep_int8)
     )
 
@@ -140,19 +140,19 @@ def load(
 def check(folder: str | os.PathLike[str]) -> None:
     """Refuses a folder that is damaged, without building its model: any module's will do."""
 
-    def checked(place: Path, text: bytes) -> None:
-        _checked(place, _read_header(text, str(place / CONFIG)), verify=True)
+    def read(place: Path, text: bytes) -> None:
+        _read_tensors(place, _read_header(text, str(place / CONFIG)), verify=True)
 
-    _settled(folder, checked)
+    _read_stable(folder, read)
 
 
 Read = TypeVar("Read")
-_PATIENCE = 20
+_MAX_READS = 20
 
 
-def _settled(folder: str | os.PathLike[str], read: Callable[[Path, bytes], Read]) -> Read:
-    """What is read of a folder and its config.json, and again where it was saved anew meanwhile."""
-    for _ in range(_PATIENCE):
+def _read_stable(folder: str | os.PathLike[str], read: Callable[[Path, bytes], Read]) -> Read:
+    """Reads a folder and its config.json, and again where it was saved anew meanwhile."""
+    for _ in range(_MAX_READS):
         place = atomic.standing(Path(folder))
         config = _open_config(place)
         if config is None:
@@ -161,19 +161,19 @@ def _settled(folder: str | os.PathLike[str], read: Callable[[Path, bytes], Read]
         # While this file is open, none that comes in its place is taken for it.
         with config:
             try:
-                found = read(place, config.read())
+                content = read(place, config.read())
             except ValueError as error:
                 fault = error
-            if _unchanged(config, place):
+            if _is_current(config, place):
                 if fault is not None:
                     raise fault
-                return found
+                return content
     raise ValueError(
-        f"{folder} was saved anew each time it was read ({_PATIENCE} times); try later"
+        f"{folder} was saved anew each time it was read ({_MAX_READS} times); try later"
     )
 
 
-# What the folder says of the model
+# The folder's description of the model
 
 
 @dataclass(frozen=True)
@@ -227,7 +227,7 @@ def _read_header(text: bytes, where: str) -> _Header:
 
 
 def _about(model: nn.Module, task: Mapping[str, Any] | None) -> Object:
-    """What config.json and the weights' header both say."""
+    """The common part of config.json and of the weights' header."""
     kind = type(model).__name__
     config = getattr(model, "config", None)
     if config is None:
@@ -245,7 +245,7 @@ def _about(model: nn.Module, task: Mapping[str, Any] | None) -> Object:
 
 
 def custom_parts(model: nn.Module) -> dict[str, str] | None:
-    """Where a model differs from the one that its config builds; None for a class of your own."""
+    """The model's differences from the one its config builds; None for a class of your own."""
     from regard.model.custom import differing_parts
 
     standard = standard_model(model)
@@ -274,7 +274,7 @@ def listed_parts(parts: Mapping[str, str]) -> str:
 
 
 def unlike_parts(have: Mapping[str, str], want: Mapping[str, str]) -> str:
-    """How the custom parts of two models differ; empty where they are alike."""
+    """The differences of two models' custom parts, in words; empty where they are alike."""
     default = "what its config names"
     unlike = {
         name: f"{have.get(name, default)} instead of {want.get(name, default)}"
@@ -284,7 +284,7 @@ def unlike_parts(have: Mapping[str, str], want: Mapping[str, str]) -> str:
     return listed_parts(unlike) if unlike else ""
 
 
-def _unwrapped(model: nn.Module) -> nn.Module:
+def _original(model: nn.Module) -> nn.Module:
     """The model that torch.compile was given."""
     return dict(model.named_children()).get("_orig_mod", model)
 
@@ -357,17 +357,17 @@ def _ties(state: Mapping[str, Tensor]) -> list[list[str]]:
 
 
 def _tensors(model: nn.Module) -> dict[str, Tensor]:
-    """What is stored: every tensor once, under its first name."""
+    """The tensors to store: each once, under its first name."""
     state = _state(model)
     if empty := [name for name, tensor in state.items() if tensor.is_meta]:
         raise ValueError(f"{', '.join(empty)} on the meta device have no values to save; fill them")
-    tensors, seen = {}, set()
+    tensors, storages = {}, set()
     for names in _ties(state):
         tensor = state[names[0]].detach().cpu().contiguous()
-        # Other views of a storage are stored for themselves: the format knows no sharing.
+        # Other views of a storage are stored for themselves: the format has no sharing.
         storage = tensor.untyped_storage()._cdata
-        tensors[names[0]] = tensor.clone() if storage in seen else tensor
-        seen.add(storage)
+        tensors[names[0]] = tensor.clone() if storage in storages else tensor
+        storages.add(storage)
     return tensors
 
 
@@ -391,8 +391,8 @@ def _load(
                 f"{listed_parts(header.parts)}; pass a model that has them: load(folder, model=…)"
             )
     else:
-        have = _about(_unwrapped(model), None)
-        config = from_json(type(_unwrapped(model).config), header.model, where, "model")
+        have = _about(_original(model), None)
+        config = from_json(type(_original(model).config), header.model, where, "model")
         if unlike := differences(have["model"], to_json(config), "model"):
             raise ValueError(
                 f"the model given is not the one saved in {place}: {'; '.join(unlike)}; "
@@ -405,22 +405,22 @@ def _load(
                 f"the model given is not the one saved in {place}: {other}; build it with the "
                 "saved parts"
             )
-    stored = _checked(place, header, verify)
+    stored = _read_tensors(place, header, verify)
     if model is None:
         with unfilled(config, stored, where), _Unfilled():
             model = cls(config)
     if any(tensor.dtype == torch.int8 for tensor in stored.values()):
-        stored = _quantized(_unwrapped(model), stored, keep_int8)
-    _fill(_unwrapped(model), place / WEIGHTS, stored, device, dtype)
+        stored = _fit_int8(_original(model), stored, keep_int8)
+    _fill(_original(model), place / WEIGHTS, stored, device, dtype)
     return Saved(
         model.eval(), config, header.task, place, {name: place / name for name in header.files}
     )
 
 
-def _checked(place: Path, header: _Header, verify: bool) -> dict[str, Tensor]:
-    """The tensors of a folder whose files are what its config.json says."""
+def _read_tensors(place: Path, header: _Header, verify: bool) -> dict[str, Tensor]:
+    """The tensors of a folder, once its files agree with its config.json."""
     _check_files(place, header.files, verify)
-    metadata, stored = _stored(place / WEIGHTS)
+    metadata, stored = _map_tensors(place / WEIGHTS)
     _check_about(place / WEIGHTS, header, metadata)
     return stored
 
@@ -432,7 +432,7 @@ def without_values() -> Iterator[None]:
         yield
 
 
-def _quantized(model: nn.Module, stored: dict[str, Tensor], keep: bool) -> dict[str, Tensor]:
+def _fit_int8(model: nn.Module, stored: dict[str, Tensor], keep: bool) -> dict[str, Tensor]:
     """Has the model fit tensors some of which are of 8 bits, or the tensors the model."""
     from regard.model.quantized import float_weights, make_room
 
@@ -445,9 +445,9 @@ def _quantized(model: nn.Module, stored: dict[str, Tensor], keep: bool) -> dict[
 
 @contextmanager
 def unfilled(config: object, stored: Mapping[str, Tensor], where: object) -> Iterator[None]:
-    """A model of this config can be built inside, without memory, to be filled with what is stored.
+    """A model of this config can be built inside, without memory, to be filled with these tensors.
 
-    A config that asks for far more than that is refused.
+    A config that needs far more of them is refused.
     """
     for name in ("layers", "encoder_layers", "decoder_layers"):
         # Of each there are several tensors. To build a billion takes hours, even on meta.
@@ -488,7 +488,7 @@ _RANDOM = (
 )
 
 
-def _stored(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
+def _map_tensors(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
     """The weights' header, and the tensors as views of the mapped file, which take no memory."""
     try:
         with safe_open(path, framework="pt") as file:
@@ -513,7 +513,7 @@ def _fill(
         old, new = state[names[0]], next(stored[name] for name in names if name in stored)
         value = new.to(device, dtype if new.is_floating_point() else None, copy=True)
         if isinstance(old, nn.Parameter):
-            # One parameter for all its names: what was tied stays tied.
+            # One parameter for all its names: ties stay.
             value = nn.Parameter(value, requires_grad=old.requires_grad)
         filled.update(dict.fromkeys(names, value))
     model.load_state_dict(filled, assign=True)
@@ -526,7 +526,7 @@ def _fill(
 
 
 def _check_about(path: Path, header: _Header, metadata: Mapping[str, str]) -> None:
-    """config.json has no checksum of its own; the weights' header tells if it has changed."""
+    """config.json has no checksum of its own; the weights' header shows if it has changed."""
     if "regard" not in metadata:
         return
     have: Object = {"kind": header.kind, "model": header.model, "task": header.task}
@@ -548,9 +548,9 @@ def _check_fit(
     stored: Mapping[str, Tensor],
 ) -> None:
     """Every tensor has its value, of its shape and kind of number, and no value is left over."""
-    found = {next((name for name in names if name in stored), names[0]) for names in ties}
+    expected = {next((name for name in names if name in stored), names[0]) for names in ties}
     misshapen, mistyped = [], []
-    for name in found & stored.keys():
+    for name in expected & stored.keys():
         have, want = stored[name], state[name]
         if have.shape != want.shape:
             misshapen.append(f"{name} {tuple(have.shape)} instead of {tuple(want.shape)}")
@@ -559,15 +559,15 @@ def _check_fit(
         if have.dtype != want.dtype and not floating:
             mistyped.append(f"{name} {have.dtype} instead of {want.dtype}")
     faults = {
-        "missing": found - stored.keys(),
-        "unexpected": stored.keys() - found,
+        "missing": expected - stored.keys(),
+        "unexpected": stored.keys() - expected,
         "of another shape": misshapen,
         "of another type": mistyped,
     }
     if any(faults.values()):
-        said = (f"{fault}: {', '.join(sorted(which))}" for fault, which in faults.items() if which)
+        texts = (f"{fault}: {', '.join(sorted(which))}" for fault, which in faults.items() if which)
         raise ValueError(
-            f"{path} does not fit this {kind}; {'; '.join(said)}; "
+            f"{path} does not fit this {kind}; {'; '.join(texts)}; "
             "if it was saved with custom parts, pass a model that has them: load(folder, model=…)"
         )
 
@@ -600,9 +600,9 @@ def _damage(path: Path, file: _File, verify: bool) -> str | None:
             return "is not a file"
         if status.st_size != file.bytes:
             return f"has {status.st_size} bytes instead of {file.bytes}"
-        if verify and (found := _sha256(path)) != file.sha256:
+        if verify and (sha256 := _sha256(path)) != file.sha256:
             return (
-                f"has other bytes than were saved (sha256 {found[:12]}…, not {file.sha256[:12]}…)"
+                f"has other bytes than were saved (sha256 {sha256[:12]}…, not {file.sha256[:12]}…)"
             )
     except FileNotFoundError:
         return "is missing"
@@ -622,15 +622,15 @@ def _open_config(place: Path) -> BinaryIO | None:
         raise ValueError(f"{place} has no {CONFIG}: it is not a folder that save wrote") from None
 
 
-def _unchanged(config: BinaryIO, place: Path) -> bool:
-    """Whether a folder still has the config that was opened; every save brings a new one."""
+def _is_current(config: BinaryIO, place: Path) -> bool:
+    """True if a folder still has the config that was opened; every save brings a new one."""
     try:
         return os.path.samestat(os.fstat(config.fileno()), (place / CONFIG).stat())
     except OSError:
         return False
 
 
-# What a save may replace
+# Replacing a folder
 
 
 @contextmanager
@@ -661,8 +661,8 @@ def _check_target(
             f"{folder} holds the working directory, which would be replaced under your feet; "
             f"run from {target.parent}"
         )
-    held = set(os.listdir(target))
-    if not held:
+    present = set(os.listdir(target))
+    if not present:
         return
     try:
         ours = _ours(target)
@@ -672,7 +672,7 @@ def _check_target(
             f"{folder} holds files but not a Regard model ({reason}); choose another folder, or "
             "empty it first"
         ) from None
-    if foreign := sorted((held - ours) & extras.keys()):
+    if foreign := sorted((present - ours) & extras.keys()):
         raise ValueError(
             f"{folder} already holds {', '.join(foreign)}, which no save has put there; rename it"
         )
@@ -694,8 +694,8 @@ def _card(name: str, model: nn.Module, about: Object, extras: list[str], origin:
     parameters = sum(tensor.numel() for tensor in firsts if isinstance(tensor, nn.Parameter))
     dtypes = sorted({str(tensor.dtype).removeprefix("torch.") for tensor in firsts})
     standard = about["kind"] in get_args(Kind) and not about.get("parts")
-    own = "" if standard else ", model=…"
-    kept = f"; beside it {', '.join(extras)}" if extras else ""
+    argument = "" if standard else ", model=…"
+    beside = f"; beside it {', '.join(extras)}" if extras else ""
     lines = [
         f"# {name}",
         "",
@@ -704,7 +704,7 @@ def _card(name: str, model: nn.Module, about: Object, extras: list[str], origin:
         "| | |",
         "|---|---|",
         f"| parameters | {parameters:,} |",
-        f"| weights | `{WEIGHTS}` ({', '.join(dtypes) or 'none'}){kept} |",
+        f"| weights | `{WEIGHTS}` ({', '.join(dtypes) or 'none'}){beside} |",
         *(f"| {key} | {_cell(value)} |" for key, value in about["model"].items()),
         "",
         "## Use",
@@ -712,7 +712,7 @@ def _card(name: str, model: nn.Module, about: Object, extras: list[str], origin:
         "```python",
         "from regard.checkpoint import load",
         "",
-        f"model = load({name!r}{own}).model",
+        f"model = load({name!r}{argument}).model",
         "```",
     ]
     if example := (about["task"] or {}).get("example"):

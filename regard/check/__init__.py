@@ -1,9 +1,9 @@
-"""The equivalence contract: what a model computes does not depend on how it is computed.
+"""The equivalence contract: all ways to compute a model give the same results.
 
     fused = formula, packed = padded, cached = uncached, …
 
-`regard check RUN` measures every property on the user's own model and data, and says of each the
-largest difference, what is allowed, and what to do where that is exceeded. `properties.py` lists
+`regard check RUN` measures every property on the user's own model and data, and shows for each the
+largest difference, the tolerance, and a remedy where that is exceeded. `properties.py` lists
 them; `sample.py` finds the data; `compute.py` runs a model in each of its ways.
 """
 

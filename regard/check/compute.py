@@ -26,7 +26,7 @@ Rows: TypeAlias = list[Float[Tensor, "_ N"]]
 
 @dataclass(frozen=True)
 class Example:
-    """What a model reads, and what it writes of it."""
+    """An input of a model, and its output."""
 
     source: Tensor | None
     """Token ids, which end with EOS, or an image; None for a language model."""
@@ -54,10 +54,10 @@ def padded(model: Any, examples: Sequence[Example]) -> Rows:
     match model:
         case Transformer():
             source, lengths = sources(examples)
-            targets, counts = _padded([_target(one) for one in examples])
+            targets, counts = _pad([_target(example) for example in examples])
             return _cut(model(source, targets, source_lengths=lengths), counts)
         case LanguageModel():
-            targets, counts = _padded([_target(one) for one in examples])
+            targets, counts = _pad([_target(example) for example in examples])
             return _cut(model(targets), counts)
         case TextEncoder():
             source, lengths = sources(examples)
@@ -73,21 +73,21 @@ def packed(model: Any, examples: Sequence[Example]) -> Rows:
     """In one batch, end to end."""
     match model:
         case Transformer():
-            targets, counts = _packed([_target(one) for one in examples])
+            targets, counts = _pack([_target(example) for example in examples])
             if _reads_text(examples):
-                source, lengths = _packed([_source(one) for one in examples])
+                source, lengths = _pack([_source(example) for example in examples])
                 logits = model(source, targets, source_lengths=lengths, target_lengths=counts)
             else:
                 logits = model(sources(examples)[0], targets, target_lengths=counts)
             return list(logits[0].split(counts.lengths.tolist()))
         case LanguageModel():
-            targets, counts = _packed([_target(one) for one in examples])
+            targets, counts = _pack([_target(example) for example in examples])
             return list(model(targets, lengths=counts)[0].split(counts.lengths.tolist()))
         case TextEncoder():
-            source, lengths = _packed([_source(one) for one in examples])
+            source, lengths = _pack([_source(example) for example in examples])
             return list(model(source, lengths=lengths)[0].split(lengths.lengths.tolist()))
         case TextClassifier():
-            source, lengths = _packed([_source(one) for one in examples])
+            source, lengths = _pack([_source(example) for example in examples])
             return list(model(source, lengths=lengths).split(1))
     raise SkipError("images have one size, and nothing to be padded")
 
@@ -96,7 +96,7 @@ def cached(model: Any, examples: Sequence[Example]) -> Rows:
     """Token by token, with a KV cache."""
     if not isinstance(model, Transformer | LanguageModel):
         raise SkipError("it writes no text, and has no cache")
-    targets, counts = _padded([_target(one) for one in examples])
+    targets, counts = _pad([_target(example) for example in examples])
     cache = model.cache()
     steps = []
     if isinstance(model, Transformer):
@@ -156,18 +156,18 @@ def _target(example: Example) -> Tensor:
 
 def sources(examples: Sequence[Example]) -> tuple[Tensor, Tensor | None]:
     """A padded batch with its lengths, or a batch of images."""
-    sources = [_source(one) for one in examples]
+    sources = [_source(example) for example in examples]
     if _reads_text(examples):
-        return _padded(sources)
+        return _pad(sources)
     return torch.stack(sources), None
 
 
-def _padded(rows: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+def _pad(rows: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     lengths = torch.tensor([len(row) for row in rows], device=rows[0].device)
     return pad_sequence(list(rows), batch_first=True), lengths
 
 
-def _packed(rows: Sequence[Tensor]) -> tuple[Tensor, Packed]:
+def _pack(rows: Sequence[Tensor]) -> tuple[Tensor, Packed]:
     lengths = Packed([len(row) for row in rows])
     return torch.cat(list(rows))[None], lengths.to(rows[0].device)
 

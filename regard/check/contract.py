@@ -32,40 +32,40 @@ def check(
     `model` is a model with custom parts, as for `checkpoint.load`. `told` is called with the name
     of each property before it is measured.
     """
-    wanted = contract.PROPERTIES if properties is None else properties
+    chosen = contract.PROPERTIES if properties is None else properties
     where = named_device(device)
     saved = checkpoint.load(model_folder(folder), model=model, device=where)
     examples, origin = sample.examples(saved, Path(folder), data)
     weight = next(saved.model.parameters())
     if weight.dtype != torch.float32:  # the contract is that of float32; narrower ones are in it
         saved.model.float()
-    subject = Subject(saved, [one.to(where) for one in examples], origin)
-    return subject, list(_findings(subject, wanted, told or (lambda name: None)))
+    subject = Subject(saved, [example.to(where) for example in examples], origin)
+    return subject, list(_findings(subject, chosen, told or (lambda name: None)))
 
 
 def _findings(
     subject: Subject, properties: Iterable[Property], told: Callable[[str], None]
 ) -> Iterator[Finding]:
-    for one in properties:
-        told(one.name)
+    for promise in properties:
+        told(promise.name)
         begun = time.perf_counter()
         status: Status
         try:
             with torch.no_grad():
-                measured = one.measure(subject)
+                measured = promise.measure(subject)
         except SkipError as reason:
             status, measured = "skipped", Measured(math.nan, str(reason))
         except Exception as error:  # one of both ways did not even work
-            said = f"{type(error).__name__}: {one_line(error)}"
-            status, measured = "fails", Measured(math.inf, said[:300])
+            message = f"{type(error).__name__}: {one_line(error)}"
+            status, measured = "fails", Measured(math.inf, message[:300])
         else:
-            status = "holds" if measured.difference <= one.tolerance else "fails"  # NaN fails
+            status = "holds" if measured.difference <= promise.tolerance else "fails"  # NaN fails
         yield Finding(
-            one.name,
+            promise.name,
             status,
             None if status == "skipped" else measured.difference,
-            one.tolerance,
+            promise.tolerance,
             measured.of,
-            one.remedy,
+            promise.remedy,
             time.perf_counter() - begun,
         )

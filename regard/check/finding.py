@@ -1,4 +1,4 @@
-"""What was measured of one property."""
+"""The measurement of one property."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ class SkipError(Exception):
 
 @dataclass(frozen=True)
 class Measured:
-    """The largest difference, and what it is of."""
+    """The largest difference, and the values compared."""
 
     difference: float
     of: str
@@ -36,7 +36,7 @@ class Property:
 
 @dataclass(frozen=True)
 class Finding:
-    """How far a promise is kept."""
+    """The result for one property."""
 
     name: str
     status: Status
@@ -44,6 +44,6 @@ class Finding:
     """None where nothing was measured."""
     tolerance: float
     of: str
-    """What the difference is of, or why there is none."""
+    """The values compared, or the reason why none were."""
     remedy: str
     seconds: float

@@ -1,4 +1,4 @@
-"""The promises, each with how it is measured, what is allowed, and what to do where it fails."""
+"""The promises, each with its measurement, tolerance and remedy."""
 
 import copy
 import tempfile
@@ -67,8 +67,8 @@ def recorded_unrecorded(subject: Subject) -> Measured:
     if not attentions_of(subject.model):
         raise SkipError("it has no attention to record")
     with record(subject.model):
-        found = compute.padded(subject.model, subject.examples)
-    return _logits(subject, found)
+        rows = compute.padded(subject.model, subject.examples)
+    return _logits(subject, rows)
 
 
 def compiled_eager(subject: Subject) -> Measured:
@@ -151,14 +151,14 @@ def _writer(subject: Subject) -> Any:
 
 
 def _session(subject: Subject, model: Any, engine: Any = None) -> Session:
-    given: dict[str, Any] = {"rows": None, "beams": 1, "length": STEPS + _longest(subject)}
+    settings: dict[str, Any] = {"rows": None, "beams": 1, "length": STEPS + _longest(subject)}
     if isinstance(model, LanguageModel):
-        source, lengths, given["rows"] = None, None, len(subject.examples)
+        source, lengths, settings["rows"] = None, None, len(subject.examples)
     else:
         source, lengths = compute.sources(subject.examples)
     if engine is None:
-        return open_session(model, source, lengths, **given)
-    session: Session = engine.open(model, source, lengths, **given)
+        return open_session(model, source, lengths, **settings)
+    session: Session = engine.open(model, source, lengths, **settings)
     return session
 
 
@@ -214,7 +214,7 @@ def _int8(model: Any) -> Any:
 
 
 def _agreement(subject: Subject, found: Rows) -> Measured:
-    """How much the score of the likeliest token changes; near ties may end otherwise."""
+    """The change of the likeliest token's score; near ties may end otherwise."""
     ours, theirs = torch.cat(subject.logits).cpu(), torch.cat(list(found)).float().cpu()
     same = (ours.argmax(-1) == theirs.argmax(-1)).double().mean()
     best = ours.argmax(-1, keepdim=True)
@@ -270,9 +270,9 @@ def saved_original(subject: Subject) -> Measured:
         checkpoint.save(
             Path(folder) / "model", subject.model, files=_beside(subject), task=subject.saved.task
         )
-        own = copy.deepcopy(subject.model) if checkpoint.custom_parts(subject.model) else None
+        model = copy.deepcopy(subject.model) if checkpoint.custom_parts(subject.model) else None
         device = compute.place(subject.model)
-        loaded = checkpoint.load(Path(folder) / "model", model=own, device=device).model
+        loaded = checkpoint.load(Path(folder) / "model", model=model, device=device).model
     return _same(state(subject.model), state(loaded), "tensors of weights")
 
 

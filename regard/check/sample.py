@@ -1,7 +1,7 @@
 """The examples that a model is checked on: the user's own, wherever they can be found.
 
 1. `--data`: lines of text, or images
-2. what the run was trained on, as long as its files are there
+2. the run's training data, as long as its files are there
 3. random tokens, or noise
 """
 
@@ -47,25 +47,25 @@ def examples(
 ) -> tuple[list[Example], str]:
     """So many examples, and where they come from, in words."""
     if data:
-        return _short(_given(saved, data, count)), ", ".join(data)
-    found = _trained_on(saved, folder, count)
-    if found:
-        return _short(found), "the run's own data"
+        return _short(_from_data(saved, data, count)), ", ".join(data)
+    training = _trained_on(saved, folder, count)
+    if training:
+        return _short(training), "the run's own data"
     model: Any = saved.model
     return _random(model, saved.task or {}, count), "random inputs; --data names your own"
 
 
-def _short(found: Sequence[Example]) -> list[Example]:
+def _short(examples: Sequence[Example]) -> list[Example]:
     def cut(part: Tensor | None) -> Tensor | None:
         return part if part is None or part.ndim > 1 else part[:LONGEST]
 
-    return [Example(cut(one.source), cut(one.target)) for one in found]
+    return [Example(cut(example.source), cut(example.target)) for example in examples]
 
 
 # Named by the user
 
 
-def _given(saved: Saved, data: Sequence[str], count: int) -> list[Example]:
+def _from_data(saved: Saved, data: Sequence[str], count: int) -> list[Example]:
     name = (saved.task or {}).get("name")
     if name not in NAMES:
         raise ValueError(f"{saved.folder} does not say what it is for; check it without --data")
@@ -123,7 +123,7 @@ def _trained_on(saved: Saved, folder: Path, count: int) -> list[Example]:
     # From many batches, since one holds examples of one length.
     batches = task.plan(0)[:count]
     each = -(-count // len(batches))
-    batch = task.batch(np.concatenate([some[:each] for some in batches])[:count], 0)
+    batch = task.batch(np.concatenate([batch[:each] for batch in batches])[:count], 0)
     if isinstance(task, Prepares):
         batch = task.prepare(batch)
     match batch:

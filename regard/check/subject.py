@@ -1,4 +1,4 @@
-"""What is checked: a model, and the examples that it is checked on."""
+"""The subject of a check: a model and examples."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -26,7 +26,7 @@ class Subject:
 
     @cached_property
     def logits(self) -> Rows:
-        """What the others are compared with: the padded batch."""
+        """The reference for the other ways: the padded batch."""
         with torch.no_grad():
             return compute.padded(self.model, self.examples)
 

@@ -34,7 +34,7 @@ class _Batch:
 
 
 class _Task:
-    """The examples as `train.fit` wants a task: the model learns to write what it reads, or the
+    """The examples as a task of `train.fit`: the model learns to write its input, or the
     first class."""
 
     score = "loss"
@@ -52,9 +52,9 @@ class _Task:
 
     def loss(self, batch: _Batch) -> tuple[Tensor, int]:
         rows = torch.cat(compute.padded(self.model, batch.examples))
-        labels = [one.target for one in batch.examples if one.target is not None]
-        wanted = torch.cat(labels) if labels else rows.new_zeros(len(rows), dtype=torch.long)
-        return F.cross_entropy(rows, wanted, reduction="sum"), len(rows)
+        labels = [example.target for example in batch.examples if example.target is not None]
+        targets = torch.cat(labels) if labels else rows.new_zeros(len(rows), dtype=torch.long)
+        return F.cross_entropy(rows, targets, reduction="sum"), len(rows)
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
         return {"loss": 0.0}
@@ -88,7 +88,7 @@ def twice(
     )
     with tempfile.TemporaryDirectory() as folder:
 
-        def trained(name: str, steps: int) -> None:
+        def train(name: str, steps: int) -> None:
             task = _Task(copy.deepcopy(model), examples)
             fit(task, replace(config, steps=steps), Path(folder) / name, shown=Display())
 
@@ -96,7 +96,7 @@ def twice(
             saved = checkpoint.load(Path(folder) / name / "last", model=copy.deepcopy(model))
             return saved.model.state_dict()
 
-        trained("whole", STEPS)
-        trained("halves", STEPS // 2)
-        trained("halves", STEPS)
+        train("whole", STEPS)
+        train("halves", STEPS // 2)
+        train("halves", STEPS)
         return weights("whole"), weights("halves")

@@ -35,7 +35,7 @@ def refuse(library: str, obstacles: Sequence[Obstacle], preset: str | None = Non
 
 
 def other_mixing(config: BlockConfig) -> list[Obstacle]:
-    """Whether tokens are mixed by anything but attention to all that masks allow."""
+    """The obstacles of a model whose tokens mix by other means than full attention."""
     obstacles = []
     if config.window is not None:
         text = f"its self-attention has no window ({config.window})"
@@ -49,9 +49,9 @@ def other_mixing(config: BlockConfig) -> list[Obstacle]:
 def own_parts(model: nn.Module) -> list[Obstacle]:
     """The first part that is of another class than the config names."""
     standard = standard_model(model) or nn.Module()
-    known = {name: type(part) for name, part in standard.named_modules(remove_duplicate=False)}
+    classes = {name: type(part) for name, part in standard.named_modules(remove_duplicate=False)}
     for name, part in model.named_modules(remove_duplicate=False):
-        if known.pop(name, None) is not type(part):
+        if classes.pop(name, None) is not type(part):
             kind = type(part).__name__
             return [Obstacle(f"{name or 'the model'} is a {kind}, which its writer does not know")]
-    return [Obstacle(f"{name} is missing") for name in [*known][:1]]
+    return [Obstacle(f"{name} is missing") for name in [*classes][:1]]

@@ -115,7 +115,7 @@ def stack(
 ) -> Stack:
     """A stack of blocks; a position that acts inside attention goes into each.
 
-    What a `causal` one mixes never comes from later tokens.
+    A `causal` one reads no later tokens.
     """
 
     check_integer("layers", blocks, least=0)
@@ -130,13 +130,13 @@ def stack(
         raise ValueError(f"epsilon ({config.epsilon}) must be above 0; try 1e-5")
 
     def inside() -> AttentionPosition | None:
-        part = None if position is None else made(position)
+        part = None if position is None else make_position(position)
         return part if isinstance(part, AttentionPosition) else None
 
     def block() -> Block:
-        own, network = attention or partial(mixer, config, causal), feed_forward
+        mix, network = attention or partial(mixer, config, causal), feed_forward
         return Block(
-            attention=_module("attention", own(inside())),
+            attention=_module("attention", mix(inside())),
             feed_forward=_module("feed_forward", network() if network else feed_forward_of(config)),
             residual=lambda: residual(config),
             cross=multihead(config) if cross else None,
@@ -155,7 +155,7 @@ def _module(name: str, part: object) -> nn.Module:
     return part
 
 
-def made(position: MakePosition) -> AnyPosition:
+def make_position(position: MakePosition) -> AnyPosition:
     """Calls the function, and checks that it makes a position."""
     part = position()
     if part is not None and not isinstance(part, InputPosition | AttentionPosition):
@@ -166,14 +166,14 @@ def made(position: MakePosition) -> AnyPosition:
     return part
 
 
-def added(position: MakePosition) -> InputPosition | None:
+def input_position(position: MakePosition) -> InputPosition | None:
     """The same, if it is a position of the input."""
-    part = made(position)
+    part = make_position(position)
     return part if isinstance(part, InputPosition) else None
 
 
 def mixer(config: BlockConfig, causal: bool, position: AttentionPosition | None) -> nn.Module:
-    """What mixes tokens; only attention has a use for positions inside it."""
+    """The layer that mixes tokens; only attention has a use for positions inside it."""
     match config.mixer:
         case "attention":
             return multihead(config, position)

@@ -15,12 +15,12 @@ def differing_parts(model: nn.Module, plain: nn.Module) -> dict[str, str]:
 
     Parts that only the plain one has are "absent".
     """
-    have, want = _described(model), _described(plain)
+    have, want = _descriptions(model), _descriptions(plain)
     unlike = [name for name in {**have, **want} if have.get(name) != want.get(name)]
     return {name: have[name][1] if name in have else "absent" for name in unlike}
 
 
-def _described(model: nn.Module) -> dict[str, tuple[type[nn.Module], str]]:
+def _descriptions(model: nn.Module) -> dict[str, tuple[type[nn.Module], str]]:
     return {name: _description(part) for name, part in model.named_modules(remove_duplicate=False)}
 
 

@@ -68,7 +68,7 @@ def reading(
     tokens = Tokens(
         vocabulary,
         shape.width,
-        position=build.added(make),
+        position=build.input_position(make),
         scale=shape.scale,
         dropout=shape.dropout,
     )

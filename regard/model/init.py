@@ -16,7 +16,7 @@ Three schemes, one for each family, as in its paper or its authors' code:
     language      Normal .02 everywhere; the matrices that end a residual branch are divided by
                   √(2N), since 2N branches add up their variances. (GPT-2: Radford et al. 2019.)
 
-Biases start at zero, LayerNorms at one and zero. A layer used alone starts as its own class says.
+Biases start at zero, LayerNorms at one and zero. A layer used alone starts as its class does.
 On the meta device all of it does nothing, as it should.
 
 A custom part keeps its own initial values. Call one of these functions on it, or on its pieces, for
@@ -81,7 +81,7 @@ def classifier(head: nn.Linear) -> None:
 
 
 def _modules(part: nn.Module, custom: Collection[str]) -> Iterator[nn.Module]:
-    """All modules but the custom parts and what is inside them."""
+    """All modules but the custom parts and the modules inside them."""
     yield part
     for name, child in part.named_children():
         if name not in custom:

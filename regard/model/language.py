@@ -83,7 +83,7 @@ class LanguageModel(nn.Module):
         self.tokens = Tokens(
             config.vocabulary,
             config.width,
-            position=build.added(position),
+            position=build.input_position(position),
             scale=False,
             dropout=config.dropout,
         )

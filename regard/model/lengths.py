@@ -1,4 +1,4 @@
-"""How a batch says how long its sequences are, and what follows for masks and positions.
+"""The lengths of a batch's sequences, and the masks and positions that follow from them.
 
     None             every row is a whole sequence
     lengths (B,)     a padded batch: row b holds lengths[b] tokens, and then padding
@@ -31,8 +31,8 @@ def own_mask(lengths: Lengths, reach: int | None = None) -> Mask | None:
     near = None if reach is None else window(reach)
     if lengths is None:
         return near
-    own = packed(lengths) if isinstance(lengths, Packed) else padding(lengths)
-    return own if near is None else near & own
+    inside = packed(lengths) if isinstance(lengths, Packed) else padding(lengths)
+    return inside if near is None else near & inside
 
 
 def causal_mask(lengths: Lengths, reach: int | None = None) -> Mask:
@@ -74,8 +74,8 @@ def cross_attended(
 
 
 def keeps_lengths(part: nn.Module) -> bool:
-    """Whether the part computes by the library's own code, which leaves a row for each row."""
-    part = _uncompiled(part)
+    """True if the part runs the library's own code, which leaves a row for each row."""
+    part = _original(part)
     library = type(part).forward.__module__.startswith("regard.")
     return library and "forward" not in vars(part) and not _has_lengths(part)
 
@@ -84,7 +84,7 @@ def lengths_after(part: nn.Module, lengths: Lengths) -> Lengths:
     """The lengths that a part leaves of sequences of these lengths."""
     if lengths is None or keeps_lengths(part):
         return lengths
-    changing: Any = _uncompiled(part)
+    changing: Any = _original(part)
     if not _has_lengths(changing):
         raise ValueError(
             f"{type(changing).__name__} may change the number of rows, so lengths need a method "
@@ -98,7 +98,7 @@ def lengths_after(part: nn.Module, lengths: Lengths) -> Lengths:
     return Packed(after, lengths.offsets.device) if isinstance(lengths, Packed) else after
 
 
-def _uncompiled(part: nn.Module) -> nn.Module:
+def _original(part: nn.Module) -> nn.Module:
     """The part that torch.compile wrapped."""
     return getattr(part, "_orig_mod", part)
 
@@ -108,7 +108,7 @@ def _has_lengths(part: nn.Module) -> bool:
 
 
 def checked_lengths(part: nn.Module, lengths: Lengths, rows: int | None, out: Tensor) -> Lengths:
-    """The same, checked against what the part made of these rows; None where they are unknown."""
+    """The same, checked against the part's output; `rows` of its input, None if unknown."""
     after = lengths_after(part, lengths)
     if lengths is not None and after is lengths and rows not in (None, out.shape[1]):
         raise ValueError(
@@ -121,13 +121,13 @@ def checked_lengths(part: nn.Module, lengths: Lengths, rows: int | None, out: Te
 
 
 def places(lengths: Lengths, rows: Tensor) -> Positions:
-    """Where tokens stand: positions start at 0 in each row, or in each packed sequence."""
+    """The positions of tokens, from 0 in each row, or in each packed sequence."""
     check_lengths(lengths, rows)
     return lengths.to(rows.device).positions() if isinstance(lengths, Packed) else 0
 
 
 def check_lengths(lengths: Lengths, rows: Tensor) -> None:
-    """Refuses what is no batch, and lengths that are not its own."""
+    """Raises if the rows are no batch, or the lengths do not fit them."""
     if not isinstance(rows, Tensor):
         raise ValueError(f"a batch must be a tensor, got {shown(rows)}; use torch.tensor([ids])")
     if lengths is not None and rows.ndim in (2, 3):  # an image's rows are its patches

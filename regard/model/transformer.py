@@ -314,7 +314,7 @@ class Transformer(nn.Module):
 
 
 def source_mask(source: nn.Module, lengths: Lengths, reach: int | None) -> Mask | None:
-    """What an encoder that reads this source attends to."""
+    """The mask of an encoder that reads this source."""
     if reach is not None and isinstance(source, Patches):
         return nearby_patches(*source.grid, reach)
     return own_mask(lengths, reach)
@@ -341,9 +341,8 @@ def _source(config: TransformerConfig, position: MakePosition) -> Tokens | Patch
                 dropout=config.dropout,
             )
         case AudioSource(features=features):
-            return Frames(
-                features, config.width, position=build.added(position), dropout=config.dropout
-            )
+            added = build.input_position(position)
+            return Frames(features, config.width, position=added, dropout=config.dropout)
     raise ValueError(f"source ({config.source!r}) must be a TextSource, ImageSource or AudioSource")
 
 
@@ -351,7 +350,7 @@ def _tokens(config: TransformerConfig, vocabulary: int, position: MakePosition) 
     return Tokens(
         vocabulary,
         config.width,
-        position=build.added(position),
+        position=build.input_position(position),
         scale=config.scale,
         dropout=config.dropout,
     )

@@ -46,7 +46,7 @@ class Checkpointer:
         self._evaluation_seconds = math.inf
         """Seconds that the last evaluation took."""
         self.notice: str | None = None
-        """What the user should know of a run that resumes."""
+        """A message to the user of a run that resumes."""
 
     def begin(
         self,
@@ -55,7 +55,7 @@ class Checkpointer:
         parameters: Mapping[str, nn.Parameter],
         optimizer: Adam,
     ) -> None:
-        """Called when model and optimizer are ready; restores what was saved."""
+        """Called when model and optimizer are ready; restores the saved state."""
         self.now, self.parameters, self.optimizer = now, parameters, optimizer
         if self.config.ema:
             self.ema = MovingAverage(parameters, self.config.ema)
@@ -99,8 +99,8 @@ class Checkpointer:
         if first:
             if better:
                 checkpoint.save(self.run.folder / "best", self.model, **self._beside())
-            if any(kept.step == now.step for kept in now.kept):
-                checkpoint.save(self._kept(now.step), self.model, **self._beside())
+            if any(best.step == now.step for best in now.kept):
+                checkpoint.save(self._best_folder(now.step), self.model, **self._beside())
         return scores, better
 
     def evaluate_all(self, interrupts: Interrupts, autocast: AbstractContextManager[Any]) -> None:
@@ -125,13 +125,13 @@ class Checkpointer:
     def _best(self) -> Iterator[None]:
         """The model has the best weights inside, and its own again afterwards."""
         weights = self.model.state_dict()
-        own = {name: weight.clone() for name, weight in weights.items()}
+        current = {name: weight.clone() for name, weight in weights.items()}
         try:
             for name, weight in load_file(self.run.folder / "best" / checkpoint.WEIGHTS).items():
                 weights[name].copy_(weight)
             yield
         finally:
-            for name, weight in own.items():
+            for name, weight in current.items():
                 weights[name].copy_(weight)
 
     def _scores(self, evaluate: Callable[[nn.Module], dict[str, float]]) -> dict[str, float]:
@@ -143,8 +143,8 @@ class Checkpointer:
         finally:
             self.task.model.train()
         if self.task.score not in scores:
-            known = ", ".join(scores) or "none"
-            raise ValueError(f'the task gave no score "{self.task.score}", but: {known}')
+            names = ", ".join(scores) or "none"
+            raise ValueError(f'the task gave no score "{self.task.score}", but: {names}')
         return scores
 
     def save(self) -> None:
@@ -176,12 +176,12 @@ class Checkpointer:
 
     def _keep(self, kept: tuple[Kept, ...]) -> None:
         """Removes models that a run resumed from here would not have."""
-        names = {self._kept(one.step).name for one in kept}
+        names = {self._best_folder(best.step).name for best in kept}
         for path in (self.run.folder / BESTS).glob("*"):
             if path.name not in names:
                 shutil.rmtree(path, ignore_errors=True)
 
-    def _kept(self, step: int) -> Path:
+    def _best_folder(self, step: int) -> Path:
         return self.run.folder / BESTS / f"{step:09}"
 
     @torch.no_grad()
@@ -199,6 +199,6 @@ class Checkpointer:
         return state.tensors(self.parameters, self.optimizer, self.ema)
 
     def _beside(self) -> dict[str, Any]:
-        """What lies beside the weights in a model's folder."""
+        """The other content of a model's folder, beside the weights."""
         origin = f"Trained here: {self.now.step} steps of the run {self.run.name}."
         return {"files": self.task.files(), "task": self.task.about(), "origin": origin}

@@ -39,7 +39,7 @@ def check_folder(folder: Path) -> None:
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"{folder} is a file; a run needs a folder of its own")
     if not folder.is_dir() or (folder / CONFIG).is_file():
-        return  # what config.json says is checked when the run is described
+        return  # `describe` checks the content of config.json
     if others := sorted(path.name for path in folder.iterdir() if path.name != LOCK):
         raise ValueError(
             f"{folder} is not a run, and not empty (it has {others[0]}); name a new folder, and "
@@ -54,7 +54,7 @@ class Run:
         self.folder, self.world = Path(folder), world
         self.metrics = report.Metrics(self.folder / report.METRICS)
         self._logs: list[report.Events | Tracker] = []
-        """Whoever else is told what metrics.jsonl is told."""
+        """Further receivers of the lines of metrics.jsonl."""
         self._lock = -1
         self._drawn = time.monotonic()
 
@@ -129,7 +129,7 @@ class Run:
                 self._logs.append(Tracker(config.tracker, self.folder, to_json(config)))
 
     def intact(self) -> str:
-        """What was saved before a failure, for its message."""
+        """The last saved step, for the message of a failure."""
         if not state.begun(self.folder):
             return "nothing was saved yet"
         return f"{self.folder / 'last'} holds the last step that was saved"
@@ -176,7 +176,7 @@ class Run:
                 f"{self.folder / CONFIG} has format {have.get('format')}, but Regard {__version__} "
                 f"knows {FORMAT}; choose another folder, or upgrade regard"
             )
-        names = [one["task"].get("name") for one in (have, want)]
+        names = [run["task"].get("name") for run in (have, want)]
         if names[0] != names[1]:
             raise ValueError(
                 f"{self.folder} is a run of the task {names[0]}, not {names[1]}; choose another "
@@ -222,8 +222,8 @@ class Run:
 
 
 def repeatable(about: Mapping[str, Any]) -> bool:
-    """Whether a run's config.json is all that the command line needs to go on with it, or whether
-    its data and its model are in somebody's Python."""
+    """True if the command line can continue a run from its config.json; its data and its model
+    may also have come from Python."""
     return "name" in about and "config" in about
 
 
