@@ -4,6 +4,7 @@ import copy
 import tempfile
 import warnings
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from regard.look.effect import attentions_of
 from regard.look.record import record
 from regard.model.language import LanguageModel
 from regard.model.transformer import TextSource, Transformer
+from regard.processes import one_line
 
 ROUNDING = 1e-4
 """Of float32 in another order, as a share of the largest logit."""
@@ -66,7 +68,11 @@ def batch_alone(subject: Subject) -> Measured:
 def recorded_unrecorded(subject: Subject) -> Measured:
     if not attentions_of(subject.model):
         raise SkipError("it has no attention to record")
-    with record(subject.model):
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(record(subject.model))
+        except ValueError as error:  # a custom core without weights
+            raise SkipError(one_line(error)) from error
         rows = compute.padded(subject.model, subject.examples)
     return _logits(subject, rows)
 

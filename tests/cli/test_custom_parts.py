@@ -123,7 +123,7 @@ def model_like(run: Path) -> nn.Module:
 
 def test_a_model_with_custom_parts_is_checked(run: Path) -> None:
     names = ("fused = formula", "packed = padded", "cached = uncached", "exported = native")
-    names += ("loaded = saved", "resumed = uninterrupted")
+    names += ("loaded = saved", "resumed = uninterrupted", "recorded = unrecorded")
     wanted = [each for each in PROPERTIES if each.name in names]
     model = model_like(run)
     subject, findings = check(run, model=model, device="cpu", properties=wanted)
@@ -131,6 +131,7 @@ def test_a_model_with_custom_parts_is_checked(run: Path) -> None:
     status = {finding.name: finding.status for finding in findings}
     reasons = {finding.name: finding.of for finding in findings}
     assert "fails" not in status.values(), reasons
-    assert {name for name in names if status[name] == "skipped"} == {names[0], names[3]}
+    assert {name for name in names if status[name] == "skipped"} == {names[0], names[3], names[6]}
     assert "decoder.blocks.0.attention.core is Gentle(" in reasons["fused = formula"]
     assert "decoder.blocks.0.attention.core is a Gentle" in reasons["exported = native"]
+    assert "(Gentle) overrides forward without weights" in reasons["recorded = unrecorded"]
