@@ -7,7 +7,8 @@ VENV := .venv
 CONSTRAINTS := constraints.txt
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-all test-numerics test-oldest lint bench notebooks docs clean
+.PHONY: demo test test-all test-numerics test-kernels test-oldest lint bench bench-gpu \
+  notebooks docs clean
 .NOTPARALLEL:
 
 demo: $(VENV)/ready-demo
@@ -24,6 +25,7 @@ test: $(VENV)/ready-test
 
 test-all: $(VENV)/ready-test-all
 	@$(PYTEST) -m ""
+	@$(INTERPRETED) -m triton
 
 # The oldest versions that pyproject.toml admits, in an environment of their own.
 test-oldest:
@@ -34,6 +36,13 @@ test-numerics: $(VENV)/ready-test
 	@ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41 $(PYTEST) \
 	  tests/attention tests/model tests/decode tests/look tests/interop
 
+# The Triton kernels on a CPU, in Triton's interpreter: every kernel, on small shapes.
+INTERPRETED = TRITON_INTERPRET=1 CUDA_VISIBLE_DEVICES= $(PYTEST) --dist worksteal
+
+test-kernels: $(VENV)/ready-test-kernels
+	@$(INTERPRETED) -m "triton and not slow" \
+	  tests/attention tests/check tests/decode tests/model tests/train
+
 lint: $(VENV)/ready-lint
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
@@ -42,6 +51,11 @@ lint: $(VENV)/ready-lint
 
 bench: $(VENV)/ready-test
 	@$(BIN)/python -m bench
+
+# Every published GPU figure and the gpu tests, on a machine with a GPU, in nine minutes:
+# make bench-gpu DATA=folder-of-multi30k OUT=folder
+bench-gpu: $(VENV)/ready-test-kernels
+	@$(BIN)/python -m bench.gpu $(if $(DATA),--data $(DATA)) $(if $(OUT),--out $(OUT))
 
 # Runs the notebooks again, and writes them with their outputs.
 notebooks: $(VENV)/ready-demo
@@ -58,7 +72,8 @@ clean:
 
 $(VENV)/ready-demo: extras = [demo,lab,serve,studio,text,train]
 $(VENV)/ready-test: extras = [all,test,peers]
-$(VENV)/ready-test-all: extras = [all,test,peers,ray,fuzz]
+$(VENV)/ready-test-kernels: extras = [all,test,peers,kernels]
+$(VENV)/ready-test-all: extras = [all,test,peers,kernels,ray,fuzz]
 $(VENV)/ready-lint: extras = [all,lint]
 
 modern = $(shell $(PYTHON) -c 'import sys; print(sys.version_info >= (3, 11))' 2>&1 || true)

@@ -1,5 +1,6 @@
 """What every test stands on: fixed seeds, one Hypothesis profile, and devices where they exist."""
 
+import importlib.util
 import os
 import random
 import signal
@@ -12,6 +13,11 @@ import hypothesis
 import jaxtyping
 import pytest
 import torch
+
+from tests.devices import round_in_the_interpreter
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+"""Whether Triton's kernels run on a CPU."""
 
 
 class _TorchRandom:
@@ -52,15 +58,19 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+def pytest_configure() -> None:
+    if INTERPRETED and importlib.util.find_spec("triton") is not None:
+        round_in_the_interpreter()
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     seed = config.getoption("--shuffle")
     if seed is not None:
         random.Random(seed).shuffle(items)
     if torch.cuda.is_available():
         return
-    interpreted = os.environ.get("TRITON_INTERPRET") == "1"
     for item in items:
-        kernel = item.get_closest_marker("triton") and interpreted
+        kernel = item.get_closest_marker("triton") and INTERPRETED
         if item.get_closest_marker("gpu") and not kernel:
             item.add_marker(pytest.mark.skip(reason="needs CUDA"))
 

@@ -23,7 +23,7 @@ from tests.processes import HANG
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 OPTIONAL: dict[str, list[str]] = PROJECT["optional-dependencies"]
-ALONE = {"ray", "fuzz"}
+ALONE = {"kernels", "ray", "fuzz"}
 """Extras that are asked for by name alone, since they bring more than all the others."""
 TOOLS = {"test", "lint", "peers", "all", *ALONE}
 

@@ -123,6 +123,35 @@ OPTIONS: dict[str, Option] = {
 }
 
 
+def table(kinds: Sequence[str]) -> list[Any]:
+    """Every option with every kind of model: a third of them in `make test`, each in several."""
+    return [
+        pytest.param(name, kind, marks=[pytest.mark.slow] if (row + column) % 3 else [])
+        for row, name in enumerate(OPTIONS)
+        for column, kind in enumerate(kinds)
+    ]
+
+
+FEW = ["the paper's", "swiglu", "grouped heads", "rotary", "linear-bias", "language", "window"]
+"""Kinds that use every kernel and every way around them."""
+
+
+WALKED = ["the paper's", "linear-bias", "images", "window"]
+
+
+def interpreted(kinds: Sequence[str]) -> list[Any]:
+    """Every option with every kind of model; in `make test-kernels` a few, since a search takes
+    seconds in the interpreter, and one by beams ten."""
+    quick = [name for name, option in OPTIONS.items() if option.width == 1][:-1]
+    few = [kind for kind in kinds if kind in FEW]
+    default = {(quick[n], kind) for n, kind in enumerate(few)} | {("beams, banned", few[0])}
+    return [
+        pytest.param(name, kind, marks=[] if (name, kind) in default else [pytest.mark.slow])
+        for name in OPTIONS
+        for kind in kinds
+    ]
+
+
 def made(config: TransformerConfig | LanguageConfig) -> Transformer | LanguageModel:
     """With weights so different that what is found does not hang by rounding."""
     torch.manual_seed(0)
@@ -190,8 +219,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # NumPy's, wh
 
 @pytest.mark.gpu
 @pytest.mark.triton
-@pytest.mark.parametrize("kind", MODELS)
-@pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.parametrize(("name", "kind"), interpreted(list(MODELS)))
 def test_cuda(name: str, kind: str, cuda: Any) -> None:
     option, model = OPTIONS[name], made(MODELS[kind]).to(DEVICE)
     given = on(DEVICE, read(model))
@@ -204,7 +232,13 @@ def test_cuda(name: str, kind: str, cuda: Any) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.triton
-@pytest.mark.parametrize("kind", ["the paper's", "language", "linear-bias", "images", "window"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "language",
+        *(pytest.param(kind, marks=pytest.mark.slow) for kind in WALKED),
+    ],
+)
 def test_rows_join_leave_and_keep_their_logits(kind: str, cuda: Any) -> None:
     model = made(MODELS[kind]).to(DEVICE)
     engine = cuda(model)
@@ -453,15 +487,6 @@ KERNELS = [
 ]
 
 
-def table(kinds: Sequence[str]) -> list[Any]:
-    """Every option with every kind of model: a third of them in `make test`, each in several."""
-    return [
-        pytest.param(name, kind, marks=[pytest.mark.slow] if (row + column) % 3 else [])
-        for row, name in enumerate(OPTIONS)
-        for column, kind in enumerate(kinds)
-    ]
-
-
 @pytest.mark.parametrize(("name", "kind"), table(KERNELS))
 def test_int8(name: str, kind: str, quantized: Any) -> None:
     option = OPTIONS[name]
@@ -554,8 +579,7 @@ class Averaged(Beside):
 
 @pytest.mark.gpu
 @pytest.mark.triton
-@pytest.mark.parametrize("kind", ["the paper's", "images", "language"])
-@pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.parametrize(("name", "kind"), interpreted(["the paper's", "images", "language"]))
 def test_an_ensemble_on_cuda(name: str, kind: str, cuda: Any) -> None:
     option, model = OPTIONS[name], made(MODELS[kind]).to(DEVICE)
     given, engine = on(DEVICE, read(model)), cuda(model)

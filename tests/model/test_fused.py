@@ -369,7 +369,7 @@ def test_a_model_trains_as_without(
     monkeypatch.setattr(fusing, "_available", lambda device: False)
     plain, exact = gradients(True), gradients(False)
     error = (fused - exact).norm() / exact.norm()
-    assert error <= 2 * (plain - exact).norm() / exact.norm()
+    assert error <= 1.2 * (plain - exact).norm() / exact.norm()
     assert error < 0.1
 
 
@@ -404,17 +404,17 @@ def test_a_vision_transformer_trains_as_without(
     monkeypatch.setattr(fusing, "_available", lambda device: False)
     plain, exact = gradients(True), gradients(False)
     error = (fused - exact).norm() / exact.norm()
-    assert error <= 2 * (plain - exact).norm() / exact.norm()
+    assert error <= 1.2 * (plain - exact).norm() / exact.norm()
     assert error < 0.1
 
 
 def test_a_vision_transformer_infers_as_without(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, images = vit().eval(), torch.randn(100, 3, 80, 80, device=DEVICE)
+    model, images = vit().eval(), torch.randn(7, 3, 80, 80, device=DEVICE)
     calls: list[int] = []
     with torch.no_grad():
         exact = model(images)
         model.bfloat16()
-        monkeypatch.setattr(fusing, "LARGE", 2**19)
+        monkeypatch.setattr(fusing, "LARGE", 2**16)
         from regard.model import fused
 
         norm = fused.norm

@@ -1,0 +1,551 @@
+"""Every published GPU figure and the gpu tests, measured again on this machine, as one table.
+
+    python -m bench.gpu [--data FOLDER] [--out FOLDER] [--rows decoding steps] [--skip-tests]
+
+Commands run one after the other, the tests first, each within a time limit, and all within
+`--seconds`. What fails, what lacks a package or data, and what no time is left for is a row too.
+Timings of other models need `transformers` and `timm`; serving needs `fastapi` and `uvicorn`.
+`--data` names the folder of Multi30k, raw (train, val and the tests, .en and .de, or .gz): with it
+a translator is trained first, which then translates and serves.
+"""
+
+import argparse
+import gzip
+import importlib.util
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+PYTHON = sys.executable
+MIN_SECONDS = 10
+"""Time that must be left for a command to be started."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One published figure, and where a command's output has the measured one."""
+
+    name: str
+    published: float
+    quote: str
+    """The words of README.md or RESULTS.md that publish it."""
+    pattern: str = ""
+    """Matches the figure in the output; empty for the seconds that the command takes."""
+    lower: bool = False
+    """True if a smaller figure is better."""
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command that measures some rows. `{run}`, `{data}` and the like are filled in."""
+
+    name: str
+    words: Sequence[str]
+    rows: Sequence[Row]
+    limit: int
+    """Seconds."""
+    needs: Sequence[str] = ()
+    """Modules beside torch, numpy and Triton."""
+    data: bool = False
+
+
+@dataclass
+class Result:
+    command: str
+    row: str
+    published: float | None
+    measured: float | None = None
+    better: float | None = None
+    """How many times as good as published: above 1 is better."""
+    note: str = ""
+    """Why there is no figure."""
+    seconds: float = 0.0
+    clocks: str = ""
+
+
+def bench(module: str, *words: str) -> list[str]:
+    return [PYTHON, "-m", f"bench.{module}", *words]
+
+
+def regard(*words: str) -> list[str]:
+    return [PYTHON, "-m", "regard", *words]
+
+
+FIGURE = r"([\d,]+\.?\d*)"
+
+
+def after(*texts: str) -> str:
+    """A pattern for the first figure after these texts, in this order."""
+    return "".join(rf"{re.escape(text)}(?s:.*?)" for text in texts[:-1]) + (
+        rf"{re.escape(texts[-1])}\D*?{FIGURE}"
+    )
+
+
+def decoding(beams: int, speeds: dict[int, tuple[float, str]]) -> Command:
+    name = "greedy" if beams == 1 else f"{beams} beams"
+    said = "greedy" if beams == 1 else f"beam {beams}"
+    rows = [
+        Row(
+            f"{name}, {count} sentences, tokens/s",
+            speed,
+            quote,
+            after(f"{count} sentences, {said}", "ours bf16"),
+        )
+        for count, (speed, quote) in speeds.items()
+    ]
+    sentences = list(map(str, speeds))
+    words = ["--device", "cuda", "--systems", "ours bf16", "--beams", str(beams), "--rounds", "5"]
+    return Command(
+        f"decoding, {name}", bench("decoding", *words, "--sentences", *sentences), rows, 60
+    )
+
+
+def attention(length: int, ratios: dict[str, tuple[float, str]]) -> Command:
+    rows = [
+        Row(
+            f"{mask}, {length} tokens, × the best SDPA kernel",
+            ratio,
+            quote,
+            rf"(?m)^{re.escape(mask)} +L +{length} .*?graph +{FIGURE}x",
+        )
+        for mask, (ratio, quote) in ratios.items()
+    ]
+    words = ["--lengths", str(length), "--widths", "64", "--no-flex"]
+    return Command(f"attention, {length} tokens", bench("attention", *words), rows, 60)
+
+
+def step(
+    name: str, words: Sequence[str], milliseconds: float, ratio: float, peer: str, quote: str,
+    needs: Sequence[str],
+) -> Command:  # fmt: skip
+    peer_words = ["--modes", "compiled", "--peers", peer, "--rounds", "3"]
+    rows = [
+        Row(f"{name}, ms", milliseconds, quote, after("ours:"), lower=True),
+        Row(f"{name}, × {peer} compiled", ratio, quote, after(f"{peer}, compiled", "ours is")),
+    ]
+    return Command(f"steps, {name}", bench("steps", *words, *peer_words), rows, 110, needs)
+
+
+COMMANDS = [
+    Command(
+        "train translate --recipe",
+        regard("train", "--recipe", "multi30k-en-de-minute", "{run}", "--data", "{data}"),
+        [Row("multi30k-en-de-minute, s", 45, "one H200, 45 s with start and scores", lower=True)],
+        110,
+        data=True,
+    ),
+    decoding(
+        1,
+        {
+            1: (3_300, "3,300, 177,000 and\n790,000 tokens a second greedily"),
+            64: (177_000, "3,300, 177,000 and\n790,000 tokens a second greedily"),
+            512: (790_000, "3,300, 177,000 and\n790,000 tokens a second greedily"),
+        },
+    ),
+    decoding(
+        4,
+        {
+            1: (3_100, "3,100, 162,000 and 537,000 with 4 beams"),
+            64: (162_000, "3,100, 162,000 and 537,000 with 4 beams"),
+            512: (537_000, "3,100, 162,000 and 537,000 with 4 beams"),
+        },
+    ),
+    Command(
+        "translate a file",
+        regard("translate", "{run}", "{train.en}", "--beams", "5", "--device", "cuda"),
+        [Row("29,000 captions, 5 beams, s", 4.9, "takes 4.9 s\nfor 29,000 captions", lower=True)],
+        60,
+        data=True,
+    ),
+    Command(
+        "translate a sentence",
+        regard("translate", "{run}", "{line.en}", "--device", "cuda"),
+        [Row("one sentence, s", 2.7, "2.4 to 2.7 s for one sentence", lower=True)],
+        40,
+        data=True,
+    ),
+    step(
+        "256 sentences",
+        ["translation", "--sentences", "256"],
+        10.8,
+        3.71,
+        "nn.Transformer",
+        "| 10.8 ms | 39.5, nn.Transformer compiled | 3.71 × |",
+        (),
+    ),
+    step(
+        "ViT-B/16", ["vision"], 60.1, 1.24, "timm", "| 60.1 ms | 74.3, timm compiled | 1.24 × |", ()
+    ),
+    step(
+        "language model",
+        ["language"],
+        58.8,
+        1.11,
+        "as nanoGPT",
+        "| 58.8 ms | 65.4, as nanoGPT does it | 1.11 × |",
+        (),
+    ),
+    Command(
+        "serving, 2,000 clients",
+        bench(
+            *("serving", "{run}", "--source", "{test.en}", "--device", "cuda", "--alone"),
+            *("--sentences", "1", "32", "--clients", "2000", "--warm-up", "4", "--seconds", "6"),
+            *("--rounds", "1"),
+        ),
+        [
+            Row(
+                "32 sentences a request, sentences/s",
+                21_400,
+                "it answers 21,400 sentences a second where requests have 32",
+                after("serve, 32 sentences a request:"),
+            ),
+            Row(
+                "1 sentence a request, requests/s",
+                13_800,
+                "of one sentence 13,800 requests of 2,000 clients",
+                after("serve, 1 sentences a request:"),
+            ),
+        ],
+        100,
+        ("fastapi", "uvicorn", "httptools"),
+        data=True,
+    ),
+    Command(
+        "steps, the command",
+        bench(
+            *("steps", "command", "--source", "{train.en}", "--target", "{train.de}"),
+            *("--steps", "500", "--rounds", "3"),
+        ),
+        [
+            Row(
+                "tiny, target tokens/s",
+                2_200_000,
+                "2.2 million target tokens\na second",
+                after("--size tiny:"),
+            ),
+            Row(
+                "base, target tokens/s",
+                760_000,
+                "760,000 with `--size base`",
+                after("--size base:"),
+            ),
+        ],
+        110,
+        data=True,
+    ),
+    step(
+        "1,024 sentences",
+        ["translation", "--sentences", "1024"],
+        34.6,
+        1.85,
+        "HF Marian",
+        "| 34.6 ms | 61.8, HF Marian compiled | 1.85 × |",
+        ("transformers",),
+    ),
+    Command(
+        "decoding beside HF generate, greedy",
+        bench(
+            *("decoding", "--device", "cuda", "--systems", "ours bf16", "HF bf16"),
+            *("--beams", "1", "--sentences", "1", "64", "--rounds", "2"),
+        ),
+        [
+            Row(
+                f"{count} sentences, × the time of ours",
+                ratio,
+                "13 to 17 | | 12 to 17",
+                rf"{count} sentences, greedy(?s:.*?)HF bf16 .*?{FIGURE} × the time of ours bf16",
+            )
+            for count, ratio in ((1, 13), (64, 12))
+        ],
+        90,
+        ("transformers",),
+    ),
+    *(
+        Command(
+            f"decoding, {model}",
+            bench(
+                *("decoding", "--device", "cuda", "--model", model, "--beams", "1"),
+                *("--sentences", "1", "64", "--rounds", "3"),
+            ),
+            [
+                Row(
+                    f"{model}, {count}, × the time of ours",
+                    ratio,
+                    "`read` takes a 21st of the time",
+                    rf"{count} sentences(?s:.*?)eager bf16 .*?{FIGURE} × the time of ours bf16",
+                )
+                for count, ratio in ratios
+            ],
+            60,
+        )
+        for model, ratios in (("generate", ((1, 43), (64, 40))), ("read", ((1, 21), (64, 18))))
+    ),
+    attention(
+        1024,
+        {
+            "causal & padding": (2.18, "| 2.18 / 1.01 |"),
+            "window": (2.32, "| 2.32 / 1.00 |"),
+            "documents": (5.08, "| 5.08 / 1.46 |"),
+        },
+    ),
+    attention(
+        16384,
+        {
+            "causal & padding": (3.26, "| 3.26 / 1.00 |"),
+            "window": (12.37, "| 12.37 / 1.02 |"),
+            "documents": (10.62, "| 10.62 / 1.17 |"),
+        },
+    ),
+    Command(
+        "statistics",
+        bench("statistics"),
+        [
+            Row(
+                f"{mask}, width {width}, × the forward pass",
+                ratio,
+                quote,
+                rf"statistics {mask} +L +16384  K +{width} +{FIGURE} x",
+                lower=True,
+            )
+            for mask, width, ratio, quote in (
+                ("none", 64, 1.95, "1.95 times as long as the fused forward pass (1.93"),
+                ("none", 128, 1.93, "1.95 times as long as the fused forward pass (1.93"),
+                ("causal", 64, 2.10, "2.10 times as long as the causal one (1.94)"),
+                ("causal", 128, 1.94, "2.10 times as long as the causal one (1.94)"),
+            )
+        ],
+        40,
+    ),
+    Command(
+        "models",
+        bench("models", "--sentences", "--kinds", "infer", "--peers", "timm", "--rounds", "3"),
+        [
+            Row("ViT-B/16 eager, × timm", 1.40, "eager 1.40", after("infer eager", "timm")),
+            Row("ViT-B/16 best, × timm", 1.31, "for each 1.31", r"takes ([\d.]+) × our best"),
+        ],
+        90,
+        ("timm",),
+    ),
+]
+"""In the order of running: what others need first, then what is dearest to be wrong about."""
+
+TESTS = Command(
+    "tests",
+    [PYTHON, "-m", "pytest", "-q", "-m", "gpu", "-p", "no:benchmark"],
+    [Row("failed gpu tests", 0, "", r"(\d+) failed", lower=True)],
+    240,
+    ("pytest", "hypothesis", "beartype", "jaxtyping"),
+)
+
+
+# Running
+
+
+@dataclass
+class Session:
+    """What all commands share."""
+
+    files: dict[str, str]
+    end: float
+    log: Path
+    results: list[Result] = field(default_factory=list)
+
+    def measure(self, command: Command) -> None:
+        begin = time.monotonic()
+        text, note = self.run(command)
+        seconds = time.monotonic() - begin
+        for row in command.rows:
+            result = Result(command.name, row.name, row.published, note=note, seconds=seconds)
+            if not note:
+                self.read(row, text, result)
+            result.clocks = clocks()
+            self.results.append(result)
+            print(line(result), flush=True)
+
+    def run(self, command: Command) -> tuple[str, str]:
+        """What the command printed, and why nothing was measured."""
+        if missing := [name for name in command.needs if importlib.util.find_spec(name) is None]:
+            return "", f"needs {', '.join(missing)}"
+        if command.data and "data" not in self.files:
+            return "", "needs --data"
+        wanted = set(re.findall(r"\{([^}]+)\}", " ".join(command.words)))
+        trained = command is COMMANDS[0] or Path(self.files["run"]).exists()
+        if "run" in wanted and not trained:
+            return "", f"needs the model of: {COMMANDS[0].name}"
+        limit = min(command.limit, self.end - time.monotonic())
+        if limit < MIN_SECONDS:
+            return "", "no time was left"
+        words = [re.sub(r"\{([^}]+)\}", lambda m: self.files[m[1]], word) for word in command.words]
+        text, status = run(words, limit)
+        with self.log.open("a") as file:
+            file.write(f"\n$ {' '.join(words)}\n{text}\n")
+        if status is None:
+            return text, f"not done within {limit:.0f} s"
+        if status and command is not TESTS:
+            return text, f"exit {status}: {last_line(text)}"
+        return text, ""
+
+    def read(self, row: Row, text: str, result: Result) -> None:
+        match = re.search(row.pattern, text) if row.pattern else None
+        if row.pattern and match is None:
+            if row is TESTS.rows[0] and re.search(r"\d+ passed", text):
+                result.measured, result.note = 0.0, last_line(text)
+            else:
+                result.note = f"no figure in the output: {last_line(text)}"
+            return
+        result.measured = float(match[1].replace(",", "")) if match else result.seconds
+        if row is TESTS.rows[0]:
+            result.note = last_line(text)
+        elif result.measured and row.published:
+            ratio = result.measured / row.published
+            result.better = 1 / ratio if row.lower else ratio
+
+
+def run(words: Sequence[str], limit: float) -> tuple[str, int | None]:
+    """What a command printed, both streams, and its exit status; None if it ran out of time."""
+    process = subprocess.Popen(
+        words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+    )
+    try:
+        text, _ = process.communicate(timeout=limit)
+        return text, process.returncode
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        text, _ = process.communicate()
+        return text, None
+
+
+def last_line(text: str) -> str:
+    lines = [line for line in text.splitlines() if line.strip()]
+    return lines[-1].strip()[:160] if lines else "nothing was printed"
+
+
+# The machine
+
+
+def output(*words: str) -> str:
+    try:
+        return subprocess.check_output(words, text=True, stderr=subprocess.DEVNULL).strip()
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+
+
+def clocks() -> str:
+    """Of the multiprocessors and the memory, in MHz, and the power drawn, in W."""
+    query = "--query-gpu=clocks.sm,clocks.mem,power.draw"
+    return output("nvidia-smi", query, "--format=csv,noheader,nounits")
+
+
+def installed(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "none"
+
+
+def machine() -> dict[str, str]:
+    packages = ("torch", "triton", "transformers", "timm", "numpy")
+    gpu = output(
+        "nvidia-smi", "--query-gpu=name,driver_version,clocks.max.sm", "--format=csv,noheader"
+    )
+    return {
+        "commit": output("git", "rev-parse", "--short=12", "HEAD") or "unknown",
+        "GPU": gpu or "none",
+        "Python": sys.version.split()[0],
+        **{name: installed(name) for name in packages},
+    }
+
+
+def prepare(data: str | None, folder: Path) -> dict[str, str]:
+    """The files that commands name."""
+    files = {"run": str(folder / "run")}
+    if data is None:
+        return files
+    plain = folder / "data"
+    plain.mkdir()
+    for path in Path(data).iterdir():
+        if path.suffix == ".gz":
+            with gzip.open(path) as packed, (plain / path.stem).open("wb") as file:
+                shutil.copyfileobj(packed, file)
+        elif path.is_file():
+            shutil.copy(path, plain)
+    files |= {"data": str(plain), "test.en": str(plain / "test_2016_flickr.en")}
+    files |= {name: str(plain / name) for name in ("train.en", "train.de")}
+    if missing := [name for name in ("train.en", "train.de") if not Path(files[name]).exists()]:
+        raise SystemExit(f"--data ({data}) has no {missing[0]}; name the folder of Multi30k")
+    line = Path(files["train.en"]).read_text().partition("\n")[0]
+    (folder / "line.en").write_text(f"{line}\n")
+    return files | {"line.en": str(folder / "line.en")}
+
+
+# The table
+
+
+def line(result: Result) -> str:
+    published = "" if result.published is None else f"{result.published:,g}"
+    measured = "" if result.measured is None else f"{result.measured:,.5g}"
+    better = "" if result.better is None else f"{result.better:.2f}"
+    name = f"{result.command}: {result.row}"
+    return f"{name:68s} {published:>10s} {measured:>11s} {better:>6s}  {result.note}".rstrip()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench.gpu", description=__doc__)
+    parser.add_argument("--data", help="the folder of Multi30k")
+    parser.add_argument("--out", default=os.environ.get("OUT"), help="folder for gpu.json and logs")
+    parser.add_argument(
+        "--rows", nargs="+", help="commands alone whose name has one of these words"
+    )
+    parser.add_argument("--skip-tests", action="store_true")
+    parser.add_argument("--seconds", type=float, default=540, help="for everything")
+    options = parser.parse_args()
+    end = time.monotonic() + options.seconds
+    selected = [
+        command
+        for command in COMMANDS
+        if not options.rows or any(word in command.name for word in options.rows)
+    ]
+    if not selected:
+        raise SystemExit(f"--rows {' '.join(options.rows)}: none of {[c.name for c in COMMANDS]}")
+    # A run that others need is made before them.
+    if options.rows and any("{run}" in word for command in selected for word in command.words):
+        selected = [COMMANDS[0], *(command for command in selected if command is not COMMANDS[0])]
+    about = machine()
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        out = Path(options.out) if options.out else folder
+        out.mkdir(parents=True, exist_ok=True)
+        session = Session(prepare(options.data, folder), end, out / "gpu.log")
+        begun = clocks()
+        if not options.skip_tests:
+            session.measure(with_processes(TESTS))
+        for command in selected:
+            session.measure(command)
+        about |= {"clocks before": begun, "clocks after": clocks()}
+        print("\n" + "  ".join(f"{name} {value}" for name, value in about.items()))
+        print(f"{'row':68s} {'published':>10s} {'measured':>11s} {'better':>6s}")
+        print("\n".join(map(line, session.results)))
+        rows = [asdict(result) for result in session.results]
+        (out / "gpu.json").write_text(json.dumps({"machine": about, "rows": rows}, indent=1) + "\n")
+
+
+def with_processes(tests: Command) -> Command:
+    """In twelve processes where pytest-xdist is installed: captures and compilers share a GPU."""
+    if importlib.util.find_spec("xdist") is None:
+        return tests
+    tests.words.extend(["-n", "12"])  # type: ignore[attr-defined]
+    return tests
+
+
+if __name__ == "__main__":
+    main()
