@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from regard import checkpoint, interop
-from regard.check import compute, training
+from regard.attention.fusing import fuses
+from regard.check import compute, hooks, training
 from regard.check.compute import Rows
 from regard.check.finding import Measured, Property, SkipError
 from regard.check.subject import Subject
@@ -36,6 +37,9 @@ ROUNDING = 1e-4
 
 NARROW = 0.1
 """Nats by which narrower numbers may change the score of the likeliest token, on average."""
+
+EXCESS = 0.02
+"""Of a gradient's norm: what fused kernels may add to the error of mixed precision."""
 
 STEPS = 12
 """Tokens that are written."""
@@ -88,6 +92,30 @@ def compiled_eager(subject: Subject) -> Measured:
     finally:
         torch.compiler.reset()
     return _logits(subject, found)
+
+
+def fused_plain(subject: Subject) -> Measured:
+    """The error of fused gradients against float32, beyond that of plain mixed precision."""
+    device = compute.place(subject.model).type
+    with torch.enable_grad(), torch.autocast(device, torch.bfloat16):
+        if not fuses(torch.empty(0, device=device)):
+            raise SkipError("fused kernels run on a CUDA device alone")
+    model = copy.deepcopy(subject.model)
+
+    def gradients(half: bool) -> Tensor:
+        hooks.gradient_step(compute.padded, model, subject.examples, half)
+        return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+
+    fused = gradients(True)
+    with hooks.plain():
+        plain, exact = gradients(True), gradients(False)
+    excess = (fused - exact).norm() - (plain - exact).norm()
+    share = float(excess.clamp(min=0) / exact.norm())
+    return Measured(share, f"error of {len(exact):,} gradients beyond autocast's, relative norm")
+
+
+def hooks_fire(subject: Subject) -> Measured:
+    return hooks.missing(subject, _int8)
 
 
 def captured_eager(subject: Subject) -> Measured:
@@ -331,6 +359,7 @@ PROPERTIES = (
     Property("batch = one by one", ROUNDING, REPORT, batch_alone),
     Property("engine = eager", 0.03, "use --precision fp32, and report it", engines_eager),
     Property("compiled = eager", ROUNDING, "train with --training.compile no", compiled_eager),
+    Property("fused steps = plain", EXCESS, REPORT, fused_plain),
     Property("captured = eager", ROUNDING, "train with --training.capture no", captured_eager),
     Property("bf16 ≈ fp32", NARROW, "use --precision fp32 for this model", bfloat16_float32),
     Property("int8 ≈ fp32", NARROW, "use --precision fp32 for this model", int8_float32),
@@ -340,6 +369,7 @@ PROPERTIES = (
     ),
     Property("loaded = saved", 0.0, "keep the original folder, and report it", saved_original),
     Property("resumed = uninterrupted", 0.0, REPORT, resumed_uninterrupted),
+    Property("hooks fire", 0.0, "register the hook for all modules, and report it", hooks_fire),
     Property("evaluation changes nothing", 0.0, REPORT, evaluation_changes_nothing),
 )
 """The contract."""

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as functional
 from PIL import Image
 from torch import Tensor
 
@@ -22,6 +23,7 @@ from regard.check.properties import PROPERTIES
 from regard.cli import main as cli
 from regard.decode.engine.int8.engine import Int8Session
 from regard.interop import ctranslate2 as ct2
+from regard.model.block import FeedForward
 from regard.model.transformer import TransformerConfig
 from regard.task.specs import spec
 from regard.train import fit as training
@@ -109,7 +111,7 @@ def translator(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return translate(tmp_path_factory.mktemp("runs"))
 
 
-SLOW = ("compiled = eager", "exported = native", "resumed = uninterrupted")
+SLOW = ("compiled = eager", "exported = native", "hooks fire", "resumed = uninterrupted")
 """Each takes a second or more."""
 
 
@@ -141,7 +143,8 @@ def test_the_command(compiled: bool, translator: Path, capsys: Capture, monkeypa
     measured = {one["name"]: one for one in found["properties"]}
     assert measured.keys() == {one.name for one in wanted}
     skipped = {name for name, one in measured.items() if one["status"] == "skipped"}
-    assert skipped <= {"captured = eager", "engine = eager", "exported = native"}
+    gpu = {"captured = eager", "fused steps = plain"}
+    assert skipped <= {*gpu, "engine = eager", "exported = native"}
     assert "captured = eager" in skipped
     for one in measured.values():
         assert one["status"] == "skipped" or 0 <= one["difference"] <= one["tolerance"]
@@ -329,6 +332,19 @@ def resumed(patch: Patch) -> None:
     patch.setattr(training, "combined", lambda *_: next(calls))
 
 
+def unhooked(patch: Patch) -> None:
+    """Packed sequences go past the layer."""
+    forward = FeedForward.forward
+
+    def wrong(self: Any, x: Tensor) -> Tensor:
+        if len(x) > 1:
+            return forward(self, x)
+        hidden = self.activation(functional.linear(x, self.expand.weight, self.expand.bias))
+        return functional.linear(hidden, self.reduce.weight, self.reduce.bias)
+
+    patch.setattr(FeedForward, "forward", wrong)
+
+
 def evaluated(patch: Patch) -> None:
     encode = Transformer.encode
 
@@ -363,6 +379,7 @@ BROKEN: list[tuple[str, Callable[[Patch], None]]] = [
     ("exported = native", exported),
     ("loaded = saved", saved),
     ("resumed = uninterrupted", resumed),
+    ("hooks fire", unhooked),
     ("evaluation changes nothing", evaluated),
     ("evaluation changes nothing", shaken),
 ]
@@ -394,7 +411,30 @@ def test_a_way_that_does_not_work_at_all(translator: Path, monkeypatch: Patch) -
 
 
 def test_everything_can_be_broken() -> None:
-    assert {one.name for one in PROPERTIES} - {"captured = eager"} == {name for name, _ in BROKEN}
+    on_a_gpu = {"captured = eager", "fused steps = plain"}
+    assert {one.name for one in PROPERTIES} - on_a_gpu == {name for name, _ in BROKEN}
+
+
+def _worse(normalize: Any, given: Any, more: Any) -> Any:
+    out, *others = normalize(*given, **more)
+    return 1.1 * out, *others
+
+
+@pytest.mark.gpu
+@pytest.mark.triton
+@pytest.mark.usefixtures("unchecked")
+def test_a_fused_kernel_that_is_broken_is_caught(translator: Path, monkeypatch: Patch) -> None:
+    pytest.importorskip("triton")
+    from regard.model import fused
+
+    name = "fused steps = plain"
+    wanted = [one for one in PROPERTIES if one.name in (name, "hooks fire")]
+    _, found = check(translator, properties=wanted)
+    assert [one.status for one in found] == ["holds", "holds"]
+    normalize = fused._normalized
+    monkeypatch.setattr(fused, "_normalized", lambda *given, **more: _worse(normalize, given, more))
+    _, found = check(translator, properties=wanted)
+    assert [one.status for one in found] == ["fails", "holds"]
 
 
 def test_the_exit_code_and_the_remedy(
