@@ -12,7 +12,7 @@ from regard.attention.arguments import arguments
 from regard.attention.attend import formula
 from regard.attention.backends import Call, flash
 from regard.attention.mask import Mask, Packed, causal, documents, packed, padding, window
-from regard.attention.plan import _on_cuda_packed
+from regard.attention.plan import _packed_plan_on_cuda
 from tests.attention.problems import close
 
 
@@ -86,7 +86,7 @@ def test_offsets_and_layouts(
         return made if by_head else made.transpose(1, 2)
 
     q, k, v = vectors(4, L, 5), vectors(G, S, 5), vectors(G, S, 3)
-    plan = _on_cuda_packed(mask, arguments(q, k, v, mask, None, None))
+    plan = _packed_plan_on_cuda(mask, arguments(q, k, v, mask, None, None))
     assert plan is not None
     route = {"band": flash.band, "lengths": flash.packed, "padding": flash.padded}[plan.route]
     out = route(Call(q, k, v, mask, 0.5, None, 0.0))
