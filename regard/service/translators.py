@@ -67,6 +67,9 @@ class ServedTranslator(Writer):
     def take(self, job: Job, limits: Limits) -> None:
         request = job.request
         if isinstance(request, Attend):
+            if request.text is not None and request.written is not None:
+                self._check_reach(self.translator.source_tokenizer.encode(request.text))
+                self._check_reach(self.translator.tokenizer.encode(request.written))
             self.calls.append((job, lambda: self._attention(request, limits)))
             return
         assert isinstance(request, Translate)

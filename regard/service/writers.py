@@ -70,6 +70,15 @@ class Writer(Served):
         except ValueError as error:
             raise TooLarge(str(error)) from None
 
+    def _check_reach(self, ids: Sequence[int]) -> None:
+        """Refuses a text that has, with its end, more tokens than the model has positions."""
+        config = self.model.config
+        if config.position == "learned" and len(ids) >= config.length:
+            raise TooLarge(
+                f"the text has {len(ids)} tokens, and the model has {config.length} positions; "
+                "send a shorter one"
+            )
+
     def enqueue(self, sentences: Sequence[Sentence]) -> None:
         self._count(len(sentences))
         self._inbox.append(sentences)

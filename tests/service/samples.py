@@ -1,6 +1,7 @@
 """Small models of every kind, in folders, that have learned nothing and have opinions."""
 
 import io
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -41,8 +42,11 @@ def searching(**changed: Any) -> dict[str, Any]:
     return {**about, "banned": list(about["banned"])}
 
 
-def translator(folder: Path, seed: int = 0, **changed: Any) -> Path:
+def translator(folder: Path, seed: int = 0, positions: int | None = None, **changed: Any) -> Path:
+    """With as many learned positions, or with sinusoidal ones."""
     config = TransformerConfig(BPE.size, encoder_layers=1, decoder_layers=2, **SIZES)
+    if positions is not None:
+        config = replace(config, position="learned", length=positions)
     model = opinionated(Transformer(config), seed, BPE.end)
     task = {"name": "translate", **searching(**changed)}
     checkpoint.save(folder, model, files=files(BPE, BPE), task=task)

@@ -563,6 +563,16 @@ def test_what_is_too_large_or_wrong_is_refused(
             service.ask(request_)
 
 
+def test_a_text_beyond_the_learned_positions_is_refused(tmp_path: Path) -> None:
+    with Service(Limits(seconds=600.0)) as service:
+        service.add(translator(tmp_path / "words", positions=17))
+        long, short = " ".join(TEXTS[:9]), TEXTS[0][:9]
+        assert service.ask(Attend(text=short, written=short)).weights
+        for request in (Attend(text=long, written=short), Attend(text=short, written=long)):
+            with pytest.raises(TooLarge, match="and the model has 17 positions"):
+                service.ask(request)
+
+
 def test_settings_that_cannot_be() -> None:
     for wrong in ({"beams": 0}, {"seconds": 0.0}, {"queue": -1}):
         with pytest.raises(ValueError, match="must be"):
