@@ -111,7 +111,7 @@ def float_parts(model: nn.Module) -> list[str]:
             yield from search(f"{name}.{child_name}", child)
 
     stacks = (named for named in model.named_modules() if isinstance(named[1], Stack))
-    return [found for name, stack in stacks for found in search(name, stack)]
+    return [part for name, stack in stacks for part in search(name, stack)]
 
 
 def _calls_layers(part: nn.Module) -> bool:

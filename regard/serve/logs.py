@@ -38,5 +38,5 @@ def start(level: str) -> None:
         logger = logging.getLogger(name)
         logger.handlers = [handler] if "." not in name or name == "regard.serve" else []
         logger.propagate = name == "uvicorn.error"
-        # What uvicorn says of itself is said by us; its warnings are kept.
+        # Our own events replace uvicorn's; its warnings are logged.
         logger.setLevel(level.upper() if name == "regard.serve" else logging.WARNING)

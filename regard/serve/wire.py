@@ -1,4 +1,4 @@
-"""What the HTTP process and its workers say to each other: JSON, and bytes that stay as they are.
+"""Messages between the HTTP process and its workers: JSON, and bytes as they are.
 
 length of the header · header as JSON · bytes, whose sizes the header has
 
@@ -57,7 +57,7 @@ def encode(message: Message, blobs: tuple[bytes, ...] = ()) -> bytes:
 
 
 def decode(read: Callable[[int], bytes]) -> tuple[Message, list[bytes]]:
-    """The next message, from a function that reads so many bytes."""
+    """The next message, from a function that reads as many bytes as it is called with."""
     (size,) = _SIZE.unpack(read(_SIZE.size))
     message: Message = json.loads(read(size))
     return message, [read(count) for count in message.get("blobs", ())]
@@ -121,7 +121,7 @@ def plain(answer: object) -> Any:
     if isinstance(answer, str | float | int):
         return answer
     if isinstance(answer, list | tuple):
-        return [plain(one) for one in answer]
+        return [plain(item) for item in answer]
     # `vars` is many times as fast as asking for fields, and answers are many.
     if dataclasses.is_dataclass(answer) and not isinstance(answer, type):
         return {name: plain(value) for name, value in vars(answer).items()}

@@ -1,4 +1,4 @@
-"""What a page or a client asks of models, without HTTP.
+"""Requests to models and their answers, without HTTP.
 
 from regard.service import Service, Translate
 
@@ -6,7 +6,7 @@ with Service() as service:
     service.add("runs/en-de")
     (translation,) = service.ask(Translate(texts=("A dog runs on the beach.",)))
 
-requests.py   what can be asked, what is answered, what is refused
+requests.py   requests, answers and refusals
 service.py    the models, and the thread that computes
 served.py     a model that is served; of the kinds in writers.py, translators.py, readers.py,
               sorters.py: from requests to sentences, and back; models.py loads one
@@ -69,7 +69,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    """Imported when it is asked for: requests are plain data, and the service brings torch."""
+    """Imports on first use: requests are plain data, but the service imports torch."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     if name == "Service":

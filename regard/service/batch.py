@@ -7,7 +7,7 @@ kind are together in a `Lane`. An engine that captures whole searches in graphs 
 outside: there, sentences that come together are a session of their own, and sessions take turns;
 while the device computes, those that have ended are answered.
 
-Who is answered depends on nobody else in the batch: see `tests/service`.
+Results do not depend on the rest of the batch: see `tests/service`.
 """
 
 from collections.abc import Callable, Sequence
@@ -34,7 +34,7 @@ STEPS = 4
 
 @dataclass(frozen=True)
 class Rules:
-    """What sentences of one lane have in common."""
+    """The search that the sentences of a lane share."""
 
     end: int
     banned: tuple[int, ...] = ()
@@ -50,12 +50,12 @@ class Rules:
 
 @dataclass(eq=False)
 class Sentence:
-    """What is written by one search, and who is told."""
+    """A text to be written by one search, and its callbacks."""
 
     source: Any
-    """What the model reads: a part of a text, pixels, or nothing."""
+    """The model's input: a part of a text, pixels, or nothing."""
     prompt: list[int]
-    """What it has written before."""
+    """The tokens before those to be written."""
     most: int
     """Tokens to be written, at most."""
     rules: Rules
@@ -63,7 +63,7 @@ class Sentence:
     """Receives its hypotheses, best first."""
     fail: Callable[[Exception], None]
     wanted: Callable[[], bool]
-    """Asked before every step: False once nobody waits for it any more."""
+    """Checked before every step: False once the request is answered, cancelled or late."""
     stream: Callable[[list[int]], None] | None = None
     """Receives the tokens so far that can change no more, after every step."""
     index: int = 0
@@ -93,7 +93,7 @@ class Batch:
 
     @property
     def busy(self) -> bool:
-        """Whether a step is needed, be it to tell what was found."""
+        """True if a step is needed, to compute or to answer."""
         return bool(self._lanes or self._cohorts)
 
     @property
@@ -104,7 +104,7 @@ class Batch:
     @property
     def sentences(self) -> list[Sentence]:
         lanes = [sentence for lane in self._lanes.values() for sentence in lane.sentences]
-        return [*lanes, *(one for cohort in self._cohorts for one in cohort.sentences)]
+        return [*lanes, *(sentence for cohort in self._cohorts for sentence in cohort.sentences)]
 
     def join(self, sentences: Sequence[Sentence]) -> None:
         """Takes these in. One that cannot be read fails by itself."""
@@ -142,7 +142,7 @@ class Batch:
             session.select(torch.from_numpy(rows))
             begin = self._join(session)
         except Exception as error:
-            # Rows that joined by half would change what the others find: all are given up.
+            # Half of the rows may have joined: nothing that is computed can be trusted.
             session.close()
             self.clear(error)
             for sentence in stay:
@@ -197,7 +197,7 @@ class Batch:
             cohort.tell()
         for cohort in self._cohorts:
             cohort.look()
-        self._cohorts = [cohort for cohort in self._cohorts if cohort.rows or cohort.found]
+        self._cohorts = [cohort for cohort in self._cohorts if cohort.rows or cohort.results]
 
     def clear(self, error: Exception) -> None:
         """Gives up all that is running."""
@@ -265,24 +265,25 @@ class Lane:
 
     def roll(self, session: Session) -> None:
         """A few more tokens for all, who have all of the session's rows."""
-        steps = 1 if any(one.stream is not None for one in self.sentences) else STEPS
-        self._extended(*session.roll(self.search, self._places(), self.last, steps), 0)
+        streams = any(sentence.stream is not None for sentence in self.sentences)
+        steps = 1 if streams else STEPS
+        self._update(*session.roll(self.search, self._places(), self.last, steps), 0)
 
     def extend(self, logits: torch.Tensor, best: Callable[..., Any], begin: int) -> None:
         """One more token for all; their rows begin at `begin` in the session."""
-        self._extended(*self.search.extend(self._places(), logits, best), begin)
+        self._update(*self.search.extend(self._places(), logits, best), begin)
 
     def _places(self) -> Integers:
         return np.array([sentence.place for sentence in self.sentences])
 
-    def _extended(self, tokens: Integers, rows: Integers, begin: int) -> None:
+    def _update(self, tokens: Integers, rows: Integers, begin: int) -> None:
         self.sentences, self.last, rows = self._finish(self.sentences, tokens, rows)
         self.rows = begin + rows
 
     def _finish(
         self, sentences: list[Sentence], tokens: Integers, rows: Integers
     ) -> tuple[list[Sentence], Integers, Integers]:
-        """Answers those that have ended; what is left of all three."""
+        """Answers sentences that have ended; gives the others with their tokens and rows."""
         going = [not self.search.over(sentence.place) for sentence in sentences]
         for sentence, goes_on in zip(sentences, going):
             try:
@@ -296,19 +297,19 @@ class Lane:
                 self.search.remove(sentence.place)
         if all(going):
             return sentences, tokens, rows
-        kept = np.repeat(going, self.rules.beams)
-        stay = [one for one, goes_on in zip(sentences, going) if goes_on]
-        return stay, tokens[kept], rows[kept]
+        open_rows = np.repeat(going, self.rules.beams)
+        stay = [sentence for sentence, goes_on in zip(sentences, going) if goes_on]
+        return stay, tokens[open_rows], rows[open_rows]
 
     def drop(self, unwanted: Callable[[Sentence], bool]) -> None:
-        kept = [not unwanted(sentence) for sentence in self.sentences]
-        if all(kept):
+        staying = [not unwanted(sentence) for sentence in self.sentences]
+        if all(staying):
             return
-        for sentence, stays in zip(self.sentences, kept):
+        for sentence, stays in zip(self.sentences, staying):
             if not stays:
                 self.search.remove(sentence.place)
-        self.sentences = [one for one, stays in zip(self.sentences, kept) if stays]
-        rows = np.repeat(kept, self.rules.beams)
+        self.sentences = [s for s, stays in zip(self.sentences, staying) if stays]
+        rows = np.repeat(staying, self.rules.beams)
         self.last, self.rows = self.last[rows], self.rows[rows]
 
 
@@ -317,7 +318,7 @@ class Cohort:
 
     def __init__(self, session: Session, rules: Rules, sentences: list[Sentence]):
         self.session, self.rules, self.sentences = session, rules, sentences
-        self.found: list[tuple[Sentence, Callable[[], list[Hypothesis]]]] = []
+        self.results: list[tuple[Sentence, Callable[[], list[Hypothesis]]]] = []
         """Sentences to be answered, and how their hypotheses are read."""
         self._told: set[int] = set()
         self._running = True
@@ -348,7 +349,7 @@ class Cohort:
         return len(self.sentences) * self.rules.beams if self._running else 0
 
     def launch(self) -> None:
-        """A few steps, for which nobody waits yet; none where nobody wants them any more."""
+        """Launches a few steps asynchronously, unless all requests were cancelled."""
         if self._running and not any(sentence.wanted() for sentence in self.sentences):
             self._end()
         if self._running:
@@ -356,19 +357,19 @@ class Cohort:
 
     def tell(self) -> None:
         """Answers those that were found at the last look."""
-        found, self.found = self.found, []
-        for sentence, read in found:
+        ready, self.results = self.results, []
+        for sentence, read in ready:
             try:
                 sentence.answer(read())
             except Exception as error:
                 sentence.fail(error)
 
     def look(self) -> None:
-        """Waits for the steps, and reads what has ended: once it is half, and at the end all."""
+        """Waits for the steps, and reads results once half of the sentences have ended."""
         if not self._running:
             return
         search = self.search
-        if isinstance(search, Paths) and any(one.stream for one in self.sentences):
+        if isinstance(search, Paths) and any(sentence.stream for sentence in self.sentences):
             self._stream(search)
         over = search.over.tolist()
         ended = [n for n, done in enumerate(over) if done and n not in self._told]
@@ -376,7 +377,7 @@ class Cohort:
         if not all(over) and 2 * len(ended) < len(over):
             return
         readers = search.readers()
-        self.found = [(self.sentences[n], readers[n]) for n in ended]
+        self.results = [(self.sentences[n], readers[n]) for n in ended]
         self._told.update(ended)
         if all(over):
             self._end()

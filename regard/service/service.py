@@ -1,12 +1,12 @@
-"""The service: several models, and one thread that computes for all who ask.
+"""The service: several models, and one thread that computes for all requests.
 
     service = Service()
     service.add("runs/en-de")
     service.ask(Translate(texts=("A dog runs.",)))[0].text
     future = service.submit(Translate(texts=("A dog runs.",)), stream=print)
 
-Anybody may ask, from any thread, and gets a future. One thread takes the steps of all models in
-turn: two at once would only wait for each other's cores. Models are loaded in another.
+Thread-safe: `submit` returns a future. One thread takes the steps of all models in turn, since two
+would wait for each other's cores. Models are loaded in another.
 """
 
 import atexit
@@ -47,7 +47,7 @@ CLOSED = "the service has been closed"
 
 @dataclass(eq=False)
 class _Place:
-    """A folder that is served; its model is loaded, or will be when it is asked for."""
+    """A folder that is served; its model is loaded when a request needs it."""
 
     name: str
     folder: Path
@@ -61,7 +61,7 @@ class _Place:
 
 @dataclass
 class Counts:
-    """What has happened since the start."""
+    """Counts since the start."""
 
     requests: int = 0
     answered: int = 0
@@ -82,8 +82,8 @@ class Service:
         precision: Precision = "fp32",
         memory_limit: int | None = None,
     ):
-        """`memory_limit` bounds the bytes of all weights: beyond, models that nobody asks for are
-        let go, and loaded again when they are asked for."""
+        """`memory_limit` bounds the bytes of all weights: beyond it the models without requests
+        are unloaded, and loaded again when a request needs them."""
         self.limits, self.device, self.precision = limits, device, precision
         self.memory_limit = memory_limit
         self.counts = Counts()
@@ -127,14 +127,14 @@ class Service:
         try:
             self._load(place).result()
         except Busy:
-            pass  # it is loaded when it is asked for
+            pass  # the first request loads it
         except Exception:
             del self._places[name]
             raise
         return name
 
     def models(self) -> list[About]:
-        """What is served, in the order of names."""
+        """The models that are served, in the order of names."""
         with self._changed:
             places = sorted(self._places.values(), key=lambda place: place.name)
             loaded = [place.served for place in places]
@@ -145,12 +145,12 @@ class Service:
         ]
 
     def reload(self, name: str) -> "Future[About]":
-        """Loads a folder again. Until that is done, and if it fails, the old model answers, and
-        what it has begun it finishes."""
+        """Loads a folder again. Until that is done, and if it fails, the old model answers; it
+        also finishes the requests that it has begun."""
         place = self._place(name)
         done: Future[About] = Future()
 
-        def loaded(found: "Future[Served]") -> None:
+        def use_result(found: "Future[Served]") -> None:
             error = found.exception()
             if isinstance(error, ValueError | OSError) and not isinstance(error, Refused):
                 error = Refused(one_line(error))  # the folder is at fault
@@ -160,7 +160,7 @@ class Service:
                 assert place.about is not None
                 done.set_result(place.about)
 
-        self._load(place, again=True).add_done_callback(loaded)
+        self._load(place, again=True).add_done_callback(use_result)
         return done
 
     def _place(self, name: str | None, request: Request | None = None) -> _Place:
@@ -189,13 +189,13 @@ class Service:
         with self._changed:
             if place.loading is not None:
                 return place.loading
-            future = self._run_in(self._loader, self._loaded, place, again)
+            future = self._run_in(self._loader, self._load_model, place, again)
             if not future.done():
                 place.loading = future
         future.add_done_callback(lambda _: setattr(place, "loading", None))
         return future
 
-    def _loaded(self, place: _Place, again: bool) -> Served:
+    def _load_model(self, place: _Place, again: bool) -> Served:
         """In the loader's thread."""
         with self._changed:
             if place.served is not None and not again:
@@ -216,7 +216,7 @@ class Service:
         return served
 
     def _make_room(self, wanted: _Place, size: int) -> None:
-        """Lets go of models that have not been asked for the longest."""
+        """Unloads the least recently used models."""
         if self.memory_limit is None:
             return
         with self._changed:
@@ -234,7 +234,7 @@ class Service:
                 assert place.about is not None
                 if place.served.busy:
                     continue
-                place.about = _unloaded(place.about)
+                place.about = _without_model(place.about)
                 place.served = None
                 total -= place.bytes
             if total > self.memory_limit:
@@ -247,8 +247,8 @@ class Service:
         return self.submit(request, stream).result()
 
     def submit(self, request: Request, stream: Stream | None = None) -> "Future[Any]":
-        """A future of the answer; a `Refused` says why there is none. To cancel it is to withdraw
-        the request. `stream` receives texts while they are written, in another thread."""
+        """A future of the answer, or of a `Refused` with the reason. Cancelling it withdraws the
+        request. `stream` receives texts while they are written, in another thread."""
         future: Future[Any] = Future()
         seconds = min(request.seconds or self.limits.seconds, self.limits.seconds)
         job = Job(request, future, time.monotonic() + seconds, stream)
@@ -262,13 +262,13 @@ class Service:
             job.fail(error)
             return future
         place.used = time.monotonic()
-        self._when_loaded(place, job, lambda served: self._take(served, job))
+        self._use_model(place, job, lambda served: self._take(served, job))
         return future
 
-    def _when_loaded(self, place: _Place, job: Job, use: Callable[[Served], object]) -> None:
+    def _use_model(self, place: _Place, job: Job, use: Callable[[Served], object]) -> None:
         """Calls `use` with a place's model, and at once if that is loaded."""
 
-        def loaded(found: "Future[Served]") -> None:
+        def use_result(found: "Future[Served]") -> None:
             try:
                 use(found.result())
             except Exception as error:
@@ -278,12 +278,12 @@ class Service:
             if (served := place.served) is not None:
                 use(served)
             else:
-                self._load(place).add_done_callback(loaded)
+                self._load(place).add_done_callback(use_result)
         except Refused as error:
             job.fail(error)
 
     def inspect(self, name: str, look: Callable[[Any], Any]) -> "Future[Any]":
-        """What a function finds in a model with its tokenizer or labels, as `load` gives it.
+        """Calls a function with a model and its tokenizer or labels, as `load` gives them.
 
         The thread that computes calls it between two steps, so that it may change something inside
         the model, as `regard.look.effect` does, if it has put it back when it returns.
@@ -305,7 +305,7 @@ class Service:
             job.fail(error)
             return future
         place.used = time.monotonic()
-        self._when_loaded(place, job, call)
+        self._use_model(place, job, call)
         return future
 
     def _count(self, future: "Future[Any]") -> None:
@@ -315,18 +315,18 @@ class Service:
             self.counts.answered += not failed
 
     def _check(self, request: Request) -> None:
-        """Refuses what is too large, whichever model it is for."""
+        """Refuses requests that are too large for any model."""
         self._check_open()
-        limits, asked = self.limits, cast(Any, request)
-        texts: Sequence[str] = getattr(asked, "texts", ()) or getattr(asked, "prompts", ())
-        several = (*texts, *getattr(asked, "images", ()))
+        limits, fields = self.limits, cast(Any, request)
+        texts: Sequence[str] = getattr(fields, "texts", ()) or getattr(fields, "prompts", ())
+        several = (*texts, *getattr(fields, "images", ()))
         if len(several) > limits.texts:
             raise TooLarge(f"{len(several):,} at once are too many; ask for {limits.texts:,}")
-        one = [getattr(asked, "text", None) or "", getattr(asked, "written", None) or ""]
-        count = sum(map(len, (*texts, *one)))
+        single = [getattr(fields, "text", None) or "", getattr(fields, "written", None) or ""]
+        count = sum(map(len, (*texts, *single)))
         if count > limits.characters:
             raise TooLarge(f"{count:,} characters are too many; ask for {limits.characters:,}")
-        for text in (*texts, *one):
+        for text in (*texts, *single):
             if not text.isprintable() and any("\ud800" <= sign <= "\udfff" for sign in text):
                 raise Refused("a text has half of a surrogate pair, which is no character")
         if (waiting := self.waiting) >= limits.queue:
@@ -353,15 +353,15 @@ class Service:
                 except Exception as error:
                     job.fail(error)
                     return
-                self._taken(served, job)
+                self._enqueue(served, job)
 
             self._run_in(self._loader, prepare)
         elif getattr(job.request, "images", None) or getattr(job.request, "image", None):
-            self._run_in(self._preparer, self._taken, served, job)
+            self._run_in(self._preparer, self._enqueue, served, job)
         else:
-            self._taken(served, job)
+            self._enqueue(served, job)
 
-    def _taken(self, served: Served, job: Job) -> None:
+    def _enqueue(self, served: Served, job: Job) -> None:
         try:
             served.check(job.request, self.limits)
             served.take(job, self.limits)
@@ -420,7 +420,7 @@ class Service:
                 self._measure(begun)
 
     def _measure(self, begun: int) -> None:
-        """How many begin in a second, of late."""
+        """Updates the number of sentences that begin in a second."""
         self._begun += begun
         now = time.monotonic()
         if (passed := now - self._since) > 1:
@@ -456,7 +456,7 @@ class Service:
         self.close()
 
 
-def _unloaded(about: About) -> About:
+def _without_model(about: About) -> About:
     return About(
         about.name,
         about.task,

@@ -36,7 +36,7 @@ class Example:
 
 
 class Sorter(Served):
-    """A model that is asked for labels, of all that waits at once."""
+    """A model that gives labels, to all waiting examples at once."""
 
     def __init__(self, name: str, folder: Path, predictor: Any, version: int):
         super().__init__(name, folder, predictor, version)

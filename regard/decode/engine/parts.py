@@ -1,4 +1,4 @@
-"""What engines ask of a model's parts."""
+"""Properties of a model's parts that engines check."""
 
 import math
 from typing import cast
@@ -32,7 +32,7 @@ def has_hooks(parts: list[nn.Module]) -> bool:
 
 
 def overridden(model: nn.Module) -> str:
-    """Which part runs more, or other code, than its class's `forward`; empty if none does."""
+    """The part that runs more, or other code, than its class's `forward`; empty if none does."""
     if not has_hooks(modules(model)):
         return ""
     if fusing.has_hooks():
@@ -57,7 +57,7 @@ def reads_otherwise(model: nn.Module) -> str:
 
 
 def unusual(part: nn.Module) -> str:
-    """What an attention has that no kernel supports; nothing where it is softmax(beta q·k) v."""
+    """Why no kernel supports an attention; empty if it is softmax(beta q·k) v."""
     if type(part) is not MultiHeadAttention or type(part.core) is not Core:
         return f"another attention, {type(part).__name__}"
     if part.core.score is not None:

@@ -30,7 +30,7 @@ class Buffers:
     def take(self, shape: tuple[int, ...], dtype: type[np.generic] = np.float32) -> Tensor:
         """An uninitialised tensor; its memory is reused when no tensor shares it any more."""
         size = math.prod(shape) * np.dtype(dtype).itemsize
-        fits = (n for n, one in enumerate(self._free) if size <= one.size <= 2 * size)
+        fits = (n for n, free in enumerate(self._free) if size <= free.size <= 2 * size)
         buffer = np.empty(size, np.uint8) if (n := next(fits, None)) is None else self._free.pop(n)
         view = buffer[:size].view(dtype).reshape(shape)
         weakref.finalize(view, self._give_back, buffer).atexit = False
@@ -42,7 +42,7 @@ class Buffers:
 
 
 class Places(NamedTuple):
-    """Where tokens stand: the row of each, and its position in it."""
+    """The row of each token, and its position in that row."""
 
     row: Integers
     position: Integers
@@ -62,7 +62,7 @@ class Rows(NamedTuple):
 
 
 class Cache:
-    """Of a stack: (blocks, slots, width), in halves."""
+    """Keys and values of a stack: (blocks, slots, width), in half precision."""
 
     def __init__(self, buffers: Buffers, blocks: int, width: int, rows: int):
         self.buffers = buffers
@@ -73,7 +73,7 @@ class Cache:
         self._free = np.zeros(0, np.int32)
 
     def places(self, counts: Integers | None = None) -> Places:
-        """Those of counts[r] more tokens of row r, or of one more of each."""
+        """The places of the next counts[r] tokens of row r, or of one token of each row."""
         if counts is None:
             return Places(np.arange(len(self.lengths)), self.lengths.copy())
         row = np.repeat(np.arange(len(counts)), counts)
@@ -87,7 +87,7 @@ class Cache:
         np.add.at(self.lengths, at.row, 1)
 
     def reserve(self, count: int) -> None:
-        """Makes sure that so many slots are free."""
+        """Makes sure that `count` slots are free."""
         if count <= len(self._free):
             return
         blocks, slots, width = self.data.shape
@@ -96,33 +96,33 @@ class Cache:
             self._free = np.arange(count, dtype=np.int32)
             return
         used = np.zeros(slots, bool)
-        used[self.table[self._listed()]] = True
+        used[self.table[self._listing()]] = True
         # Searching for free slots again and again would cost more than having more of them.
-        if (wanted := int(used.sum()) + count) > slots * 3 // 4:
-            data = self.buffers.take((blocks, max(wanted, 2 * slots), width), np.float16)
+        if (needed := int(used.sum()) + count) > slots * 3 // 4:
+            data = self.buffers.take((blocks, max(needed, 2 * slots), width), np.float16)
             data[:, :slots] = self.data
             self.data, used = data, np.pad(used, (0, data.shape[1] - slots))
         self._free = np.flatnonzero(~used).astype(np.int32)
 
     def ahead(self, steps: int) -> NDArray[np.int32]:
-        """Slots for so many more tokens of every row, which can then be listed."""
+        """Free slots for `steps` more tokens of every row."""
         self._fit(int(self.lengths.max(initial=0)) + steps)
         self.reserve(len(self.lengths) * steps)
         return self._free
 
     def used(self, count: int) -> None:
-        """The first of them are listed."""
+        """Takes the first `count` free slots, which are listed now."""
         self._free = self._free[count:]
 
     def select(self, rows: Integers) -> None:
         self.table, self.lengths = self.table[rows], self.lengths[rows]
 
-    def merged(self, other: "Cache") -> Rows:
+    def merge(self, other: "Cache") -> Rows:
         """The rows of both caches, for `assign`; until then neither cache changes.
 
-        What the other cache lists is copied into slots of this one, which stay free until then.
+        The other cache's slots are copied into slots of this one, which stay free until then.
         """
-        theirs = np.unique(other.table[other._listed()])
+        theirs = np.unique(other.table[other._listing()])
         self.reserve(len(theirs))
         ours = self._free[: len(theirs)]
         to, of = (torch.from_numpy(slots).long() for slots in (ours, theirs))
@@ -132,7 +132,7 @@ class Cache:
         (rows, width), (more, other_width) = self.table.shape, other.table.shape
         table = np.zeros((rows + more, max(width, other_width)), np.int32)
         table[:rows, :width] = self.table
-        table[rows:, :other_width] = np.where(other._listed(), number[other.table], 0)
+        table[rows:, :other_width] = np.where(other._listing(), number[other.table], 0)
         return Rows(table, np.concatenate((self.lengths, other.lengths)), len(theirs))
 
     def assign(self, rows: Rows) -> None:
@@ -156,10 +156,10 @@ class Cache:
         taken, self._free = self._free[:count], self._free[count:]
         return taken
 
-    def _listed(self) -> NDArray[np.bool_]:
+    def _listing(self) -> NDArray[np.bool_]:
         return np.arange(self.table.shape[1]) < self.lengths[:, None]
 
     def _fit(self, positions: int) -> None:
-        """Makes sure that the table has columns for so many positions."""
+        """Makes sure that the table has a column for each of `positions`."""
         if (short := positions - self.table.shape[1]) > 0:
             self.table = np.pad(self.table, ((0, 0), (0, max(short, self.table.shape[1]))))

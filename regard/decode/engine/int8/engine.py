@@ -49,9 +49,9 @@ class Int8Engine:
         if refusal := self.refusal(model):
             raise ValueError(f"the kernels for 8-bit layers cannot run this model: {refusal}")
         self.reason = f"8-bit weights, kernels for {native.kernels().isa}"
-        # What the kernels point to stays, even where a module is given other tensors.
+        # Kernels point to these tensors, even after a module is given others.
         self._held = [x.detach() for x in (*model.parameters(), *model.buffers())]
-        self._seen = _seen(model)
+        self._identity = _identity(model)
         window = model.config.window
         self.tokens, self.decoder = Embedder(target(model)), Blocks(model.decoder, window)
         self.source = self.encoder = None
@@ -92,8 +92,8 @@ class Int8Engine:
         return ""
 
     def current(self, model: Model) -> bool:
-        """Whether the model is unchanged since the engine was made."""
-        return self._seen == _seen(model)
+        """True if the model is unchanged since the engine was made."""
+        return self._identity == _identity(model)
 
     @torch.no_grad()
     def open(
@@ -106,7 +106,7 @@ class Int8Engine:
         beams: int = 1,
         length: int = 64,
     ) -> "Int8Session":
-        """A session for the sources' rows, or for so many `rows` of a language model.
+        """A session for the sources' rows, or for `rows` of a language model.
 
         To what `length` they will grow, and how many `beams` a source will have, are hints.
         """
@@ -171,7 +171,7 @@ class Int8Session(Session):
     @torch.no_grad()
     def _read(self, tokens: Tensor, counts: Integers | None, logits: Tensor | None = None) -> None:
         engine, at = self.engine, self.cache.places(counts)
-        vectors = engine.tokens.embed(tokens, at)  # what it refuses has changed nothing
+        vectors = engine.tokens.embed(tokens, at)  # raises before anything changes
         self.cache.extend(at)
         output = None if logits is None else engine.output
         engine.decoder.run(vectors, at, self.cache, self.memory, output=output, logits=logits)
@@ -189,7 +189,7 @@ class Int8Session(Session):
     def join(self, other: Session) -> None:
         self.check_join(other)
         joined = cast(Int8Session, other)
-        merged = [mine.merged(its) for mine, its in zip(self._caches(), joined._caches())]
+        merged = [mine.merge(its) for mine, its in zip(self._caches(), joined._caches())]
         for cache, rows in zip(self._caches(), merged):
             cache.assign(rows)
         self.rows += other.rows
@@ -204,9 +204,9 @@ class Int8Session(Session):
         values = logits.new_empty(len(logits), count)
         tokens = torch.empty_like(values, dtype=torch.int64)
         each, struct = len(logits) // len(rule.most), searches.rule(rule, t)
-        found = (each, t, count, values.data_ptr(), tokens.data_ptr())
-        given = (logits.data_ptr(), *logits.shape, struct)
-        kernels().best_tokens(*given, *found, torch.get_num_threads())
+        results = (each, t, count, values.data_ptr(), tokens.data_ptr())
+        rows = (logits.data_ptr(), *logits.shape, struct)
+        kernels().best_tokens(*rows, *results, torch.get_num_threads())
         return values, tokens
 
     @torch.no_grad()
@@ -232,11 +232,11 @@ class Int8Session(Session):
         if not (searches.known(search) and self.engine.tokens.reaches(longest + steps)):
             return super().roll(search, places, last)
         self._check(last)
-        known = cast(Any, search)
-        read, each = np.zeros(len(places) * known.width, np.int64), len(last) // len(places)
+        rolling = cast(Any, search)
+        read, each = np.zeros(len(places) * rolling.width, np.int64), len(last) // len(places)
         read[: len(last)] = last
-        rows = np.arange(len(read)) * each // known.width
-        self._take(searches.of_rolling(known, places, each, read, rows, steps), steps)
+        rows = np.arange(len(read)) * each // rolling.width
+        self._take(searches.of_rolling(rolling, places, each, read, rows, steps), steps)
         return read, rows
 
     def _take(self, search: native.Search, steps: int) -> int:
@@ -255,23 +255,23 @@ class Int8Session(Session):
 
 
 def _left(model: nn.Module) -> str:
-    """Which parts `int8` has left as they are."""
+    """The parts that `int8` has left as they are, for a reason."""
     parts = float_parts(model)
     more = f" and {len(parts) - 1} more" if len(parts) > 1 else ""
     return f"; float32 stays in {parts[0]}{more}" if parts else ""
 
 
-def _seen(model: nn.Module) -> tuple[object, ...]:
+def _identity(model: nn.Module) -> tuple[object, ...]:
     """Modules, hooks and addresses; a layer of 8 bits moves as a whole."""
     parts = modules(model)
-    own = [part._parameters for part in parts if part._parameters]
-    tensors: list[Tensor] = [x for some in own for x in some.values() if x is not None]
+    tables = [part._parameters for part in parts if part._parameters]
+    tensors: list[Tensor] = [x for table in tables for x in table.values() if x is not None]
     tensors += [part.scale for part in parts if type(part) is Int8Linear]
     return has_hooks(parts), parts, [x.data_ptr() for x in tensors]
 
 
 def _end_to_end(x: Tensor, lengths: Lengths) -> tuple[Integers, Tensor]:
-    """How long each sequence is, and the real tokens of all of them, one after the other."""
+    """The length of each sequence, and the tokens of all, one after the other without padding."""
     B, S = x.shape[:2]
     if lengths is None:
         counts, rows = torch.full((B,), S), x.flatten(0, 1)
