@@ -53,8 +53,8 @@ class ServedReader(Writer):
                 raise Refused("a reader attends to an image; give one")
             check_image(request.image, limits)
             tokens = self.reader.tokenizer.encode(request.written or "")
-            self._check_reach(tokens)
             check_weights(self.model, len(tokens) + 1, math.prod(self.reader.grid), limits)
+            self._check_attention("text", len(tokens))
             self.calls.append((job, lambda: self._attention(request, limits)))
             return
         assert isinstance(request, Read)

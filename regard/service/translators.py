@@ -63,13 +63,13 @@ class ServedTranslator(Writer):
             if request.written is not None:
                 target = len(self.translator.tokenizer.encode(request.written)) + 1
             check_weights(self.model, target, source, limits)
+            if request.written is not None:
+                self._check_attention("text", source - 1)
+                self._check_attention("translation", target - 1)
 
     def take(self, job: Job, limits: Limits) -> None:
         request = job.request
         if isinstance(request, Attend):
-            if request.text is not None and request.written is not None:
-                self._check_reach(self.translator.source_tokenizer.encode(request.text))
-                self._check_reach(self.translator.tokenizer.encode(request.written))
             self.calls.append((job, lambda: self._attention(request, limits)))
             return
         assert isinstance(request, Translate)

@@ -14,7 +14,7 @@ from regard.decode.engine.session import Session
 from regard.service.batch import ROWS, ROWS_ON_GPU, Batch, Rules, Sentence
 from regard.service.requests import Delta, Limits, Request, TooLarge
 from regard.service.served import Job, Served
-from regard.task.search import SearchSettings, check_beams
+from regard.task.search import SearchSettings, check_beams, check_length
 
 SWEEP = 0.25
 """Seconds between looks for who has left, or is late, among those who wait."""
@@ -70,12 +70,16 @@ class Writer(Served):
         except ValueError as error:
             raise TooLarge(str(error)) from None
 
-    def _check_reach(self, ids: Sequence[int]) -> None:
-        """Refuses a text that has, with its end, more tokens than the model has positions."""
+    def _check_attention(self, what: str, tokens: int) -> None:
+        """Refuses a text that is read or written as a whole, but is too long for that."""
         config = self.model.config
-        if config.position == "learned" and len(ids) >= config.length:
+        try:
+            check_length(what, tokens, self.search.length)
+        except ValueError as error:
+            raise TooLarge(str(error)) from None
+        if config.position == "learned" and tokens >= config.length:
             raise TooLarge(
-                f"the text has {len(ids)} tokens, and the model has {config.length} positions; "
+                f"the {what} has {tokens} tokens, and the model has {config.length} positions; "
                 "send a shorter one"
             )
 

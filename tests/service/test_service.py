@@ -567,6 +567,9 @@ def test_a_text_beyond_the_learned_positions_is_refused(tmp_path: Path) -> None:
     with Service(Limits(seconds=600.0)) as service:
         service.add(translator(tmp_path / "words", positions=17))
         long, short = " ".join(TEXTS[:9]), TEXTS[0][:9]
+        longer = Attend(text=short, written="x" * 3000)
+        with pytest.raises(TooLarge, match="computed for at most 1,024"):
+            service.ask(longer)
         assert service.ask(Attend(text=short, written=short)).weights
         for request in (Attend(text=long, written=short), Attend(text=short, written=long)):
             with pytest.raises(TooLarge, match="and the model has 17 positions"):
