@@ -367,6 +367,26 @@ def test_searches_find_the_same_in_a_larger_space(name: str, cuda: Any) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.triton
+@pytest.mark.parametrize("name", ["greedy", pytest.param("beams", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("rows", ["all", pytest.param("one", marks=pytest.mark.slow)])
+def test_logits_that_are_not_finite_are_an_error(name: str, rows: str, cuda: Any) -> None:
+    """In every row, or in the one row whose source holds the token."""
+    option, model = OPTIONS[name], made(replace(TEXT, share="none")).to(DEVICE)
+    given = on(DEVICE, read(model))
+    with torch.no_grad():
+        if rows == "all":
+            model.decoder.blocks[0].add_feed_forward.norm.bias[7] = torch.nan
+        else:
+            model.source.table.weight[given["source"][0, 0]] = torch.nan
+    with (
+        pytest.raises(ValueError, match="the logits were not finite"),
+        cuda(model).open(model, **given, beams=option.width, length=MOST + 5) as session,
+    ):
+        option.find(session, sentences(option))
+
+
+@pytest.mark.gpu
+@pytest.mark.triton
 def test_learned_positions_reach_to_their_end(cuda: Any) -> None:
     model = made(replace(TEXT, position="learned", share="none", length=13)).to(DEVICE)
     given = on(DEVICE, read(model))

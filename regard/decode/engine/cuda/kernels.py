@@ -302,11 +302,14 @@ def _best(x, values, tokens, N, count, hidden, end, least, times, each, BANNED: 
         level = more
     most = tl.max(level, 0)
     log = most + tl.log(tl.sum(total * tl.exp(level - most), 0))
+    whole = tl.sum(total, 0)  # NaN if a logit is, which no maximum shows
+    defined = whole == whole
     for i in range(count):
         best = tl.max(peak, 0)
         at = tl.minimum(tl.min(tl.where(peak == best, place, NONE), 0), N - 1)
         # Where nothing is possible, -∞ minus -∞ must not become NaN.
-        tl.store(values + r * count + i, tl.where(best == float("-inf"), best, best - log))
+        impossible = defined & (best == float("-inf"))
+        tl.store(values + r * count + i, tl.where(impossible, best, best - log))
         tl.store(tokens + r * count + i, at.to(tl.int64))
         winner = at % CHUNK // EACH
         m = chunk[:, None] * CHUNK + winner * EACH + step[None, :]
