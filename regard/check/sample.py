@@ -27,7 +27,7 @@ from regard.model.language import LanguageModel
 from regard.model.transformer import AudioSource, ImageSource, TextSource, Transformer
 from regard.task.classify import Classifier
 from regard.task.encoder import TrainedEncoder
-from regard.task.label import Labeler, encoded
+from regard.task.label import Labeler, encode_texts
 from regard.task.language import Generator
 from regard.task.read import Reader
 from regard.task.settings import recorded
@@ -85,7 +85,9 @@ def _from_data(saved: Saved, data: Sequence[str], count: int) -> list[Example]:
             start = predictor.search.start
             return [_pair(None, [start, *predictor.tokenizer.encode(line)]) for line in lines]
         case Labeler() | TrainedEncoder():
-            return [_pair(ids, None) for ids in encoded(predictor.tokenizer, lines, LONGEST - 1)]
+            return [
+                _pair(ids, None) for ids in encode_texts(predictor.tokenizer, lines, LONGEST - 1)
+            ]
     raise AssertionError(predictor)
 
 

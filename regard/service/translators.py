@@ -167,13 +167,13 @@ class _Text:
         written: list[list[Written] | None] = [None] * len(parts)
 
         def answer(place: int, found: list[Hypothesis]) -> None:
-            best = [translator.written(one, settings) for one in found] or [NOTHING]
+            best = [translator.decode(one, settings) for one in found] or [NOTHING]
             written[place] = best
             if self.job.stream is not None and len(parts) == 1:
                 self._stream(n, best[0].text, True)
             if None not in written:
                 whole = cast(list[list[Written]], written)
-                self.found[n] = whole[0] if len(whole) == 1 else translator.joined(whole)
+                self.found[n] = whole[0] if len(whole) == 1 else translator.join(whole)
                 if self.job.stream is not None and len(parts) > 1:
                     self._stream(n, self.found[n][0].text, True)
                 self.left -= 1

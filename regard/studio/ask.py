@@ -202,14 +202,14 @@ class Models:
 
     def classify(self, question: Question) -> Any:
         from regard.task.classify import Classifier
-        from regard.task.inspect.images import classified
+        from regard.task.inspect.images import inspect_classifier
 
         image, changes, effect = question["image"], _changes(question), question["effect"]
         return self._ask(
             question,
             Classifier,
             "classifies images",
-            lambda model: classified(model, image, changes, effect=effect).to_json(),
+            lambda model: inspect_classifier(model, image, changes, effect=effect).to_json(),
         )
 
     def read(self, question: Question) -> Any:

@@ -1,10 +1,10 @@
-"""Images in classes: the Vision Transformer on any labelled images.
+"""Image classification: the Vision Transformer on any labelled images.
 
     images -> folders, idx or npz -> augment, normalize -> VisionTransformer -> cross-entropy
 
-Without images of one's own it is trained on the 1,797 handwritten digits that come with
-scikit-learn. `start` names a trained model to go on from: its head is exchanged for one of the new
-classes, and the table of its positions is resized where the images have another size.
+Without user images it is trained on the 1,797 handwritten digits that come with scikit-learn.
+`start` names a trained model to fine-tune: its head is replaced by one for the new classes, and its
+position table is resized if the images have another size.
 """
 
 from collections.abc import Iterable, Mapping
@@ -122,8 +122,8 @@ class Config:
         if self.freeze and self.start is None:
             raise ValueError("freeze needs start: there is no trained model to leave as it is")
         if self.images is None and (self.labels or self.validation):
-            given = "labels" if self.labels else "validation"
-            raise ValueError(f"{given} ({getattr(self, given)}) needs images to go with it")
+            name = "labels" if self.labels else "validation"
+            raise ValueError(f"{name} ({getattr(self, name)}) needs images to go with it")
 
 
 def preset(size: Preset) -> Config:
@@ -174,7 +174,7 @@ class Classify:
         self.preparation, self.config = preparation, config
         problems = [*train.problems.lines(), *validation.problems.lines()]
         self.notes = list(dict.fromkeys(problems))
-        """What was left out of the user's images, one line for each kind of problem."""
+        """Problems of the user's images, one line for each kind."""
 
     def plan(self, epoch: int) -> list[np.ndarray]:
         training = self.config.training
@@ -185,11 +185,11 @@ class Classify:
         return _batch(self.train, indices)
 
     def capacity(self, batches: Iterable[np.ndarray]) -> Sizes:
-        return capacity((Sizes(len(some), ()) for some in batches), images=True)
+        return capacity((Sizes(len(indices), ()) for indices in batches), images=True)
 
     def prepare(self, batch: LabelBatch) -> MixedBatch:
         how, seed = self.config.augmentation, self.config.training.seed
-        # The loop has seeded chance for this step, process and part: this number stands for them.
+        # The loop has seeded torch for this step, process and part: this number depends on them.
         key = int(torch.randint(2**31, ()))
         varied = image.augment(batch.inputs, how, seed, key)
         mixed = image.mix(varied, batch.labels, how, seed, key)
@@ -220,10 +220,9 @@ class Classify:
 
 
 def build(config: Config, run: Path | None = None, progress: Progress | None = None) -> Classify:
-    """Reads the images, and makes the model that is to learn them.
+    """Reads the images, and builds the model.
 
-    `progress` is told how many files are decoded; what is left out of them is in the task's
-    `notes`.
+    `progress` receives the number of decoded files; the task's `notes` list the files left out.
     """
     config = absolute(config, "images", "labels", "validation", "validation_labels")
     config = absolute(config, "cache", "start")
@@ -244,7 +243,7 @@ def build(config: Config, run: Path | None = None, progress: Progress | None = N
         model = _new(config, train)
         return Classify(model, train, validation, Preparation.trained(decoding, mean, std), config)
     model, task = begun
-    model = _fitted(model, task, train, config)
+    model = _fit_model(model, task, train, config)
     preparation = Preparation.of({**task, "size": size}, every.shape[0], config.start)
     return Classify(model, train, validation, preparation, config)
 
@@ -264,7 +263,7 @@ def _check_classes(train: Images, path: str | None) -> None:
 
 
 def measure(model: nn.Module, images: Images, preparation: Preparation) -> dict[str, float]:
-    """The share of images whose class is the model's first choice, and the mean loss."""
+    """The accuracy and the mean loss."""
     scores, _ = judge(model, images, preparation)
     return scores
 
@@ -273,14 +272,14 @@ def measure(model: nn.Module, images: Images, preparation: Preparation) -> dict[
 def judge(
     model: nn.Module, images: Images, preparation: Preparation
 ) -> tuple[dict[str, float], Confusion]:
-    """The same, and what was taken for what."""
+    """The accuracy, the mean loss and the confusion matrix."""
     weight = next(model.parameters())
     assert images.labels is not None
     chosen = []
     loss = torch.zeros((), device=weight.device, dtype=torch.float64)
     for begin in range(0, len(images), 256):
-        some = np.arange(begin, min(begin + 256, len(images)))
-        batch = _batch(images, some).to(weight.device)
+        indices = np.arange(begin, min(begin + 256, len(images)))
+        batch = _batch(images, indices).to(weight.device)
         logits = model(preparation.normalized(batch.inputs).to(weight.dtype)).float()
         chosen.append(logits.argmax(-1))
         loss += F.cross_entropy(logits, batch.labels, reduction="sum")
@@ -298,26 +297,26 @@ def evaluate(
     device: str = "cpu",
     progress: Progress | None = None,
 ) -> Evaluation:
-    """How well a model, or a run's, classifies these images; by default those it held out."""
+    """Scores a model, or a run's best model, on these images, by default its held-out images."""
     saved, _ = load_saved(folder, device, precision)
     classifier = Classifier(saved)
     config = recorded(Config, saved.task, folder)
     if images is None and config is None:
         raise ValueError(
-            f"{folder} does not say what it was trained on; name images to score it on"
+            f"{folder} has no record of its training images; name images to score it on"
         )
     config = config or Config()
     preparation = classifier.preparation
     if images is None:
-        held = build(config, None, progress).validation
+        test_images = build(config, None, progress).validation
     else:
         C, size = _channels(preparation.channels), preparation.size
         form = Images(np.empty((0, C, *size), np.uint8), classes=tuple(classifier.labels))
         decoding = Decoding(size, C, config.fit, config.background)
-        held = _read(config, decoding, images, labels, form, progress)
-    scores, confusion = judge(classifier.model, held, preparation)
+        test_images = _read(config, decoding, images, labels, form, progress)
+    scores, confusion = judge(classifier.model, test_images, preparation)
     scores["macro_f1"] = confusion.macro_f1
-    return Evaluation(scores, problems=held.problems.lines(), confusion=confusion)
+    return Evaluation(scores, problems=test_images.problems.lines(), confusion=confusion)
 
 
 def _batch(images: Images, indices: np.ndarray) -> LabelBatch:
@@ -329,14 +328,14 @@ def _batch(images: Images, indices: np.ndarray) -> LabelBatch:
 
 
 def _decoding(config: Config, begun: tuple[VisionTransformer, dict[str, Any]] | None) -> Decoding:
-    """How files become pixels; archives have a say of their own."""
+    """Decoding of image files; an archive has its own size and channels by default."""
     size, channels = config.pixels, config.channels
     if begun is not None:
-        known = begun[0].config
-        size, channels = size or known.image, channels or _channels(known.channels)
-        if channels != known.channels:
+        trained = begun[0].config
+        size, channels = size or trained.image, channels or _channels(trained.channels)
+        if channels != trained.channels:
             raise ValueError(
-                f"channels ({channels}) must be {config.start}'s ({known.channels}); leave it out"
+                f"channels ({channels}) must be {config.start}'s ({trained.channels}); leave it out"
             )
     return Decoding(image_size(size or 32), channels or 3, config.fit, config.background)
 
@@ -352,11 +351,11 @@ def _read(
     decoding: Decoding,
     path: str | None,
     labels: str | None,
-    known: Images | None,
+    training: Images | None,
     progress: Progress | None,
 ) -> Images:
-    """All images of a folder or an archive; `known` are those for training, whose form counts."""
-    classes = None if known is None else known.classes
+    """Reads a folder or an archive, in the form of the `training` images if they are given."""
+    classes = None if training is None else training.classes
     if labels is not None and (path is None or Path(path).is_dir() or path.endswith(".npz")):
         raise ValueError(
             f"labels ({labels}) are for an idx file, and {path} has its own; leave them out"
@@ -371,48 +370,48 @@ def _read(
             progress=told(progress),
         )
     if path is None:
-        found = image.digits()
+        images = image.digits()
     elif not Path(path).exists():
         raise ValueError(f"images ({path}) do not exist; name a folder, an idx file or an archive")
     elif path.endswith(".npz"):
-        found = image.npz(path, classes=classes)
+        images = image.npz(path, classes=classes)
     elif labels is None:
         raise ValueError(
             f"{path} is no folder and no .npz archive; if it is an idx file, name that of its "
             "labels too"
         )
     else:
-        found = image.idx(path, labels, classes)
-    if known is not None:
-        C, rows, columns = known.shape
-        return _converted(found, C, (rows, columns), config)
-    C, Y, X = found.shape
-    wanted = config.start is not None or config.pixels is not None
-    size = decoding.size if wanted else _divisible(Y, X, config.patch)
-    wanted = config.start is not None or config.channels is not None
-    return _converted(found, decoding.channels if wanted else C, size, config)
+        images = image.idx(path, labels, classes)
+    if training is not None:
+        C, rows, columns = training.shape
+        return _convert(images, C, (rows, columns), config)
+    C, Y, X = images.shape
+    fixed = config.start is not None or config.pixels is not None
+    size = decoding.size if fixed else _divisible(Y, X, config.patch)
+    fixed = config.start is not None or config.channels is not None
+    return _convert(images, decoding.channels if fixed else C, size, config)
 
 
 def _divisible(rows: int, columns: int, patch: int | None) -> tuple[int, int]:
-    """The smallest size of at least this one that patches divide."""
+    """Rounds a size up to multiples of the patch size."""
     side = patch or _patch(rows, columns)
     return -(-rows // side) * side, -(-columns // side) * side
 
 
 def _patch(rows: int, columns: int) -> int:
-    """A patch's side that leaves few enough patches for a quick training, and enough to see."""
+    """A patch size that gives few enough patches for quick training, and enough for detail."""
     side = 4
     while side < 16 and min(rows, columns) > 8 * side:
         side *= 2
     return side
 
 
-def _converted(images: Images, channels: int, size: tuple[int, int], config: Config) -> Images:
-    """An archive's images in the form that the model wants."""
+def _convert(images: Images, channels: int, size: tuple[int, int], config: Config) -> Images:
+    """Converts an archive's images to the size and channels of the model."""
     if images.shape[0] == 1 and channels == 3:
         images = replace(images, pixels=np.repeat(images.pixels, 3, 1))
     elif images.shape[0] == 3 and channels == 1:
-        # ITU-R 601, as Pillow turns colours into greys.
+        # ITU-R 601, as Pillow converts colours to grey.
         grey = np.einsum("ncyx,c->nyx", images.pixels, np.array([0.299, 0.587, 0.114], np.float32))
         images = replace(images, pixels=np.round(grey).astype(np.uint8)[:, None])
     if images.shape[1:] == size:
@@ -443,10 +442,10 @@ def _begun(folder: str) -> tuple[VisionTransformer, dict[str, Any]]:
     return saved.model, dict(saved.task or {})
 
 
-def _fitted(
+def _fit_model(
     model: VisionTransformer, task: dict[str, Any], train: Images, config: Config
 ) -> VisionTransformer:
-    """The trained model for these images: other classes have another head."""
+    """Adapts a trained model to these images; new classes get a new head."""
     if task.get("labels") != list(train.classes):
         with seeded(config.training.seed):
             model = model.with_classes(len(train.classes))
@@ -474,18 +473,18 @@ class Classifier:
                 "VisionTransformer"
             )
         self.model = saved.model
-        known: list[str] | None = task.get("labels")
-        if known is None:
+        labels: list[str] | None = task.get("labels")
+        if labels is None:
             raise ValueError(
                 f"{saved.folder} has no labels, because its model has no head; train one: "
                 f"regard train classify RUN --start {saved.folder} --images FOLDER"
             )
-        if len(known) != self.model.config.classes:
+        if len(labels) != self.model.config.classes:
             raise ValueError(
-                f"{saved.folder}: labels ({len(known)}) must be as many as the model's classes "
+                f"{saved.folder}: labels ({len(labels)}) must be as many as the model's classes "
                 f"({self.model.config.classes})"
             )
-        self.labels = known
+        self.labels = labels
         self.preparation = Preparation.of(
             {"size": image_size(self.model.config.image), **task},
             self.model.config.channels,
@@ -498,15 +497,15 @@ class Classifier:
 
     @torch.inference_mode()
     def probabilities(self, images: Iterable[Picture], *, batch: int = 64) -> Float[Tensor, "B N"]:
-        """How likely each label is for each image, in the order of `labels`."""
+        """The probability of each label for each image, in the order of `labels`."""
         weight = next(self.model.parameters())
-        found = [
-            self.model(self.preparation.normalized(some.to(weight.device)).to(weight.dtype))
-            for some in self.preparation.batches(images, batch)
+        logits = [
+            self.model(self.preparation.normalized(pixels.to(weight.device)).to(weight.dtype))
+            for pixels in self.preparation.batches(images, batch)
         ]
-        if not found:
+        if not logits:
             return torch.empty(0, len(self.labels))
-        return torch.cat(found).float().softmax(-1).cpu()
+        return torch.cat(logits).float().softmax(-1).cpu()
 
 
 TASK = TaskSpec(

@@ -1,10 +1,9 @@
-"""An encoder that learns from text alone: some tokens are hidden, and it says what they were.
+"""Masked language modelling: an encoder learns from text alone to predict hidden tokens.
 
     text → lines → tokens, some hidden → TextEncoder → the hidden ones
 
-Masked language modelling (Devlin et al. 2019). What it learns about a language is of use where
-labelled texts are few: `regard train label` and `regard train translate` begin with it by
-`--start`.
+The encoder (Devlin et al. 2019) helps tasks with few labelled texts: `regard train label` and
+`regard train translate` fine-tune it by `--start`.
 """
 
 import math
@@ -48,7 +47,7 @@ from regard.train.loss import cross_entropy
 Examples: TypeAlias = Literal["lines", "documents"]
 
 MASK = "[MASK]"
-"""What stands for a hidden token in the texts of `fill`."""
+"""The placeholder of a hidden token in the texts of `fill`."""
 
 
 def _tiny() -> EncoderShape:
@@ -72,13 +71,13 @@ def _short() -> TrainingConfig:
 class Config(CorpusConfig):
     """An encoder of any text, for `regard train label` and `regard train translate` to start from.
 
-    Some tokens of each text are hidden, and the model learns to say what they were (masked language
+    Some tokens of each text are hidden, and the model learns to predict them (masked language
     modelling, as BERT).
     """
 
     examples: Examples = "lines"
-    """What a token may attend to: its own line, or its own document, which blank lines separate.
-    Labelled texts, or sentences to translate, should be alike."""
+    """Scope of attention: lines, or documents, which blank lines separate. Choose the one that is
+    more like the texts of the later task."""
     context: int = 256
     """Maximum sequence length in tokens; longer texts are cut into several."""
     hidden: float = 0.15
@@ -133,7 +132,7 @@ def preset(size: Preset = "tiny") -> Config:
 
 
 def build(config: Config, run: Path | None = None, progress: Progress | None = None) -> "Hidden":
-    """Reads and tokenizes the text, holds some out, and makes the model."""
+    """Reads and tokenizes the text, holds some out, and builds the model."""
     if config.start is None:
         corpus.check_positions(config.model, config.context)
     config = absolute(config, "text", "valid", "start", "tokenizer", "cache")
@@ -154,7 +153,7 @@ class Hidden:
         self.train, self.held = (_with_tokens(part) for part in (text.train, text.held))
         self.model = _model(config, saved, text.tokenizer)
         self.notes = list(text.notes)
-        """What the user should know of the data, one line each."""
+        """Notes for the user about the data, one line each."""
         self._judged = self.held.first(config.judged)
         self.sample = corpus.sample(self._judged, self.held)
 
@@ -165,11 +164,11 @@ class Hidden:
     def capacity(self, batches: Iterable[np.ndarray]) -> Sizes:
         lengths, chosen = self.train.places[:, 2], self.hiding.counts(_tokens(self.train))
         return capacity(
-            Sizes(len(some), (Side.of(lengths[some]), Side.of(chosen[some]))) for some in batches
+            Sizes(len(rows), (Side.of(lengths[rows]), Side.of(chosen[rows]))) for rows in batches
         )
 
     def batch(self, indices: np.ndarray, step: int) -> MaskedBatch:
-        """Each text draws from (seed, step, its number), whatever else is in the batch."""
+        """Each text draws from (seed, step, its index), independent of the rest of the batch."""
         return _batch(self.train, indices, self.tokenizer, self.hiding, self._seed, step)
 
     @property
@@ -185,9 +184,9 @@ class Hidden:
     def evaluate_all(self, model: nn.Module) -> dict[str, float]:
         return self._scores(model, self.held)
 
-    def _scores(self, model: nn.Module, held: Windows) -> dict[str, float]:
+    def _scores(self, model: nn.Module, windows: Windows) -> dict[str, float]:
         assert isinstance(model, TextEncoder)
-        return measure(model, held, self.tokenizer, self.hiding, self.config.training.batch)
+        return measure(model, windows, self.tokenizer, self.hiding, self.config.training.batch)
 
     def files(self) -> dict[str, bytes | Path]:
         return dict(files(self.tokenizer, self.tokenizer))
@@ -201,20 +200,20 @@ class Hidden:
 
 
 def _hiding(tokenizer: AnyTokenizer, share: float) -> Hiding:
-    """Padding, of which packed batches have none, stands for what is hidden."""
+    """Uses the padding token as the mask token: packed batches have no padding."""
     special = {tokenizer.pad, tokenizer.start, tokenizer.end, tokenizer.unknown}
     others = [token for token in range(tokenizer.size) if token not in special]
     return Hiding(share, tokenizer.pad, np.array(others, np.int64))
 
 
 def _tokens(text: Windows) -> np.ndarray:
-    """How many tokens each window has that can be hidden: all but a document's end."""
+    """The number of tokens of each window that can be hidden: all but a document's end."""
     document, first, count = text.places.T
     return np.minimum(count, text.text.lengths[document] - first)
 
 
 def _with_tokens(text: Windows) -> Windows:
-    """Without windows that hold a document's end alone."""
+    """Drops windows that hold only the end of a document."""
     return replace(text, places=text.places[_tokens(text) > 0])
 
 
@@ -244,7 +243,7 @@ def _model(config: Config, saved: checkpoint.Saved | None, tokenizer: AnyTokeniz
 
 
 def _loss(model: TextEncoder, batch: MaskedBatch, smoothing: float) -> tuple[Tensor, Tensor]:
-    """Over the hidden tokens alone; no other logits are computed."""
+    """The loss over hidden tokens; no other logits are computed."""
     states = model.features(batch.inputs, lengths=batch.lengths)[0, batch.hidden]
     return cross_entropy(states, model.output, batch.labels, smoothing), batch.tokens
 
@@ -253,7 +252,7 @@ def _loss(model: TextEncoder, batch: MaskedBatch, smoothing: float) -> tuple[Ten
 def measure(
     model: TextEncoder, held: Windows, tokenizer: AnyTokenizer, hiding: Hiding, budget: int
 ) -> dict[str, float]:
-    """The share of hidden tokens that are guessed, and their perplexity; always the same ones."""
+    """The accuracy for hidden tokens, which are the same every time, and their perplexity."""
     device, right, total, count = next(model.parameters()).device, 0, 0.0, 0
     for indices in plan(held.places[:, 2], budget, 0, 0):
         batch = _batch(held, indices, tokenizer, hiding, 0, 0).to(device)
@@ -272,25 +271,25 @@ def evaluate(
     device: str = "cpu",
     progress: Progress | None = None,
 ) -> Evaluation:
-    """How many hidden tokens of these files a model, or a run's, guesses; by default of all that it
-    held out."""
+    """Scores a model, or a run's best model, on hidden tokens of these files, by default of all
+    held-out text."""
     saved, _ = load_saved(folder, device, precision)
     encoder = TrainedEncoder(saved)
     config = recorded(Config, saved.task, folder)
     if config is None:
-        raise ValueError(f"{folder} does not say how its text is read; train it with regard")
+        raise ValueError(f"{folder} has no record of its training text; train it with regard")
     tokenizer = encoder.tokenizer
     named = tuple(texts) or config.valid
     flag = "--texts" if texts else "--valid" if config.valid else "--text"
     text = corpus.named(named or config.text, config.examples, flag)
     read = corpus.stored(config, text, tokenizer, progress)
     if named:
-        held = corpus.cut(config, read, tokenizer.end)
+        windows = corpus.cut(config, read, tokenizer.end)
     else:
-        _, held = corpus.split(config, read, tokenizer.end)
+        _, windows = corpus.split(config, read, tokenizer.end)
     hiding = _hiding(tokenizer, config.hidden)
     budget = config.training.batch
-    scores = measure(encoder.model, _with_tokens(held), tokenizer, hiding, budget)
+    scores = measure(encoder.model, _with_tokens(windows), tokenizer, hiding, budget)
     return Evaluation(scores, problems=read.problems.lines())
 
 
@@ -299,7 +298,7 @@ def evaluate(
 
 @dataclass(frozen=True)
 class _About:
-    """What a model's folder says of its task."""
+    """The task section of a model's folder."""
 
     length: int = 256
 
@@ -308,7 +307,7 @@ class _About:
 
 
 class TrainedEncoder:
-    """A trained encoder with its tokenizer: vectors of texts, and words for what is hidden."""
+    """A trained encoder with its tokenizer: computes vectors of texts, and fills in [MASK]."""
 
     def __init__(self, saved: checkpoint.Saved):
         if not isinstance(saved.model, TextEncoder):
@@ -325,41 +324,41 @@ class TrainedEncoder:
         """The mean of each text's vectors; `batch` is in tokens."""
         check_texts(texts)
         ids = [
-            [*one[: self.length], self.tokenizer.end] for one in self.tokenizer.encode_batch(texts)
+            [*row[: self.length], self.tokenizer.end] for row in self.tokenizer.encode_batch(texts)
         ]
-        found = torch.zeros(len(ids), self.model.config.width)
-        for indices in plan(np.array([len(one) for one in ids]), batch, 0, 0) if ids else ():
-            some = [ids[i] for i in indices.tolist()]
-            rows, lengths = _padded(some, self.tokenizer.pad, self._device)
+        vectors = torch.zeros(len(ids), self.model.config.width)
+        for indices in plan(np.array([len(row) for row in ids]), batch, 0, 0) if ids else ():
+            batch_ids = [ids[i] for i in indices.tolist()]
+            rows, lengths = _pad(batch_ids, self.tokenizer.pad, self._device)
             states = self.model.features(rows, lengths=lengths)
-            found[torch.from_numpy(indices)] = mean_pooled(states, lengths).float().cpu()
-        return found
+            vectors[torch.from_numpy(indices)] = mean_pooled(states, lengths).float().cpu()
+        return vectors
 
     @torch.inference_mode()
     def fill(self, texts: Sequence[str], *, best: int = 5) -> list[list[tuple[str, float]]]:
-        """The likeliest tokens for the [MASK] of each text, and their probabilities."""
+        """The most probable tokens for the [MASK] of each text, and their probabilities."""
         check_texts(texts)
-        return [self._filled(text, best) for text in texts]
+        return [self._fill(text, best) for text in texts]
 
-    def _filled(self, text: str, best: int) -> list[tuple[str, float]]:
-        ids, place = self.masked(text)
+    def _fill(self, text: str, best: int) -> list[tuple[str, float]]:
+        ids, place = self.hide(text)
         states = self.model.features(torch.tensor([ids], device=self._device))[:, place]
         logs = self.guesses(states)[0]
-        found = logs.exp().topk(min(best, len(logs)))
-        words = [self.tokenizer.decode([token]).strip() for token in found.indices.tolist()]
-        return list(zip(words, found.values.tolist()))
+        top = logs.exp().topk(min(best, len(logs)))
+        words = [self.tokenizer.decode([token]).strip() for token in top.indices.tolist()]
+        return list(zip(words, top.values.tolist()))
 
-    def masked(self, text: str) -> tuple[list[int], int]:
-        """A text's tokens, and the place of its [MASK] among them."""
+    def hide(self, text: str) -> tuple[list[int], int]:
+        """Tokenizes a text with one [MASK]; returns its tokens and the position of [MASK]."""
         before, mask, after = text.partition(MASK)
         if not mask or MASK in after:
-            raise ValueError(f"{text!r} must have one {MASK}, which stands for what is hidden")
+            raise ValueError(f"{text!r} must have one {MASK}, which stands for the hidden word")
         tokenizer = self.tokenizer
         left, right = tokenizer.encode(before.rstrip()), tokenizer.encode(after.lstrip())
         return [*left, tokenizer.pad, *right, tokenizer.end], len(left)
 
     def guesses(self, states: Float[Tensor, "B D"]) -> Float[Tensor, "B N"]:
-        """log p of each token that might stand where these states are."""
+        """log p of each token at the positions of these states."""
         tokenizer, logits = self.tokenizer, self.model.output(states).float()
         logits[:, [tokenizer.pad, tokenizer.start, tokenizer.end]] = -math.inf
         return logits.log_softmax(-1)
@@ -369,7 +368,7 @@ class TrainedEncoder:
         return self.model.output.weight.device
 
 
-def _padded(rows: Sequence[Sequence[int]], pad: int, device: torch.device) -> tuple[Tensor, Tensor]:
+def _pad(rows: Sequence[Sequence[int]], pad: int, device: torch.device) -> tuple[Tensor, Tensor]:
     lengths = torch.tensor([len(row) for row in rows], device=device)
     whole = torch.full((len(rows), int(lengths.max())), pad, device=device)
     for into, row in zip(whole, rows):

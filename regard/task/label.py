@@ -1,10 +1,9 @@
-"""Texts in classes: an encoder under a linear head, from scratch or from a trained encoder.
+"""Text classification: an encoder with a linear head, from scratch or from a trained encoder.
 
     text → tokens → encoder → mean → head → label
 
 `start` names an encoder that was trained on text alone, or a translator, whose encoder has learned
-about its source language; frozen, only the head is trained on what it makes of the texts (transfer
-learning).
+its source language (transfer learning). With `freeze`, only the head is trained.
 """
 
 import hashlib
@@ -84,7 +83,7 @@ class Config:
     """Which columns are the label and the text: numbers from 0 on, or names, which TSV and CSV have
     in their first line."""
     separator: Separator = "tab"
-    """What separates the columns: a tab, or as in CSV files, where cells may stand in quotes."""
+    """Column separator: a tab, or as in CSV files, where cells may stand in quotes."""
     valid: tuple[str, ...] = ()
     """Validation set, in the same form. Without any, some of the texts are held out."""
     held_out: float = 0.1
@@ -136,13 +135,13 @@ def preset(size: Preset = "tiny") -> Config:
 
 
 def read(paths: Sequence[str], config: Config, flag: str) -> tuple[list[Labelled], Problems]:
-    """All labels and texts of tables, or of a folder of classes, and what was wrong with others;
-    `flag` has named the files."""
+    """Reads labelled texts of tables, or of a folder of classes; `flag` is the option that names
+    them."""
     if not paths:
         raise ValueError(f"there are no texts; name a table, or a folder, with {flag}")
     if any(Path(path).is_dir() for path in paths):
         problems = Problems()
-        rows = [one for path in paths for one in _folder(Path(path), problems)]
+        rows = [row for path in paths for row in _folder(Path(path), problems)]
         if not rows:
             raise ValueError(f"there is no text in {flag} {', '.join(paths)}{problems.why}")
         return rows, problems
@@ -181,13 +180,13 @@ def _folder(folder: Path, problems: Problems) -> Iterator[Labelled]:
 
 
 def _split(rows: Sequence[Labelled], share: float) -> tuple[list[Labelled], list[Labelled]]:
-    """Those to train on and those held out, by a hash of the text."""
+    """Splits rows into training and held-out ones, by a hash of the text."""
     train: list[Labelled] = []
-    held: list[Labelled] = []
+    held_out: list[Labelled] = []
     for row in rows:
         digest = hashlib.blake2b(row[1].encode(), digest_size=8).digest()
-        (held if int.from_bytes(digest, "big") / 2**64 < share else train).append(row)
-    return train, held
+        (held_out if int.from_bytes(digest, "big") / 2**64 < share else train).append(row)
+    return train, held_out
 
 
 class Texts:
@@ -207,15 +206,15 @@ class Texts:
                 f"known are {', '.join(labels[:20])}"
             )
         self.labels = np.array([number[label] for label, _ in rows], np.int64)
-        self.ids = encoded(tokenizer, [text for _, text in rows], longest)
-        self.lengths = np.array([len(one) for one in self.ids], np.int64)
+        self.ids = encode_texts(tokenizer, [text for _, text in rows], longest)
+        self.lengths = np.array([len(row) for row in self.ids], np.int64)
 
     def batch(self, indices: np.ndarray) -> LabelBatch:
         return label_batch([self.ids[i] for i in indices.tolist()], self.labels[indices])
 
 
-def encoded(tokenizer: AnyTokenizer, texts: Sequence[str], longest: int) -> list[list[int]]:
-    """The first tokens of each text, and EOS, as translators read their sources."""
+def encode_texts(tokenizer: AnyTokenizer, texts: Sequence[str], longest: int) -> list[list[int]]:
+    """Encodes the first `longest` tokens of each text, and EOS, as a translator's source."""
     return [[*ids[:longest], tokenizer.end] for ids in tokenizer.encode_batch(texts)]
 
 
@@ -223,21 +222,21 @@ def encoded(tokenizer: AnyTokenizer, texts: Sequence[str], longest: int) -> list
 
 
 def build(config: Config, run: Path | None = None, progress: Progress | None = None) -> "Labels":
-    """Reads the texts, holds some out, and makes the model."""
+    """Reads the texts, holds some out, and builds the model."""
     _check_positions(config)
     config = absolute(config, "texts", "valid", "start", "tokenizer")
     rows, problems = read(config.texts, config, "--texts")
-    train, held = (rows, []) if config.valid else _split(rows, config.held_out)
+    train, held_out = (rows, []) if config.valid else _split(rows, config.held_out)
     notes = problems.lines()
     if config.valid:
-        held, others = read(config.valid, config, "--valid")
+        held_out, others = read(config.valid, config, "--valid")
         notes += others.lines()
         problems.merge(others)
     if problems and config.on_bad == "refuse":
         raise problems.refusal()
     labels = sorted({label for label, _ in rows})
     _check_columns(config, rows, len(labels))
-    if len(labels) < 2 or not held or not train:
+    if len(labels) < 2 or not held_out or not train:
         raise ValueError(
             f"--texts {', '.join(config.texts)}: usable texts ({len(rows)}) in classes "
             f"({len(labels)}) are too few to train and to validate on{problems.why}; there must be "
@@ -262,13 +261,13 @@ def build(config: Config, run: Path | None = None, progress: Progress | None = N
         tokenizer,
         labels,
         Texts(train, labels, tokenizer, config.longest),
-        Texts(held, labels, tokenizer, config.longest),
+        Texts(held_out, labels, tokenizer, config.longest),
         notes,
     )
 
 
 def _check_positions(config: Config) -> None:
-    """A new model has a position for every token, and one for EOS."""
+    """Raises if a new model lacks a position for every token and for EOS."""
     shape = config.model
     if config.start is None and shape.position == "learned" and shape.length <= config.longest:
         raise ValueError(
@@ -278,7 +277,7 @@ def _check_positions(config: Config) -> None:
 
 
 def _check_columns(config: Config, rows: Sequence[Labelled], classes: int) -> None:
-    """Refuses columns that look swapped: many classes, which share a few texts."""
+    """Raises if columns look swapped: many classes share a few texts."""
     texts = len({text for _, text in rows})
     if classes > 0.9 * len(rows) and texts <= classes // 2:
         label, text = config.columns
@@ -310,7 +309,7 @@ class Labels:
         self.train, self.held = train, held
         self.model = _model(config, saved, tokenizer, self.labels)
         self.notes = list(notes)
-        """What the user should know of the data, one line each."""
+        """Notes for the user about the data, one line each."""
 
     def plan(self, epoch: int) -> list[np.ndarray]:
         training = self.config.training
@@ -318,7 +317,7 @@ class Labels:
 
     def capacity(self, batches: Iterable[np.ndarray]) -> Sizes:
         lengths = self.train.lengths
-        return capacity(Sizes(len(some), (Side.of(lengths[some]),)) for some in batches)
+        return capacity(Sizes(len(indices), (Side.of(lengths[indices]),)) for indices in batches)
 
     def batch(self, indices: np.ndarray, step: int) -> LabelBatch:
         return self.train.batch(indices)
@@ -369,14 +368,14 @@ def _model(
 
 
 def measure(model: TextClassifier, held: Texts, budget: int) -> dict[str, float]:
-    """The share of texts whose likeliest label is theirs, and the mean loss."""
+    """The accuracy and the mean loss."""
     right, chosen, loss = judge(model, held, budget)
     return {"accuracy": float((right == chosen).double().mean()), "validation_loss": loss}
 
 
 @torch.no_grad()
 def judge(model: TextClassifier, held: Texts, budget: int) -> tuple[Tensor, Tensor, float]:
-    """The right label of each text, the one that is chosen, and the mean loss."""
+    """The correct and the predicted label of each text, and the mean loss."""
     device, right, chosen, loss = model.head.weight.device, [], [], 0.0
     for indices in plan(held.lengths, budget, 0, 0):
         batch = held.batch(indices).to(device)
@@ -397,7 +396,7 @@ def evaluate(
     device: str = "cpu",
     progress: Progress | None = None,
 ) -> Evaluation:
-    """How many of these texts a model, or a run's, labels rightly; by default all held out."""
+    """Scores a model, or a run's best model, on these texts, by default all held-out texts."""
     saved, _ = load_saved(folder, device, precision)
     labeler = Labeler(saved)
     config = recorded(Config, saved.task, folder) or Config()
@@ -407,13 +406,13 @@ def evaluate(
     named = tuple(texts) or config.valid
     flag = "--valid" if config.valid and not texts else "--texts"
     rows, problems = read(named or config.texts, config, flag)
-    held = rows if named else _split(rows, config.held_out)[1]
-    if not held:
+    rows_to_score = rows if named else _split(rows, config.held_out)[1]
+    if not rows_to_score:
         raise ValueError(f"no text of {', '.join(config.texts)} is held out; name some: --texts")
-    read_as = Texts(held, labeler.labels, labeler.tokenizer, labeler.longest)
+    examples = Texts(rows_to_score, labeler.labels, labeler.tokenizer, labeler.longest)
     if progress:
         progress("tokens", 1.0)
-    right, chosen, loss = judge(labeler.model, read_as, config.training.batch)
+    right, chosen, loss = judge(labeler.model, examples, config.training.batch)
     confusion = Confusion.of(labeler.labels, right, chosen)
     scores = {
         "accuracy": float((right == chosen).double().mean()),
@@ -428,7 +427,7 @@ def evaluate(
 
 @dataclass(frozen=True)
 class _About:
-    """What a model's folder says of its task."""
+    """The task section of a model's folder."""
 
     labels: tuple[str, ...] = ()
     length: int = 500
@@ -464,18 +463,18 @@ class Labeler:
 
     @torch.inference_mode()
     def probabilities(self, texts: Sequence[str], *, batch: int = 4096) -> Float[Tensor, "B N"]:
-        """How likely each label is, for each text; `batch` is in tokens."""
+        """The probability of each label for each text; `batch` is in tokens."""
         check_texts(texts)
-        ids = encoded(self.tokenizer, texts, self.longest)
-        found = torch.zeros(len(ids), len(self.labels))
+        ids = encode_texts(self.tokenizer, texts, self.longest)
+        results = torch.zeros(len(ids), len(self.labels))
         if not ids:
-            return found
+            return results
         device = self.model.head.weight.device
-        for indices in plan(np.array([len(one) for one in ids]), batch, 0, 0):
-            some = label_batch([ids[i] for i in indices.tolist()], [0] * len(indices)).to(device)
-            logits = self.model(some.inputs, lengths=some.lengths)
-            found[torch.from_numpy(indices)] = logits.float().softmax(-1).cpu()
-        return found
+        for indices in plan(np.array([len(row) for row in ids]), batch, 0, 0):
+            rows = label_batch([ids[i] for i in indices.tolist()], [0] * len(indices)).to(device)
+            logits = self.model(rows.inputs, lengths=rows.lengths)
+            results[torch.from_numpy(indices)] = logits.float().softmax(-1).cpu()
+        return results
 
 
 TASK = TaskSpec(

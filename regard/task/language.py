@@ -1,10 +1,10 @@
-"""A language model of any text: each token from those before it.
+"""A language model of any text predicts each token from the tokens before it.
 
     text → documents → windows of tokens → LanguageModel → the next token
     bits per byte = Σ -log₂ p(token) / bytes of text          the same for every tokenizer
 
-A model that predicts well could store the text in few bits: `compression` is how many times fewer
-than the text has itself, and the score by which the best model is kept.
+A model that predicts well can store the text in few bits: `compression` is the ratio of the text's
+own bits to them, and the score that selects the best model.
 """
 
 import copy
@@ -72,8 +72,8 @@ class Config(CorpusConfig):
     """A language model of any text."""
 
     examples: Examples = "joined"
-    """What a token may attend to: all text before it, in windows that cross document boundaries
-    (joined); its own document, which blank lines separate (documents); or its own line (lines)."""
+    """Scope of attention: all text before a token, in windows that cross document boundaries
+    (joined); its document, which blank lines separate (documents); or its line (lines)."""
     context: int = 256
     """Context length in tokens, which is the sequence length of training."""
     start: str | None = None
@@ -119,7 +119,7 @@ def preset(size: Preset = "tiny") -> Config:
 def build(
     config: Config, run: Path | None = None, progress: Progress | None = None
 ) -> "LanguageTask":
-    """Reads and tokenizes the text, holds some out, and makes the model."""
+    """Reads and tokenizes the text, holds some out, and builds the model."""
     if config.start is None:
         corpus.check_positions(config.model, config.context)
     config = absolute(config, "text", "valid", "start", "tokenizer", "cache")
@@ -144,7 +144,7 @@ class LanguageTask:
         self.held = text.held
         self.model = _model(config, saved, text.tokenizer)
         self.notes = list(text.notes)
-        """What the user should know of the data, one line each."""
+        """Notes for the user about the data, one line each."""
         self.search = SearchSettings.of(text.tokenizer, beams=1, length=config.context)
         self._judged = text.held.first(config.judged)
         self._bytes = self._judged.bytes(text.tokenizer)
@@ -154,14 +154,14 @@ class LanguageTask:
         training = self.config.training
         lengths = self.train.places[:, 2]
         if self.config.examples == "joined" and len(lengths):
-            # All windows but the last of a stretch are full: with as many in each batch, a batch is
-            # a tensor with a row for each, for which attention has its fastest kernels.
+            # All windows but the last of a text are full. With the same number in each, a batch is
+            # a rectangular tensor, for which attention has its fastest kernels.
             lengths = np.full_like(lengths, lengths.max())
         return list(plan(lengths, training.batch, training.seed, epoch))
 
     def capacity(self, batches: Iterable[np.ndarray]) -> Sizes:
         lengths = self.train.places[:, 2]
-        sizes = [Sizes(len(some), (Side.of(lengths[some]),)) for some in batches]
+        sizes = [Sizes(len(indices), (Side.of(lengths[indices]),)) for indices in batches]
         return rows(sizes) or capacity(sizes)
 
     def batch(self, indices: np.ndarray, step: int) -> LanguageBatch:
@@ -218,7 +218,7 @@ def _loss(model: LanguageModel, batch: LanguageBatch, smoothing: float) -> tuple
 def measure(
     model: LanguageModel, held: Windows, settings: SearchSettings, size: int, budget: int
 ) -> dict[str, float]:
-    """How well a model predicts windows of text that have so many bytes."""
+    """Scores the predictions of windows of text that have `size` bytes together."""
     device, total, count = model.tokens.table.weight.device, 0.0, 0
     for indices in plan(held.places[:, 2], budget, 0, 0):
         loss, tokens = _loss(model, _batch(held, indices, settings).to(device), 0.0)
@@ -239,23 +239,23 @@ def evaluate(
     device: str = "cpu",
     progress: Progress | None = None,
 ) -> Evaluation:
-    """How well a model, or a run's, predicts these files; by default all that it held out."""
+    """Scores a model, or a run's best model, on these files, by default on all held-out text."""
     saved, _ = load_saved(folder, device, precision)
     generator = Generator(saved)
     config = recorded(Config, generator.about, folder)
     if config is None:
-        raise ValueError(f"{folder} does not say how its text is read; train it with regard")
+        raise ValueError(f"{folder} has no record of its training text; train it with regard")
     tokenizer = generator.tokenizer
     named = tuple(texts) or config.valid
     flag = "--texts" if texts else "--valid" if config.valid else "--text"
     text = corpus.named(named or config.text, config.examples, flag)
     read = corpus.stored(config, text, tokenizer, progress)
     if named:
-        held = corpus.cut(config, read, tokenizer.end)
+        windows = corpus.cut(config, read, tokenizer.end)
     else:
-        _, held = corpus.split(config, read, tokenizer.end)
-    size = held.bytes(tokenizer)
-    scores = measure(generator.model, held, generator.search, size, config.training.batch)
+        _, windows = corpus.split(config, read, tokenizer.end)
+    size = windows.bytes(tokenizer)
+    scores = measure(generator.model, windows, generator.search, size, config.training.batch)
     return Evaluation(scores, problems=read.problems.lines())
 
 
@@ -273,7 +273,7 @@ class Generator:
             )
         self.model = saved.model
         self.models = [saved.model]
-        """Of an ensemble, all of them."""
+        """All models of an ensemble."""
         self.weights: Weights | None = None
         self.name = str(saved.folder)
         self.tokenizer, _ = read_pair(saved.folder)
@@ -283,16 +283,18 @@ class Generator:
     def ensemble(
         self, others: "Sequence[Generator]", weights: Weights | None = None
     ) -> "Generator":
-        """This and others as one, which averages their probabilities at every step."""
+        """An ensemble of this generator and others, which averages their probabilities."""
         members = [self, *others]
         if any(len(member.models) > 1 for member in members):
             raise ValueError("an ensemble is no member of another; name all generators at once")
         check_same_tokens(members)
-        made = copy.copy(self)
-        made.models = [member.model for member in members]
-        made.weights = shares(weights, len(made.models))
-        made.search = replace(self.search, length=min(one.search.length for one in members))
-        return made
+        combined = copy.copy(self)
+        combined.models = [member.model for member in members]
+        combined.weights = shares(weights, len(combined.models))
+        combined.search = replace(
+            self.search, length=min(member.search.length for member in members)
+        )
+        return combined
 
     def generate(
         self,
@@ -306,11 +308,11 @@ class Generator:
         first: int = 0,
         batch: int = 64,
     ) -> list[str]:
-        """Each prompt, gone on with by up to `length` tokens; prompt n, counted from `first`, draws
+        """Continues each prompt by at most `length` tokens; prompt n, counted from `first`, draws
         from (seed, n).
 
-        A temperature of 0 takes the likeliest token each time. Of a long prompt only the end is
-        read, as much as the model has ever looked back on.
+        A temperature of 0 is greedy search. A long prompt is truncated at its beginning to the
+        model's context length.
         """
         check_texts(prompts, "prompts")
         settings = self.search
@@ -324,12 +326,12 @@ class Generator:
                 "banned": settings.banned,
             }
             most = max(map(len, begins)) + length
-            sessions = [open_session(one, rows=len(rows), length=most) for one in self.models]
+            sessions = [open_session(model, rows=len(rows), length=most) for model in self.models]
             with ensemble(sessions, self.weights) as session:
                 if temperature == 0:
-                    found = greedy(session, begins, **rules)
+                    continuations = greedy(session, begins, **rules)
                 else:
-                    found = sample(
+                    continuations = sample(
                         session,
                         begins,
                         temperature=temperature,
@@ -340,7 +342,8 @@ class Generator:
                         **rules,
                     )
             return [
-                self.tokenizer.decode([*ids, *one.tokens]) for (_, ids), one in zip(rows, found)
+                self.tokenizer.decode([*ids, *continuation.tokens])
+                for (_, ids), continuation in zip(rows, continuations)
             ]
 
         items = list(enumerate(before))

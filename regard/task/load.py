@@ -1,4 +1,4 @@
-"""From a folder to something that works: `regard.load(folder)`.
+"""Load a trained model with all that it needs to be used: `regard.load(folder)`.
 
     load("run").translate(["Guten Morgen."])        translate, dates
     load("run").classify(["photo.jpg"])             classify
@@ -8,8 +8,8 @@
     load("run").encode(["What a day!"])             encoder
     load("run", "run2").translate(["Guten Tag."])   an ensemble; of language models too
 
-What comes back also has `.model`, and its tokenizer or its labels. A folder is a model's, one that
-was imported, or a run's, whose best model counts.
+The result also has `.model`, and its tokenizer or its labels. The folder is that of a model, of an
+imported model, or of a run, whose best model is loaded.
 """
 
 import os
@@ -53,33 +53,33 @@ def load(
 ) -> Predictor:
     """The predictor of a folder's model, ready for use; see `checkpoint.load` for the rest.
 
-    `model` is a model with parts of one's own, which is filled with the folder's weights. With
-    `others`, all of them are an ensemble, in which each counts as its weight says. Weights that
-    `regard quantize` has stored in 8 bits stay so on a CPU, unless a `dtype` is given.
+    `model` is a model with user-defined parts, into which the folder's weights are loaded. With
+    `others`, all of them form an ensemble with these `weights`. Weights that `regard quantize` has
+    stored in 8 bits stay so on a CPU, unless a `dtype` is given.
     """
     if others and model is not None:
         raise ValueError(
             "model is for one folder; load each, and join them by regard.task.load.ensemble"
         )
-    given: dict[str, Any] = {"model": model, "device": device, "dtype": dtype, "verify": verify}
-    return ensemble([_one(one, **given) for one in (folder, *others)], weights)
+    options: dict[str, Any] = {"model": model, "device": device, "dtype": dtype, "verify": verify}
+    return ensemble([_load_one(name, **options) for name in (folder, *others)], weights)
 
 
 def ensemble(predictors: Sequence[Ready], weights: Weights | None = None) -> Ready:
-    """Several translators, or language models, as one; a single one is itself."""
+    """An ensemble of translators or of language models; a single predictor is returned as it is."""
     first, *others = predictors
     if not others and not weights:
         return first
-    if names := [type(one).__name__ for one in predictors if not isinstance(one, _Member)]:
+    if names := [type(member).__name__ for member in predictors if not isinstance(member, _Member)]:
         raise ValueError(
             f"a {names[0]} cannot be in an ensemble; translators and language models can"
         )
-    if len({type(one) for one in predictors}) > 1:
-        kinds = ", ".join(type(one).__name__ for one in predictors)
+    if len({type(member) for member in predictors}) > 1:
+        kinds = ", ".join(type(member).__name__ for member in predictors)
         raise ValueError(f"an ensemble must be of one kind, not of {kinds}")
     assert isinstance(first, _Member)
-    made: Ready = first.ensemble(others, weights)
-    return made
+    combined: Ready = first.ensemble(others, weights)
+    return combined
 
 
 def _for_kernels(dtype: torch.dtype | None, device: Any, model: Any, **others: Any) -> bool:
@@ -92,9 +92,11 @@ class _Member(Protocol):
     def ensemble(self, others: Sequence[Any], weights: Weights | None) -> Any: ...
 
 
-def _one(folder: str | os.PathLike[str], *, dtype: torch.dtype | None, **given: Any) -> Predictor:
+def _load_one(
+    folder: str | os.PathLike[str], *, dtype: torch.dtype | None, **options: Any
+) -> Predictor:
     place = model_folder(folder)
-    saved = checkpoint.load(place, dtype=dtype, **given, keep_int8=_for_kernels(dtype, **given))
+    saved = checkpoint.load(place, dtype=dtype, **options, keep_int8=_for_kernels(dtype, **options))
     if stores_int8(saved.model):
         int8(saved.model)
     return _predictor(saved)

@@ -1,11 +1,11 @@
-"""Images read as text: an encoder sees patches, a decoder writes what stands there.
+"""Image to text: an encoder reads patches, a decoder writes the text in the image.
 
     image -> patches -> encoder -> memory
     start, characters -> decoder, cross-attending to memory -> characters, end
 
-Without images of one's own it reads strips of handwritten digits (digits.py), composed from those
-that come with scikit-learn. One's own are a folder of images with a text file of captions: a table
-of names and texts, or a line for each image.
+Without user images it reads strips of handwritten digits (digits.py), composed from those that come
+with scikit-learn. User images are a folder of images with a text file of captions: a table of names
+and texts, or a line for each image.
 """
 
 import math
@@ -54,7 +54,7 @@ from regard.task.spec import Evaluation, TaskSpec
 from regard.task.text import Progress, exact, transduction_loss
 from regard.train.config import TrainingConfig
 
-_VALIDATION = 10_000_019  # the seed of strips that are read for the score, whatever is trained on
+_VALIDATION = 10_000_019  # seed of the strips for validation, whatever the training seed
 
 
 def _tiny() -> TransformerShape:
@@ -92,8 +92,8 @@ class Config:
     images: str | None = None
     """A folder of images; by default strips of scikit-learn's handwritten digits are composed."""
     captions: str | None = None
-    """What is to be read from the images: a table (name of an image, tab, text), or a text file
-    with a line for each image, in the order of their names."""
+    """Target texts of the images: a table (name of an image, tab, text), or a text file with a line
+    for each image, in the order of their names."""
     separator: Separator = "tab"
     """What separates columns: a tab, or as in CSV files, where cells may stand in quotes."""
     validation: str | None = None
@@ -134,7 +134,7 @@ class Config:
     start: str | None = None
     """Fine-tune: a trained reader's folder, or a run's. Its tokenizer and its shape are kept."""
     strip: Strip = field(default_factory=Strip)
-    """What the strips of digits look like, where there are no images."""
+    """Appearance of the strips of digits, if there are no images."""
     augmentation: Augmentation = field(default_factory=Augmentation)
     """Data augmentation; text survives neither flips nor mixing."""
     model: TransformerShape = field(default_factory=_tiny)
@@ -182,13 +182,13 @@ def preset(size: Preset) -> Config:
 
 @runtime_checkable
 class Examples(Protocol):
-    """Images and their texts, by number."""
+    """Images and their texts, by index."""
 
     count: int
-    """Examples of an epoch."""
+    """Number of examples in an epoch."""
 
     def number(self, index: Integer[np.ndarray, "B"], epoch: int) -> Integer[np.ndarray, "B"]:
-        """Which examples these are in an epoch."""
+        """Maps indices within an epoch to numbers of examples."""
 
     def images(self, numbers: Integer[np.ndarray, "B"]) -> UInt8[np.ndarray, "B C Y X"]: ...
 
@@ -196,7 +196,7 @@ class Examples(Protocol):
 
 
 class Composed:
-    """Strips, other ones in each epoch; the `first` are of no epoch."""
+    """Strips, different ones in each epoch; those before `first` belong to no epoch."""
 
     def __init__(self, strips: Strips, count: int, first: int = 0):
         self.strips, self.count, self.first = strips, count, first
@@ -247,10 +247,10 @@ class Read:
         self.model: nn.Module = model
         self.tokenizer, self.train, self.validation = tokenizer, train, validation
         self.preparation, self.search, self.config = preparation, settings, config
-        # Of long captions hardly one is ever right as a whole.
+        # Long captions are hardly ever an exact match.
         self.score = "exact_match" if config.images is None else "characters_right"
         self.notes = list(notes)
-        """What the user should know of the images and their captions, one line each."""
+        """Notes for the user about the images and their captions, one line each."""
 
     def plan(self, epoch: int) -> list[np.ndarray]:
         training = self.config.training
@@ -264,12 +264,12 @@ class Read:
     def capacity(self, batches: Iterable[np.ndarray]) -> Sizes:
         def size(numbers: np.ndarray) -> Sizes:
             ids = self.tokenizer.encode_batch(self.train.texts(numbers))
-            return Sizes(len(ids), (Side.of(np.array([len(one) for one in ids]), 1),))
+            return Sizes(len(ids), (Side.of(np.array([len(row) for row in ids]), 1),))
 
         return capacity(map(size, batches), images=True)
 
     def prepare(self, batch: Batch) -> Batch:
-        # The loop has seeded chance for this step, process and part: this number stands for them.
+        # The loop has seeded torch for this step, process and part: this number depends on them.
         key = int(torch.randint(2**31, ()))
         seed = self.config.training.seed
         varied = image.augment(batch.source, self.config.augmentation, seed, key)
@@ -311,21 +311,21 @@ def measure(
     preparation: Preparation,
     settings: SearchSettings,
 ) -> dict[str, float]:
-    """How well images are read, and the perplexity of their texts."""
+    """Computes the scores of reading these images, and the perplexity of their texts."""
     weight = model.target.table.weight
-    written, wanted, total, count = [], [], 0.0, 0
+    written, references, total, count = [], [], 0.0, 0
     numbers = examples.number(np.arange(examples.count), 0)
     for begin in range(0, len(numbers), 128):
-        some = numbers[begin : begin + 128]
-        batch = _batch(examples, some, tokenizer, settings).to(weight.device)
+        batch_numbers = numbers[begin : begin + 128]
+        batch = _batch(examples, batch_numbers, tokenizer, settings).to(weight.device)
         batch = replace(batch, source=preparation.normalized(batch.source).to(weight.dtype))
-        written += _written(model, tokenizer, batch.source, settings)
-        wanted += examples.texts(some)
+        written += _read_texts(model, tokenizer, batch.source, settings)
+        references += examples.texts(batch_numbers)
         loss, tokens = transduction_loss(model, batch, 0.0)
         total, count = total + float(loss), count + int(tokens)
     return {
-        **exact(written, wanted),
-        "characters_right": characters_right(written, wanted),
+        **exact(written, references),
+        "characters_right": characters_right(written, references),
         "perplexity": math.exp(min(total / count, 700.0)),
     }
 
@@ -342,9 +342,9 @@ def evaluate(
     device: str = "cpu",
     progress: Progress | None = None,
 ) -> Evaluation:
-    """How well a model, or a run's, reads these images; by default those it held out.
+    """Scores a model, or a run's best model, on these images, by default its held-out images.
 
-    With a `count`, so many strips of held-out digits that no evaluation in training has seen.
+    With a `count`, scores it on `count` strips of held-out digits that training has not evaluated.
     """
     saved, _ = load_saved(folder, device, precision)
     reader = Reader(saved)
@@ -353,41 +353,41 @@ def evaluate(
         raise ValueError(f"images ({images}) and captions ({captions}) go together; name both")
     if images is None and config is None:
         raise ValueError(
-            f"{folder} does not say what it was trained on; name images to score it on"
+            f"{folder} has no record of its training images; name images to score it on"
         )
     config = config or Config()
     if count is not None and (images is not None or config.images is not None):
         raise ValueError(f"count ({count}) is for strips of digits; images are all read")
     if images is None:
-        held = build(config, None, progress).validation
+        examples = build(config, None, progress).validation
         if count is not None:
-            assert isinstance(held, Composed)
-            held = Composed(held.strips, count, first=held.count)
+            assert isinstance(examples, Composed)
+            examples = Composed(examples.strips, count, first=examples.count)
     else:
         config = replace(config, separator=separator or config.separator)
         decoding = _decoding(replace(config, pixels=None), reader)
-        named = _captioned(images, captions, "--captions", decoding, config, progress)
-        held = Captioned(_fitting(named, reader.tokenizer, config))
+        named = _read_images(images, captions, "--captions", decoding, config, progress)
+        examples = Captioned(_fitting(named, reader.tokenizer, config))
     search_by = reader.search if beams is None else replace(reader.search, beams=beams)
-    scores = measure(reader.model, reader.tokenizer, held, reader.preparation, search_by)
-    problems = held.all.problems.lines() if isinstance(held, Captioned) else []
+    scores = measure(reader.model, reader.tokenizer, examples, reader.preparation, search_by)
+    problems = examples.all.problems.lines() if isinstance(examples, Captioned) else []
     return Evaluation(scores, problems=problems)
 
 
-def characters_right(written: Sequence[str], wanted: Sequence[str]) -> float:
-    """1 - (changes that make one text of the other) / (characters wanted); never below 0."""
-    changes = sum(map(_distance, written, wanted))
-    return max(0.0, 1 - changes / max(1, sum(map(len, wanted))))
+def characters_right(written: Sequence[str], references: Sequence[str]) -> float:
+    """1 - (edit distance) / (characters of the references), or 0 if that is negative."""
+    changes = sum(map(_distance, written, references))
+    return max(0.0, 1 - changes / max(1, sum(map(len, references))))
 
 
-def _distance(one: str, other: str) -> int:
-    """Levenshtein's distance: the least number of insertions, deletions and exchanges."""
+def _distance(text: str, other: str) -> int:
+    """Levenshtein distance: the least number of insertions, deletions and substitutions."""
     places = np.arange(len(other) + 1)
     letters = np.array(list(other), dtype="U1")
     row = places
-    for n, letter in enumerate(one, 1):
+    for n, letter in enumerate(text, 1):
         step = np.concatenate([[n], np.minimum(row[1:] + 1, row[:-1] + (letters != letter))])
-        # An insertion costs 1 from the left neighbour, and so does each of a run of them.
+        # Every insertion costs 1 from the left neighbour, in a run of several as well.
         row = np.minimum.accumulate(step - places) + places
     return int(row[-1])
 
@@ -396,10 +396,9 @@ def _distance(one: str, other: str) -> int:
 
 
 def build(config: Config, run: Path | None = None, progress: Progress | None = None) -> Read:
-    """Reads or composes the images, and makes the model that is to read them.
+    """Reads or composes the images, and builds the model.
 
-    `progress` is told how many files are decoded; what is left out of them is in the task's
-    `notes`.
+    `progress` receives the number of decoded files; the task's `notes` list the files left out.
     """
     config = absolute(config, "images", "captions", "validation", "validation_captions")
     config = absolute(config, "tokenizer", "cache", "start")
@@ -407,12 +406,12 @@ def build(config: Config, run: Path | None = None, progress: Progress | None = N
     if config.images is None:
         return _strips(config, begun)
     decoding = _decoding(config, begun)
-    train = _captioned(config.images, config.captions, "--captions", decoding, config, progress)
+    train = _read_images(config.images, config.captions, "--captions", decoding, config, progress)
     if config.validation is None:
         train, validation = split(train, config.held_out)
     else:
         path, texts = config.validation, config.validation_captions
-        validation = _captioned(path, texts, "--validation-captions", decoding, config, progress)
+        validation = _read_images(path, texts, "--validation-captions", decoding, config, progress)
     tokenizer = _tokenizer(config, _texts(train)) if begun is None else begun.tokenizer
     train, validation = (_fitting(part, tokenizer, config) for part in (train, validation))
     ids = tokenizer.encode_batch(_texts(train))
@@ -434,24 +433,24 @@ def build(config: Config, run: Path | None = None, progress: Progress | None = N
 def _decoding(config: Config, begun: "Reader | None") -> Decoding:
     size, channels = image_size(config.pixels or (32, 256)), config.channels or 1
     if begun is not None:
-        known = begun.preparation
-        size = known.size if config.pixels is None else size
-        channels = 1 if known.channels == 1 else 3
+        preparation = begun.preparation
+        size = preparation.size if config.pixels is None else size
+        channels = 1 if preparation.channels == 1 else 3
     return Decoding(size, channels, config.fit, config.background)
 
 
-def _captioned(
+def _read_images(
     folder: str,
-    texts: str | None,
+    captions: str | None,
     flag: str,
     decoding: Decoding,
     config: Config,
     progress: Progress | None,
 ) -> Images:
-    assert texts is not None
+    assert captions is not None
     return image.captions(
         folder,
-        texts,
+        captions,
         decoding,
         separator=config.separator,
         on_bad=config.on_bad,
@@ -462,7 +461,7 @@ def _captioned(
 
 
 def _fitting(images: Images, tokenizer: AnyTokenizer, config: Config) -> Images:
-    """Those whose texts are not too long; others are counted."""
+    """Drops images whose texts are too long, and counts them as problems."""
     texts = _texts(images)
     lengths = tokenizer.encode_packed(texts)[1]
     good = lengths <= config.longest
@@ -489,20 +488,20 @@ def _tokenizer(config: Config, texts: Sequence[str]) -> Tokenizer:
 
 def _strips(config: Config, begun: "Reader | None") -> Read:
     digits = image.digits()
-    # By classes, as classify does it: both hold out the same digits.
+    # Split by class, as in classify: both hold out the same digits.
     train, validation = split(digits, config.held_out)
     seed, whole = config.training.seed, replace(config.strip, easy=0)
     strips = Strips(train, config.strip, seed)
     others = Strips(validation, whole, _VALIDATION)
     decoding = Decoding((config.strip.rows, config.strip.columns), 1, "pad", background=0)
-    seen = Images(Strips(train, whole, seed).images(np.arange(1000)))
+    sample = Images(Strips(train, whole, seed).images(np.arange(1000)))
     return _task(
         config,
         begun,
         Tokenizer.characters(digits.classes) if begun is None else begun.tokenizer,
         Composed(strips, count=50 * config.training.batch),
         Composed(others, count=config.judged),
-        Preparation.trained(decoding, *seen.statistics()),
+        Preparation.trained(decoding, *sample.statistics()),
         longest=2 * config.strip.most,
     )
 
@@ -531,27 +530,27 @@ def _task(
             model = Transformer(complete)
         return Read(model, tokenizer, train, validation, preparation, settings, config, notes)
     check_obeyed(config, preset, begun.model.config, begun.about, "words", "vocabulary")
-    known = begun.preparation
-    if (known.size, known.channels) != (preparation.size, preparation.channels):
-        sizes = [f"{p.size[0]} × {p.size[1]} × {p.channels}" for p in (preparation, known)]
+    trained = begun.preparation
+    if (trained.size, trained.channels) != (preparation.size, preparation.channels):
+        sizes = [f"{p.size[0]} × {p.size[1]} × {p.channels}" for p in (preparation, trained)]
         raise ValueError(
             f"images ({sizes[0]}) must have the rows, columns and channels of {config.start}'s "
             f"({sizes[1]}); leave out pixels and channels"
         )
-    # Pixels are scaled as the model is used to.
-    preparation = replace(preparation, mean=known.mean, std=known.std)
+    # Pixels are scaled as in the model's training.
+    preparation = replace(preparation, mean=trained.mean, std=trained.std)
     settings = replace(settings, length=max(settings.length, begun.search.length))
     return Read(begun.model, tokenizer, train, validation, preparation, settings, config, notes)
 
 
-def _written(
+def _read_texts(
     model: Transformer, tokenizer: AnyTokenizer, x: Tensor, settings: SearchSettings
 ) -> list[str]:
-    """What stands in images that are ready for the model."""
+    """Reads the texts of images that are ready for the model."""
     # Without autocast, whose casts cannot be captured, the search is many times faster.
     with torch.autocast(x.device.type, enabled=False):
-        found = search(model, x, None, settings)
-    return [tokenizer.decode(hypotheses[0].tokens) for hypotheses in found]
+        results = search(model, x, None, settings)
+    return [tokenizer.decode(hypotheses[0].tokens) for hypotheses in results]
 
 
 # Use
@@ -559,12 +558,12 @@ def _written(
 
 @dataclass(frozen=True)
 class Looked:
-    """Where a reader looked while it wrote each token."""
+    """The cross-attention weights of a reader for each token."""
 
     text: list[str]
-    """What was written, token by token, and EOS."""
+    """The tokens of the text, and EOS."""
     weights: Float[Tensor, "layers H L rows columns"]
-    """Row n is of the step that wrote token n; rows and columns are the image's patches."""
+    """Row n belongs to the step that wrote token n; rows and columns are the image's patches."""
 
 
 class Reader:
@@ -590,33 +589,33 @@ class Reader:
     def read(
         self, images: Iterable[Picture], *, beams: int | None = None, batch: int = 64
     ) -> list[str]:
-        """What stands in each image."""
+        """Reads the text in each image."""
         settings = self.search if beams is None else replace(self.search, beams=beams)
         return [
             text
-            for some in self.preparation.batches(images, batch)
-            for text in _written(self.model, self.tokenizer, self.prepared(some), settings)
+            for pixels in self.preparation.batches(images, batch)
+            for text in _read_texts(self.model, self.tokenizer, self.prepare(pixels), settings)
         ]
 
     def attention(self, picture: Picture, text: str | None = None) -> Looked:
-        """The cross-attention of every layer and head while this was written, or is read."""
+        """The cross-attention weights of all heads for this text, by default the text it reads."""
         if text is None:
             (text,) = self.read([picture])
         tokens = self.tokenizer.encode(text)
         check_length("text", len(tokens), self.search.length)
-        x = self.prepared(next(self.preparation.batches([picture], 1)))
+        x = self.prepare(next(self.preparation.batches([picture], 1)))
         target = torch.tensor([[self.search.start, *tokens]], device=x.device)
         with (
             torch.inference_mode(),
-            record(self.model, lambda name: name.endswith("cross")) as seen,
+            record(self.model, lambda name: name.endswith("cross")) as records,
         ):
             self.model(x, target)
-        weights = torch.stack([asked.weights()[0] for asked in seen.values()]).float().cpu()
+        weights = torch.stack([layer.weights()[0] for layer in records.values()]).float().cpu()
         return Looked(
             self.tokenizer.pieces([*tokens, self.search.end]), weights.unflatten(-1, self.grid)
         )
 
-    def prepared(self, pixels: Tensor) -> Tensor:
+    def prepare(self, pixels: Tensor) -> Tensor:
         weight = self.model.target.table.weight
         return self.preparation.normalized(pixels.to(weight.device)).to(weight.dtype)
 

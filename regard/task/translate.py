@@ -2,8 +2,8 @@
 
     files → tokenizer (learned from them) → store of tokens → batches → Transformer → BLEU, chrF
 
-Sentences to validate on are given, or split off by a hash of their source side, so that no source
-is on both sides. `start` names a trained model, of ours or imported, to go on from.
+The validation set is given, or split off by a hash of the source side, so that no source is in both
+sets. `start` names a trained model to fine-tune, imported ones included.
 """
 
 import hashlib
@@ -52,7 +52,7 @@ Words: TypeAlias = Literal["joint", "separate", "characters"]
 Cut: TypeAlias = Literal["13a", "intl", "zh", "char", "none"]
 
 HELD_OUT = "held_out.jsonl"
-"""In a run's folder: the pairs that were split off."""
+"""File of the held-out pairs in a run's folder."""
 
 
 def _tiny() -> TransformerShape:
@@ -98,9 +98,9 @@ class Config:
     and CSV have in their first line; translation.en is within another."""
     tags: tuple[Column, ...] = ()
     """Columns whose values are put before the source as tags, such as the language to write:
-    several languages in one model. regard translate RUN --tag de then asks for one."""
+    several languages in one model, of which regard translate RUN --tag de selects one."""
     separator: Separator = "tab"
-    """What separates their columns: a tab, or as in CSV files, where cells may stand in quotes."""
+    """Column separator: a tab, or as in CSV files, where cells may stand in quotes."""
     valid_source: tuple[str, ...] = ()
     """Validation set: source files. Without any, sentences are held out of the training data."""
     valid_target: tuple[str, ...] = ()
@@ -190,8 +190,8 @@ def preset(size: Preset = "tiny") -> Config:
 
 
 def _on_device(config: Config, device: torch.device) -> Config:
-    """In 20 minutes of two cores nothing is overfitted, but much is left to learn: hence Muon. A
-    GPU has time for more dropout, and ends when scores rise no more."""
+    """On two cores, 20 minutes are too few to overfit, and Muon learns fastest. A GPU has time for
+    more dropout, and stops when scores no longer rise."""
     if device.type != "cuda":
         return config
     training = replace(
@@ -214,9 +214,9 @@ def _on_device(config: Config, device: torch.device) -> Config:
 def build(
     config: Config, run: Path | None = None, progress: Progress | None = None
 ) -> "Translation":
-    """Reads and tokenizes the files, splits some off, and makes the model.
+    """Reads and tokenizes the files, splits off a validation set, and builds the model.
 
-    A run that was begun has kept its tokenizer and what it split off.
+    A run that is resumed reads its tokenizer and validation set from its folder.
     """
     config = absolute(config, "source", "target", "pairs")
     config = absolute(config, "valid_source", "valid_target", "valid_pairs")
@@ -236,21 +236,21 @@ def build(
     else:
         tokenizers = None
 
-    validation, split, held = _valid(config), None, list[Pair]()
+    validation, split, held_out = _valid(config), None, list[Pair]()
     if validation is not None:
-        held = _listed(validation)
+        held_out = _read_all(validation)
     elif begun and run is not None and (run / HELD_OUT).is_file():
-        held = _read_pairs(run / HELD_OUT)
+        held_out = _read_pairs(run / HELD_OUT)
     else:
         split = _Split(config.held_out)
     if tokenizers is None:
-        # The one pass that a tokenizer is learned from splits off as well.
-        tokenizers = _learned(config, text, split, progress)
+        # The pass that learns the tokenizer also splits off the validation set.
+        tokenizers = _learn_tokenizers(config, text, split, progress)
     elif split is not None:
         for _ in _read(text, "sentences to hold out", split, progress):
             pass
-    held = _fitting(
-        held if split is None else split.pairs(), tokenizers, config.longest, validation
+    held_out = _fitting(
+        held_out if split is None else split.pairs(), tokenizers, config.longest, validation
     )
 
     examples = store(
@@ -266,7 +266,7 @@ def build(
     if validation is not None:
         notes += validation.problems.lines()
     else:
-        indices = _others(examples, held, tokenizers[0])
+        indices = _others(examples, held_out, tokenizers[0])
     if not len(indices):
         raise ValueError(
             f"{', '.join(text.names)}: usable pairs ({len(examples)}) are too few to train and to "
@@ -274,11 +274,11 @@ def build(
             "--valid-target, or --valid-pairs"
         )
     chosen = Chosen(examples, indices)
-    return Translation(config, saved, tokenizers, chosen, held, notes, _tags(text))
+    return Translation(config, saved, tokenizers, chosen, held_out, notes, _tags(text))
 
 
 def _check_shape(config: Config) -> None:
-    """Refuses a new model that does not suit the other settings."""
+    """Raises if a new model does not suit the other settings."""
     shape = config.model
     if config.start is not None:
         return
@@ -301,13 +301,13 @@ class Translation(Transduction):
         saved: checkpoint.Saved | None,
         tokenizers: tuple[AnyTokenizer, AnyTokenizer],
         examples: Chosen,
-        held: Sequence[Pair],
+        held_out: Sequence[Pair],
         notes: Sequence[str],
         tags: Sequence[str] = (),
     ):
         model = _model(config, saved, tokenizers)
         settings = _search(config, saved, tokenizers)
-        counts: dict[str, Any] = {"examples": len(examples), "held_out": len(held)}
+        counts: dict[str, Any] = {"examples": len(examples), "held_out": len(held_out)}
         if tags:
             counts["tags"] = list(tags)
         quality = Quality(config.bleu)
@@ -316,7 +316,7 @@ class Translation(Transduction):
             model,
             tokenizers,
             examples,
-            held,
+            held_out,
             score="bleu",
             judge=quality,
             settings=settings,
@@ -327,9 +327,9 @@ class Translation(Transduction):
             r_drop=config.r_drop,
             bpe_dropout=config.bpe_dropout,
         )
-        # Word alignments need a few pairs to choose their head by. They must not come from files
+        # Word alignments need a few pairs to choose their head. They must not come from files
         # that a config.json names: a folder would decide which files of a machine are read.
-        self._kept = held[:SAMPLE] if _valid(config) else held
+        self._kept = held_out[:SAMPLE] if _valid(config) else held_out
 
     def run_files(self) -> dict[str, bytes]:
         lines = [json.dumps(pair, ensure_ascii=False) + "\n" for pair in self._kept]
@@ -337,7 +337,7 @@ class Translation(Transduction):
 
 
 def _tags(text: Text) -> list[str]:
-    """All that sources are tagged with."""
+    """All tags of the sources."""
     if not isinstance(text, Table) or not text.tags:
         return []
     return sorted({tag for source, _ in text.read() for tag in tags_of(source)[: len(text.tags)]})
@@ -404,7 +404,7 @@ def _valid(config: Config) -> Text | None:
     return _text(config, *files, "--valid-") if any(files) else None
 
 
-def _listed(text: Text) -> list[Pair]:
+def _read_all(text: Text) -> list[Pair]:
     return [(source, target) for source, target in text.read()]
 
 
@@ -415,34 +415,33 @@ def _shares(progress: Progress, what: str) -> Any:
 def _read(
     text: Text, what: str, split: "_Split | None", progress: Progress | None
 ) -> Iterator[Pair]:
-    """All pairs, which some are split off of; `progress` is told what is made of them."""
-    told = None if progress is None else partial(progress, what)
-    for source, target in text.read(told):
+    """Yields all pairs, adding them to `split`; `what` labels the progress."""
+    report = None if progress is None else partial(progress, what)
+    for source, target in text.read(report):
         if split is not None:
             split.add(source, target)
         yield source, target
 
 
 def _fitting(
-    pairs: Sequence[Pair], tokenizers: Sequence[AnyTokenizer], longest: int, given: Text | None
+    pairs: Sequence[Pair], tokenizers: Sequence[AnyTokenizer], longest: int, files: Text | None
 ) -> list[Pair]:
-    """Those to validate on whose sides are not too long, as in training; where they are given,
-    others are counted."""
+    """Drops validation pairs that are too long, as in training; counts them in `files`, if any."""
     sides = [tokenizer.encode_packed(texts)[1] for tokenizer, texts in zip(tokenizers, zip(*pairs))]
-    kept = []
+    short = []
     for n, pair in enumerate(pairs):
         if max(lengths[n] for lengths in sides) <= longest:
-            kept.append(pair)
-        elif given is not None:
-            given.problems.add("long", f"{shown(pair[0])} to validate on")
-    if not kept:
-        which = "that are held out" if given is None else f"of {', '.join(given.names)}"
+            short.append(pair)
+        elif files is not None:
+            files.problems.add("long", f"{shown(pair[0])} to validate on")
+    if not short:
+        which = "that are held out" if files is None else f"of {', '.join(files.names)}"
         raise ValueError(f"all pairs {which} are longer than longest ({longest} tokens); raise it")
-    return kept
+    return short
 
 
 class _Split:
-    """The pairs whose sources have the least hashes, in one pass and little memory."""
+    """Selects the pairs whose sources have the smallest hashes, in one pass and little memory."""
 
     def __init__(self, most: int):
         self.most, self.count = most, 0
@@ -462,12 +461,12 @@ class _Split:
                 del self._kept[-heapq.heappop(self._heap)]
 
     def pairs(self) -> list[Pair]:
-        """One for each source, a tenth of all pairs at most; the others are not trained on."""
+        """One pair for each source, at most a tenth of all; training leaves out the others."""
         marks = sorted(self._kept)[: max(1, self.count // 10)]
         return [self._kept[mark][0] for mark in marks]
 
 
-def _learned(
+def _learn_tokenizers(
     config: Config, text: Text, split: _Split | None, progress: Progress | None
 ) -> tuple[AnyTokenizer, AnyTokenizer]:
     text.check_lines()
@@ -490,12 +489,12 @@ def _learned(
     return joint, joint
 
 
-def _others(examples: Store, held: Sequence[Pair], tokenizer: AnyTokenizer) -> np.ndarray:
-    """The examples whose sources are not held out."""
+def _others(examples: Store, held_out: Sequence[Pair], tokenizer: AnyTokenizer) -> np.ndarray:
+    """Indices of the examples whose sources are not held out."""
     kind = examples.tokens(0).dtype
-    ids = tokenizer.encode_batch([source for source, _ in held])
-    marks = {np.array(one, kind).tobytes() for one in ids}
-    lengths = np.isin(examples.lengths[:, 0], [len(one) for one in ids])
+    ids = tokenizer.encode_batch([source for source, _ in held_out])
+    marks = {np.array(row, kind).tobytes() for row in ids}
+    lengths = np.isin(examples.lengths[:, 0], [len(row) for row in ids])
     out = [i for i in np.flatnonzero(lengths).tolist() if examples.tokens(i).tobytes() in marks]
     return np.delete(np.arange(len(examples)), out)
 
@@ -519,14 +518,14 @@ def _read_pairs(path: Path) -> list[Pair]:
 class Quality:
     """BLEU (Papineni et al. 2002) and chrF (Popović 2015), as sacrebleu computes them (Post 2018).
 
-    `signatures` say how, which is what makes a score comparable; they are known after the first.
+    Scores with the same `signatures` are comparable; they are available after the first call.
     """
 
     def __init__(self, cut: Cut = "13a", lowercase: bool = False):
         from sacrebleu.metrics.bleu import BLEU
         from sacrebleu.metrics.chrf import CHRF
 
-        # sacrebleu's warning of text that looks tokenized would come with every evaluation.
+        # force=True silences sacrebleu's warning of text that looks tokenized.
         self.metrics = {
             "bleu": BLEU(tokenize=cut, lowercase=lowercase, force=True),
             "chrf": CHRF(lowercase=lowercase),
@@ -536,19 +535,19 @@ class Quality:
     def __call__(self, written: Sequence[str], *references: Sequence[str]) -> dict[str, float]:
         scores = {}
         for name, metric in self.metrics.items():
-            wanted = [list(one) for one in references]
-            scores[name] = float(metric.corpus_score(list(written), wanted).score)
+            lists = [list(texts) for texts in references]
+            scores[name] = float(metric.corpus_score(list(written), lists).score)
             self.signatures[name] = str(metric.get_signature())
         return scores
 
 
 @dataclass(frozen=True)
 class Translations(Evaluation):
-    """How good translations are, and these."""
+    """Translations, their scores and their references."""
 
     translations: list[str] = field(default_factory=list)
     references: list[list[str]] = field(default_factory=list)
-    """What they were compared with: one list, or several of other translators."""
+    """One list of reference translations, or several by different translators."""
 
 
 def evaluate(
@@ -571,30 +570,30 @@ def evaluate(
     device: str = "cpu",
     progress: Progress | None = None,
 ) -> Translations:
-    """Scores of a model's, or a run's, translations of these files, by beam search.
+    """Scores a model's, or a run's, translations of these files, by beam search.
 
-    Without files a run is evaluated on what it was validated on, all of it. Columns, tags and
-    separator of tables are the run's unless they are given; `tag` is for sources without any, and
-    where there are several, each has scores of its own. `references` are files with more reference
-    translations of each line. `ensemble` names other runs that translate
-    together with it, and the weights of all of them, if they are not equal.
+    Without files, a run is evaluated on all of its validation set. Columns, tags and separator of
+    tables are by default the run's. `tag` tags sources without tags. If there are several
+    combinations of tags, each has its own scores. `references` are files with more reference
+    translations of each line. `ensemble` names other runs that translate together with this one,
+    and `ensemble_weights` their weights, this one's first; by default they are equal.
     """
     translator = Translator.read(
         folder, ensemble, ensemble_weights or None, device=device, precision=precision
     )
     config = recorded(Config, translator.about, str(folder))
     if source or target or pairs:
-        known = config or Config()
+        base = config or Config()
         settings = replace(
-            known,
-            columns=columns or known.columns,
-            separator=separator or known.separator,
-            tags=() if source or target or tag else known.tags if tags is None else tuple(tags),
+            base,
+            columns=columns or base.columns,
+            separator=separator or base.separator,
+            tags=() if source or target or tag else base.tags if tags is None else tuple(tags),
         )
         files: Text | None = _text(settings, source, target, pairs)
     else:
         files = None if config is None else _valid(config)
-    text = _split_off(Path(folder)) if files is None else _listed(files)
+    text = _split_off(Path(folder)) if files is None else _read_all(files)
     problems = [] if files is None else files.problems.lines()
     if tag:
         translator.check_tags(tag)
@@ -605,17 +604,17 @@ def evaluate(
         if progress:
             progress("translations", len(written) / len(text))
     quality = Quality(bleu or (config.bleu if config is not None else "13a"), lowercase)
-    wanted = [[target for _, target in text], *_references(references, len(text))]
-    scores = quality(written, *wanted)
+    target_lists = [[target for _, target in text], *_references(references, len(text))]
+    scores = quality(written, *target_lists)
     scores |= _by_tag(text, written, translator.tags, quality)
     return Translations(
-        scores, quality.signatures, problems, translations=written, references=wanted
+        scores, quality.signatures, problems, translations=written, references=target_lists
     )
 
 
 def _references(files: Sequence[str], count: int) -> list[list[str]]:
-    """More references, a line for each pair."""
-    found = []
+    """Reads more references, a line for each pair."""
+    target_lists = []
     for name in files:
         with ExitStack() as stack:
             file = LineFile(Path(name), Reading(), stack)
@@ -625,33 +624,33 @@ def _references(files: Sequence[str], count: int) -> list[list[str]]:
                 f"--references {name} has {len(lines):,} lines for {count:,} pairs to translate; "
                 "each pair needs its line, and none may be left out"
             )
-        found.append(lines)
-    return found
+        target_lists.append(lines)
+    return target_lists
 
 
 def _by_tag(
     text: Sequence[Pair], written: Sequence[str], tags: Sequence[str], quality: "Quality"
 ) -> dict[str, float]:
-    """The scores of each combination of tags, where there are several."""
+    """The scores of each combination of tags, if there are several."""
     groups: dict[str, list[int]] = {}
     for n, (source, _) in enumerate(text):
-        own = " ".join(tag for tag in tags_of(source) if tag in tags)
-        groups.setdefault(own, []).append(n)
+        combination = " ".join(tag for tag in tags_of(source) if tag in tags)
+        groups.setdefault(combination, []).append(n)
     if len(groups) < 2:
         return {}
     scores: dict[str, float] = {}
     for name, places in sorted(groups.items()):
-        found = quality([written[n] for n in places], [text[n][1] for n in places])
-        scores |= {f"{score} ({name or 'no tag'})": value for score, value in found.items()}
+        group_scores = quality([written[n] for n in places], [text[n][1] for n in places])
+        scores |= {f"{score} ({name or 'no tag'})": value for score, value in group_scores.items()}
     return scores
 
 
 def _split_off(run: Path) -> list[Pair]:
-    """The pairs that a run keeps: those that it holds out, or a few of its validation files."""
-    kept = run / HELD_OUT
-    if run_config(run) is None or not kept.is_file():
+    """Reads the held-out pairs of a run, or the few that it keeps of its validation files."""
+    path = run / HELD_OUT
+    if run_config(run) is None or not path.is_file():
         raise ValueError(f"{run} does not say what to translate; name files: --source and --target")
-    return _read_pairs(kept)
+    return _read_pairs(path)
 
 
 def _translator(saved: checkpoint.Saved) -> Translator:

@@ -1,4 +1,4 @@
-"""Texts in, texts out: a trained model with its tokenizers, and all that is known of what it wrote.
+"""Translate texts with a trained model, with scores, attention and word alignments.
 
 text → ids, in parts where it is long → search → text, scores, attention, alignment
 """
@@ -48,29 +48,28 @@ Pair: TypeAlias = tuple[str, str]
 
 @dataclass(frozen=True)
 class Attended:
-    """Where a model looked in the source while it wrote each token of a target."""
+    """The cross-attention weights of a model for each token of a target."""
 
     source: list[str]
     target: list[str]
     weights: Float[Tensor, "layers H L S"]
-    """Row n is of the step that wrote token n."""
+    """Row n belongs to the step that wrote token n."""
 
 
 @dataclass(frozen=True)
 class Written:
-    """A text that was found for a source."""
+    """A translation of a source text."""
 
     text: str
     score: float
-    """By which it was ranked: log p by the number of tokens to the power of the length penalty."""
+    """Ranking score: log p divided by the number of tokens to the power of the length penalty."""
     tokens: list[int]
     token_scores: list[float]
-    """log p of each token, and of EOS where it was reached."""
+    """log p of each token, and of EOS if it was reached."""
     attention: Attended | None = None
-    """Where it looked while it was written, if that was asked for; all of it is of this one, none
-    of hypotheses that lost."""
+    """Its attention weights, if requested; those of discarded hypotheses are not included."""
     alignment: Links | None = None
-    """Words of the source and of this, counted from 0, if they were asked for."""
+    """Pairs of source and target words, counted from 0, if requested."""
 
     @property
     def log_p(self) -> float:
@@ -78,23 +77,23 @@ class Written:
 
 
 NOTHING = Written("", 0.0, [], [])
-"""What is written for an empty text."""
+"""The translation of an empty text."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """A text's tokens, or a stretch of them, and the words of the text that they belong to."""
+    """The tokens of a text, or of a section of it, and the index of each token's word."""
 
     ids: list[int]
     words: list[int]
     others: tuple[list[int], ...] = ()
-    """The same as each other member of an ensemble reads it."""
+    """The tokens of the same text for each other member of an ensemble."""
     prefix: tuple[int, ...] = ()
-    """What the translation must begin with."""
+    """Tokens that the translation must begin with."""
 
 
 class Translator:
-    """A trained model with its tokenizers: texts in, texts out."""
+    """A trained model with its tokenizers, which translates texts."""
 
     def __init__(
         self,
@@ -104,26 +103,26 @@ class Translator:
         about: Mapping[str, Any] | None = None,
         held_out: Callable[[], Sequence[Pair]] = tuple,
     ):
-        """Where there are no tokenizers, a sentence that says so."""
+        """Without tokenizers, `tokenizers` is the error message to raise when they are needed."""
         self.model = model
         self._tokenizers = tokenizers
         self.search = settings
         self.about = dict(about or {})
         self.held_out = held_out
-        """Reads the validation pairs that are kept in the run's folder."""
+        """Reads the validation pairs from the run's folder."""
         self.head: Head | None = None
-        """The head that word alignments are taken from; found when they are first asked for."""
+        """The attention head for word alignments; chosen when they are first requested."""
         self.found: Found | None = None
-        """How it was found."""
+        """The scores of all heads, from which `head` was chosen."""
         self.name = "a translator"
-        """Its folder, where it has one."""
-        known: Any = self.about.get("tags") or ()
-        self.tags = tuple(map(str, known))
-        """What its sources were tagged with, such as languages."""
+        """The model's folder, if there is one."""
+        trained_tags: Any = self.about.get("tags") or ()
+        self.tags = tuple(map(str, trained_tags))
+        """Tags of the training sources, such as languages."""
 
     @classmethod
     def of(cls, saved: Saved, held_out: Callable[[], Sequence[Pair]] = tuple) -> "Translator":
-        """What a model's folder holds, ready for use."""
+        """Builds a translator from a loaded model folder."""
         if not isinstance(saved.model, Transformer):
             raise ValueError(f"{saved.folder} holds a {type(saved.model).__name__}, no Transformer")
         about = saved.task or {}
@@ -131,7 +130,7 @@ class Translator:
         tokenizers: tuple[AnyTokenizer, AnyTokenizer] | str
         try:
             tokenizers = read_pair(saved.folder)
-        except ValueError as error:  # the model is of use without one
+        except ValueError as error:  # the model is useful without tokenizers
             tokenizers = str(error)
         translator = cls(saved.model, tokenizers, settings, about, held_out)
         translator.name = str(saved.folder)
@@ -147,7 +146,7 @@ class Translator:
         device: str | torch.device = "cpu",
         precision: Precision = "fp32",
     ) -> "Translator":
-        """That of a folder, a model's or a run's, or an ensemble with those of others."""
+        """Loads the folder of a model or of a run; with `others`, an ensemble of all of them."""
         first, *rest = (
             cls.of(load_saved(name, device, precision)[0]) for name in (folder, *others)
         )
@@ -156,7 +155,7 @@ class Translator:
     def ensemble(
         self, others: "Sequence[Translator]", weights: Weights | None = None
     ) -> "TranslatorEnsemble":
-        """This and others as one, which averages their probabilities at every step."""
+        """An ensemble of this translator and others, which averages their probabilities."""
         return TranslatorEnsemble([self, *others], weights)
 
     def __repr__(self) -> str:
@@ -178,12 +177,12 @@ class Translator:
 
     @property
     def source_tokenizer(self) -> AnyTokenizer:
-        """That of the texts that are read."""
+        """The source tokenizer."""
         return self._tokenizer(0)
 
     @property
     def tokenizer(self) -> AnyTokenizer:
-        """That of the texts that are written; often the same."""
+        """The target tokenizer; often the same as the source tokenizer."""
         return self._tokenizer(1)
 
     def _tokenizer(self, side: int) -> AnyTokenizer:
@@ -194,7 +193,7 @@ class Translator:
     def translate(
         self, texts: Sequence[str], *, beams: int | None = None, batch: int | None = None
     ) -> list[str]:
-        """A text for each text; an empty one for an empty one."""
+        """Translates each text; an empty text stays empty."""
         check_texts(texts)
         best = self.translations(texts, beams=beams, batch=batch, low_latency=False)
         return [written[0].text for written in best]
@@ -202,14 +201,14 @@ class Translator:
     def stream(
         self, texts: Iterable[str | None], *, beams: int | None = None, batch: int | None = None
     ) -> Iterator[str]:
-        """The same for any number of texts, each as soon as it and all before it are ready."""
+        """Yields the translation of each text as soon as it and all before it are ready."""
         for best in self.translations(texts, beams=beams, batch=batch):
             yield best[0].text
 
     def hypotheses(
         self, texts: Sequence[str], *, n_best: int = 1, beams: int | None = None
     ) -> list[list[Written]]:
-        """The best few for each text, best first."""
+        """The `n_best` translations of each text, best first."""
         check_texts(texts)
         return list(self.translations(texts, n_best=n_best, beams=beams))
 
@@ -226,19 +225,18 @@ class Translator:
         align: bool = False,
         low_latency: bool = True,
     ) -> Iterator[list[Written]]:
-        """For each text the best few, best first, with their scores and what else is asked for.
+        """Yields the `n_best` translations of each text, best first, with their scores.
 
-        They come as soon as they and all before them are ready; None among the texts says that no
-        more are there for now. There is one for every text at least, which for an empty text is
-        empty. With `low_latency` the first few texts are decoded first, for somebody who waits;
-        without, all of them are sorted by length, which is faster.
+        They are yielded as soon as they and all before them are ready. None among the texts means
+        that no more are available yet. Every text has at least one translation; that of an empty
+        text is empty. With `low_latency` the first few texts are decoded first; without it, all of
+        them are sorted by length, which is faster.
 
-        `prefix` is what every translation must begin with, or there is one for each text; it is
-        scored with the rest. `tags` say what is asked for, of a model that was trained with them,
-        such as the language to write. A text that is longer than the model is used to is cut into
-        parts, at spaces where there are any. What is found for the parts is joined, the best with
-        the best, and so on. A `batch` has 64 sentences on a CPU and 512 on a GPU unless told, or as
-        many as its memory has room for.
+        Every translation begins with `prefix`, which may also be one prefix for each text; its
+        tokens count in the score. `tags` select the output of a model that was trained with tags,
+        such as the target language. A text that exceeds the model's length is cut into parts, at
+        spaces if possible; the translations of the parts are joined by rank. The default `batch` is
+        64 sentences on a CPU and 512 on a GPU, or fewer if memory is short.
         """
         device = self.model.target.table.weight.device
         batch = usual(device) if batch is None else batch
@@ -251,8 +249,8 @@ class Translator:
         prefixes = repeat(prefix) if isinstance(prefix, str) else iter(prefix)
 
         def parts() -> Iterator[Part | None]:
-            for some in _together(texts):
-                for cut in self.cuts(some, align, tags):
+            for chunk in _together(texts):
+                for cut in self.cuts(chunk, align, tags):
                     if attention:
                         check_length("text", sum(len(part.ids) for part in cut), self.search.length)
                     if forced := next(prefixes, "").strip():
@@ -261,45 +259,45 @@ class Translator:
                         cut[0] = replace(cut[0], prefix=ids)
                     counts.append(len(cut))
                     yield from cut
-                if len(some) < FIRST:
+                if len(chunk) < FIRST:
                     yield None
 
-        def search(some: list[Part]) -> tuple[list[Part], list[list[Hypothesis]]]:
-            return some, self._search(some, settings, n_best)
+        def search(batch_parts: list[Part]) -> tuple[list[Part], list[list[Hypothesis]]]:
+            return batch_parts, self._search(batch_parts, settings, n_best)
 
-        def write(found: tuple[list[Part], list[list[Hypothesis]]]) -> list[list[Written]]:
-            return self._written(*found, settings)
+        def write(outcome: tuple[list[Part], list[list[Hypothesis]]]) -> list[list[Written]]:
+            return self._write(*outcome, settings)
 
-        def looked(some: list[Part]) -> list[list[Written]]:
-            return self._with_attention(some, write(search(some)), attention, align)
+        def search_with_attention(batch_parts: list[Part]) -> list[list[Written]]:
+            return self._with_attention(batch_parts, write(search(batch_parts)), attention, align)
 
-        # A GPU goes on with the next batch while the texts of the last are written down.
-        apart = device.type == "cuda" and not (attention or align)
-        found: Iterator[list[Written]] = in_order(
+        # A GPU decodes the next batch while the tokens of the last one become text.
+        asynchronous = device.type == "cuda" and not (attention or align)
+        results: Iterator[list[Written]] = in_order(
             parts(),
-            search if apart else looked,
+            search if asynchronous else search_with_attention,
             length=lambda part: len(part.ids),
             sentences=batch,
             window=max(WINDOW, 32 * batch),
             low_latency=low_latency,
-            finish=write if apart else None,
+            finish=write if asynchronous else None,
         )
         ready: list[list[Written]] = []
-        for written in found:
+        for written in results:
             ready.append(written)
             if len(ready) == counts[0]:
-                yield ready[0] if len(ready) == 1 else self.joined(ready)
+                yield ready[0] if len(ready) == 1 else self.join(ready)
                 ready = []
                 counts.popleft()
 
     def attention(self, text: str, written: str | Sequence[int]) -> Attended:
-        """The cross-attention of every layer and head while this was, or is, written."""
+        """The cross-attention weights of every layer and head for this translation."""
         source = self._encode(text)
         tokens = self.tokenizer.encode(written) if isinstance(written, str) else list(written)
         check_length("text", len(source), self.search.length)
         check_length("translation", len(tokens), self.search.length)
         (weights,) = cross(self.model, [(source, tokens)], self.search.start, self.search.end)
-        return self._attended(source, tokens, weights)
+        return self._attention_of(source, tokens, weights)
 
     # Search
 
@@ -307,24 +305,24 @@ class Translator:
         return self._encode_batch([text])[0]
 
     def _encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """Without white space around them, as the texts it was trained on."""
+        """Tokenizes texts without surrounding white space, as in training."""
         return self.source_tokenizer.encode_batch([text.strip() for text in texts])
 
     def check_tags(self, tags: Sequence[str]) -> None:
-        """Refuses a tag that no source of its training had."""
+        """Raises if no training source had one of these tags."""
         for tag in tags:
             if tag not in self.tags:
-                known = (
+                choices = (
                     f"known are {', '.join(self.tags)}" if self.tags else "it was trained without"
                 )
-                raise ValueError(f"tag ({tag}) is unknown to {self.name}; {known}")
+                raise ValueError(f"tag ({tag}) is unknown to {self.name}; {choices}")
 
     def cut(self, text: str, align: bool = False, tags: Sequence[str] = ()) -> list[Part]:
-        """A text as the model reads it; every part of it has its tags."""
+        """Tokenizes a text and cuts it into parts, each with the tags."""
         return self.cuts([text], align, tags)[0]
 
     def cuts(self, texts: Sequence[str], align: bool, tags: Sequence[str]) -> list[list[Part]]:
-        """The same of several texts, which are tokenized together."""
+        """Does the same for several texts, which are tokenized together."""
         return [
             self._cut(text, ids, align, tags) for text, ids in zip(texts, self._encode_batch(texts))
         ]
@@ -334,19 +332,18 @@ class Translator:
             return self._parts(ids, align)
         marks = self._marks(ids, text, tags)
         parts = self._parts(ids, align, max(1, self.search.length - len(marks)))
-        nowhere = [-1] * len(marks) if align else []  # a tag is no word of the text
+        nowhere = [-1] * len(marks) if align else []  # a tag is not a word of the text
         return [Part([*marks, *part.ids], [*nowhere, *part.words]) for part in parts]
 
     def _marks(self, ids: list[int], text: str, tags: Sequence[str]) -> list[int]:
-        """The tokens of tags before a text of these ids, as they were in training."""
+        """The tokens of the tags before a text with these ids, as in training."""
         whole = self._encode(tagged(text, tags))
-        if whole[len(whole) - len(ids) :] != ids:  # a tokenizer that joins words
+        if whole[len(whole) - len(ids) :] != ids:  # a tokenizer that merges across words
             return self._encode(tagged("", tags))
         return whole[: len(whole) - len(ids)]
 
     def _parts(self, ids: list[int], align: bool = False, most: int | None = None) -> list[Part]:
-        """The ids in stretches of at most so many, by default the model's length; each but the last
-        ends a word."""
+        """Cuts ids into parts of at most `most` tokens; all but the last end at a word boundary."""
         most, begin, places = most or self.search.length, 0, [0]
         while len(ids) - begin > most:
             middle = begin + most // 2
@@ -356,18 +353,18 @@ class Translator:
             places.append(begin)
         numbers = words(self.source_tokenizer.pieces(ids)) if align else []
         return [
-            Part(ids[one:two], numbers[one:two])
-            for one, two in zip(places, [*places[1:], len(ids)])
+            Part(ids[first:last], numbers[first:last])
+            for first, last in zip(places, [*places[1:], len(ids)])
         ]
 
     def _search(
         self, parts: Sequence[Part], settings: SearchSettings, n_best: int
     ) -> list[list[Hypothesis]]:
-        """What is found for each part; nothing for those without tokens."""
+        """The hypotheses for each part; an empty list for parts without tokens."""
         real = [part for part in parts if part.ids]
         if not real:
             return [[] for _ in parts]
-        found = find(
+        hypotheses = find(
             partial(self.open, real),
             len(real),
             settings,
@@ -375,42 +372,43 @@ class Translator:
             n_best=n_best,
             prefixes=[part.prefix for part in real],
         )
-        whole = iter(self._with_prefixes(real, found))
+        whole = iter(self._with_prefixes(real, hypotheses))
         return [next(whole) if part.ids else [] for part in parts]
 
-    def _written(
-        self, parts: Sequence[Part], found: list[list[Hypothesis]], settings: SearchSettings
+    def _write(
+        self, parts: Sequence[Part], hypotheses: list[list[Hypothesis]], settings: SearchSettings
     ) -> list[list[Written]]:
-        """The texts of what was found, best first."""
-        texts = iter(self._texts([one.tokens for best in found for one in best]))
+        """The text of each hypothesis, best first."""
+        texts = iter(self._texts([hypothesis.tokens for best in hypotheses for hypothesis in best]))
         written = [
-            [self._scored(next(texts), one, settings) for one in best] or [NOTHING]
-            for best in found
+            [self._to_written(next(texts), hypothesis, settings) for hypothesis in best]
+            or [NOTHING]
+            for best in hypotheses
         ]
-        if any(part.prefix for part in parts):  # whose tokens were not ranked
-            written = [sorted(best, key=lambda one: -one.score) for best in written]
+        if any(part.prefix for part in parts):  # the search ranked without their tokens
+            written = [sorted(best, key=lambda candidate: -candidate.score) for best in written]
         return written
 
     def _with_attention(
         self, parts: Sequence[Part], written: list[list[Written]], attention: bool, align: bool
     ) -> list[list[Written]]:
-        """The same texts with what else is asked for."""
+        """Adds attention and alignments to the translations, if requested."""
         if not (attention or align):
             return written
         if align and self.head is None:
             self._find([(part, best[0]) for part, best in zip(parts, written) if part.ids])
         nothing = [replace(NOTHING, alignment=[])] if align else [NOTHING]
-        pairs = [(part, one) for part, best in zip(parts, written) if part.ids for one in best]
+        pairs = [(part, text) for part, best in zip(parts, written) if part.ids for text in best]
         size = max(1, FIRST * TOKENS // max((len(part.ids) for part, _ in pairs), default=1))
-        looked = iter(
+        results = iter(
             [
-                one
+                result
                 for begin in range(0, len(pairs), size)
-                for one in self._looked(pairs[begin : begin + size], attention, align)
+                for result in self._add_attention(pairs[begin : begin + size], attention, align)
             ]
         )
         return [
-            [next(looked) for _ in best] if part.ids else nothing
+            [next(results) for _ in best] if part.ids else nothing
             for part, best in zip(parts, written)
         ]
 
@@ -422,26 +420,28 @@ class Translator:
             )
 
     def _with_prefixes(
-        self, parts: Sequence[Part], found: list[list[Hypothesis]]
+        self, parts: Sequence[Part], hypotheses: list[list[Hypothesis]]
     ) -> list[list[Hypothesis]]:
-        """What was found, after the prefixes that were forced, with the scores of all."""
+        """Prepends the forced prefixes and their scores to the hypotheses."""
         forced = [n for n, part in enumerate(parts) if part.prefix]
         scores = self._token_scores([parts[n] for n in forced], [parts[n].prefix for n in forced])
         for n, before in zip(forced, scores):
             prefix = list(parts[n].prefix)
-            begun = before[: len(prefix)]
-            found[n] = [
+            prefix_scores = before[: len(prefix)]
+            hypotheses[n] = [
                 Hypothesis(
-                    [*prefix, *one.tokens], one.score + sum(begun), [*begun, *one.token_scores]
+                    [*prefix, *hypothesis.tokens],
+                    hypothesis.score + sum(prefix_scores),
+                    [*prefix_scores, *hypothesis.token_scores],
                 )
-                for one in found[n]
+                for hypothesis in hypotheses[n]
             ]
-        return found
+        return hypotheses
 
     # Scores of given translations
 
     def score(self, pairs: Sequence[Pair], *, batch: int = 64) -> list[Written]:
-        """Each target as if it were written for its source: log p of every token, and of EOS."""
+        """Scores each target as a translation of its source: log p of every token and of EOS."""
         for texts in zip(*pairs):
             check_texts(texts)
         parts = [Part(self._encode(source), []) for source, _ in pairs]
@@ -452,28 +452,28 @@ class Translator:
             check_length("translation", len(target), self.search.length)
         lengths = [max(len(part.ids), len(target)) for part, target in zip(parts, targets)]
         results: dict[int, Written] = {}
-        for some in batches(lengths, batch, TOKENS * batch):
-            scores = self._token_scores([parts[n] for n in some], [targets[n] for n in some])
-            for n, one in zip(some, scores):
-                ranked = _ranked(one, self.search)
-                results[n] = Written(pairs[n][1], ranked, targets[n], one)
+        for indices in batches(lengths, batch, TOKENS * batch):
+            scores = self._token_scores([parts[n] for n in indices], [targets[n] for n in indices])
+            for n, token_scores in zip(indices, scores):
+                ranking_score = _ranking_score(token_scores, self.search)
+                results[n] = Written(pairs[n][1], ranking_score, targets[n], token_scores)
         return [results[n] for n in range(len(pairs))]
 
     def whole(self, part: Part, text: str) -> Part:
-        """A part that is a whole text, as all who write together read it."""
+        """Adds the tokens that the other members of an ensemble read for a whole text."""
         return part
 
     def _token_scores(
         self, parts: Sequence[Part], targets: Sequence[Sequence[int]]
     ) -> list[list[float]]:
-        """log p of each token of these targets, and of EOS after them."""
+        """log p of each token of these targets and of EOS after them."""
         return self._log_p([part.ids for part in parts], targets)
 
     @torch.inference_mode()
     def _log_p(
         self, sources: Sequence[list[int]], targets: Sequence[Sequence[int]]
     ) -> list[list[float]]:
-        """By this model alone, which is shown all of a target at once."""
+        """The same scores by this model alone, in one forward pass over the targets."""
         if not sources:
             return []
         start, end = self.search.start, self.search.end
@@ -488,55 +488,62 @@ class Translator:
         if self.search.renormalize:
             logits[:, list(self.search.banned)] = -math.inf
         logs = logits.log_softmax(-1).gather(1, batch.labels.view(-1, 1)).view(-1)
-        return [one.tolist() for one in logs.cpu().split([len(one) + 1 for one in targets])]
+        return [
+            scores.tolist() for scores in logs.cpu().split([len(target) + 1 for target in targets])
+        ]
 
     def open(self, parts: Sequence[Part], **hints: int) -> Session:
         return self._reading([part.ids for part in parts], **hints)
 
     def _room(self, beams: int) -> int | None:
-        """Sentences of a batch for which the device has room; None for any number."""
+        """The number of sentences that fit in the device's memory; None means no limit."""
         length = min(longest(TOKENS), self.search.length) + 1
         rows = pick(self.model).rows(length)
         return None if rows is None else max(1, rows // beams)
 
     def _reading(self, sources: Sequence[list[int]], **hints: int) -> Session:
-        """A session of this model alone."""
+        """Opens a session of this model alone."""
         source, lengths = text_source(sources, self.search.end)
         return open_reading(self.model, source, lengths, **hints)
 
-    def written(self, hypothesis: Hypothesis, settings: SearchSettings) -> Written:
+    def decode(self, hypothesis: Hypothesis, settings: SearchSettings) -> Written:
         (text,) = self._texts([hypothesis.tokens])
-        return self._scored(text, hypothesis, settings)
+        return self._to_written(text, hypothesis, settings)
 
     def _texts(self, tokens: Sequence[list[int]]) -> list[str]:
-        # A model may say a line break, but a text stays one line.
+        # A model may generate a line break, but a text stays one line.
         return [" ".join(text.splitlines()) for text in self.tokenizer.decode_batch(tokens)]
 
-    def _scored(self, text: str, one: Hypothesis, settings: SearchSettings) -> Written:
-        return Written(text, _ranked(one.token_scores, settings), one.tokens, one.token_scores)
+    def _to_written(self, text: str, hypothesis: Hypothesis, settings: SearchSettings) -> Written:
+        return Written(
+            text,
+            _ranking_score(hypothesis.token_scores, settings),
+            hypothesis.tokens,
+            hypothesis.token_scores,
+        )
 
-    def joined(self, parts: list[list[Written]]) -> list[Written]:
-        """Of the parts of a text, the best with the best; where one has fewer, its last again."""
+    def join(self, parts: list[list[Written]]) -> list[Written]:
+        """Joins the translations of a text's parts by rank, repeating a part's last if too few."""
         results = []
         for rank in range(max(map(len, parts))):
-            chosen = [best[min(rank, len(best) - 1)] for best in parts]
-            scores = [score for one in chosen for score in one.token_scores]
+            chosen = [candidates[min(rank, len(candidates) - 1)] for candidates in parts]
+            scores = [score for written in chosen for score in written.token_scores]
             alignment: Links | None = None
             if chosen[0].alignment is not None:
-                counts = [len(one.text.split()) for one in chosen]
+                counts = [len(written.text.split()) for written in chosen]
                 alignment = [
                     (source, sum(counts[:n]) + target)
-                    for n, one in enumerate(chosen)
-                    for source, target in one.alignment or ()
+                    for n, written in enumerate(chosen)
+                    for source, target in written.alignment or ()
                 ]
-            seen = [one.attention for one in chosen if one.attention is not None]
+            attentions = [written.attention for written in chosen if written.attention is not None]
             results.append(
                 Written(
-                    " ".join(filter(None, (one.text for one in chosen))),
-                    _ranked(scores, self.search),
-                    [token for one in chosen for token in one.tokens],
+                    " ".join(filter(None, (written.text for written in chosen))),
+                    _ranking_score(scores, self.search),
+                    [token for written in chosen for token in written.tokens],
                     scores,
-                    _side_by_side(seen) if seen else None,
+                    _side_by_side(attentions) if attentions else None,
                     alignment,
                 )
             )
@@ -544,7 +551,7 @@ class Translator:
 
     # Attention
 
-    def _attended(self, source: list[int], tokens: list[int], weights: Tensor) -> Attended:
+    def _attention_of(self, source: list[int], tokens: list[int], weights: Tensor) -> Attended:
         end = self.search.end
         return Attended(
             self.source_tokenizer.pieces([*source, end]),
@@ -552,29 +559,29 @@ class Translator:
             weights,
         )
 
-    def _looked(
+    def _add_attention(
         self, pairs: list[tuple[Part, Written]], attention: bool, align: bool
     ) -> list[Written]:
-        """The same texts, with where the model looked while it wrote them."""
+        """Adds attention and alignments, as requested, to these translations."""
         head = self.head or Head(len(self.model.decoder.blocks) - 1, 0)
         layer = None if attention else head.layer
-        tokens = [(part.ids, one.tokens) for part, one in pairs]
+        tokens = [(part.ids, written.tokens) for part, written in pairs]
         results = []
-        for (part, one), weights in zip(
+        for (part, written), weights in zip(
             pairs, cross(self.model, tokens, self.search.start, self.search.end, layer)
         ):
-            linked: Links | None = None
+            alignment: Links | None = None
             if align:
                 rows = weights[head.layer if attention else 0, head.head, head.shift :]
-                linked = self._links(rows, part.words, one)
-            seen = self._attended(part.ids, one.tokens, weights) if attention else None
-            results.append(replace(one, attention=seen, alignment=linked))
+                alignment = self._links(rows, part.words, written)
+            attended = self._attention_of(part.ids, written.tokens, weights) if attention else None
+            results.append(replace(written, attention=attended, alignment=alignment))
         return results
 
-    def _links(self, rows: Tensor, source_words: list[int], one: Written) -> Links:
-        target_words = words(self.tokenizer.pieces(one.tokens))
-        last = len(one.text.split()) - 1
-        # A token that the text does not show, such as an unknown one, is in no word of it.
+    def _links(self, rows: Tensor, source_words: list[int], written: Written) -> Links:
+        target_words = words(self.tokenizer.pieces(written.tokens))
+        last = len(written.text.split()) - 1
+        # A token that the text does not show, such as an unknown one, belongs to no word.
         return [
             (source, target)
             for source, target in links(rows, source_words, target_words)
@@ -587,8 +594,8 @@ class Translator:
         """
         cut = [self.cut(text, align=True)[0] for text in texts]
         parts = [part for part in cut if part.ids]
-        found = self._search(parts, replace(self.search, beams=1), 1)
-        written = [self.written(best[0], self.search) for best in found]
+        hypotheses = self._search(parts, replace(self.search, beams=1), 1)
+        written = [self.decode(best[0], self.search) for best in hypotheses]
         return self._find(list(zip(parts, written)))
 
     def _find(self, pairs: Sequence[tuple[Part, Written]]) -> Found | None:
@@ -600,7 +607,7 @@ class Translator:
             for source, target in self._pairs()[:SAMPLE]
         ]
         if not examples:
-            examples = [example(part, one.tokens) for part, one in pairs[:SAMPLE]]
+            examples = [example(part, written.tokens) for part, written in pairs[:SAMPLE]]
         self.found = find_head(self.model, examples, self.search.start, self.search.end)
         self.head = None if self.found is None else self.found.best
         return self.found
@@ -613,10 +620,10 @@ class Translator:
 
 
 class TranslatorEnsemble(Translator):
-    """Translators that write together: the mean of their probabilities chooses every token.
+    """Several translators that choose every token by the mean of their probabilities.
 
-    Their sources may be tokenized differently, but what they write may not. The search is that of
-    the first, and so are attention and alignments: heads of different models have no mean.
+    Their source tokenizers may differ, but their target tokenizers may not. Search settings,
+    attention and alignments come from the first member: heads of different models have no mean.
     """
 
     def __init__(self, members: Sequence[Translator], weights: Weights | None = None):
@@ -629,11 +636,11 @@ class TranslatorEnsemble(Translator):
         super().__init__(first.model, first._tokenizers, settings, first.about, first.held_out)
         self.name = first.name
         self.members, self.weights = list(members), shares(weights, len(members))
-        own = first.source_tokenizer.to_bytes()
-        self._alike = [other.source_tokenizer.to_bytes() == own for other in others]
+        first_tokenizer = first.source_tokenizer.to_bytes()
+        self._alike = [other.source_tokenizer.to_bytes() == first_tokenizer for other in others]
 
     def _cut(self, text: str, ids: list[int], align: bool, tags: Sequence[str]) -> list[Part]:
-        """In parts that are short enough for every member."""
+        """Cuts a text into parts that are short enough for every member."""
         if tags:
             raise ValueError("tags are for a single translator, not for an ensemble")
         most = self.search.length
@@ -650,7 +657,7 @@ class TranslatorEnsemble(Translator):
             most = max(1, most // 2)
 
     def _others(self, ids: list[int], text: str) -> tuple[list[int], ...]:
-        """What all members but the first read of a text, of which the first reads these ids."""
+        """The tokens of a text for all members but the first, which reads `ids`."""
         others = zip(self.members[1:], self._alike)
         return tuple(ids if alike else other._encode(text) for other, alike in others)
 
@@ -660,7 +667,7 @@ class TranslatorEnsemble(Translator):
     def _token_scores(
         self, parts: Sequence[Part], targets: Sequence[Sequence[int]]
     ) -> list[list[float]]:
-        """log Σ_m w_m p_m, the mean that chooses."""
+        """log Σ_m w_m p_m for each token."""
         read = zip(*((part.ids, *part.others) for part in parts))
         each = [member._log_p(list(ids), targets) for member, ids in zip(self.members, read)]
         shares = torch.tensor(self.weights, dtype=torch.float64).log()[:, None]
@@ -678,29 +685,29 @@ class TranslatorEnsemble(Translator):
 
 
 SAMPLE = 64
-"""Texts that are looked at for a head, at most."""
+"""Maximum number of texts for choosing an alignment head."""
 
 
 def _together(texts: Iterable[str | None]) -> Iterator[list[str]]:
-    """Texts in lists that are tokenized together; a shorter one where no more are there for now."""
-    held: list[str] = []
+    """Groups texts to tokenize together; a group is shorter if no more texts are available yet."""
+    chunk: list[str] = []
     for text in texts:
         if text is not None:
-            held.append(text)
-        if text is None or len(held) == FIRST:
-            yield held
-            held = []
-    if held:
-        yield held
+            chunk.append(text)
+        if text is None or len(chunk) == FIRST:
+            yield chunk
+            chunk = []
+    if chunk:
+        yield chunk
 
 
-def _ranked(token_scores: Sequence[float], settings: SearchSettings) -> float:
-    """log p, divided as a search divides it, greedy or not."""
+def _ranking_score(token_scores: Sequence[float], settings: SearchSettings) -> float:
+    """log p divided by the length penalty, as in beam search."""
     return math.fsum(token_scores) / power(settings.length_penalty)(max(1, len(token_scores)))
 
 
 def _side_by_side(parts: Sequence[Attended]) -> Attended:
-    """A text's parts saw nothing of each other."""
+    """Joins the attention of a text's parts; parts do not attend to each other."""
     layers, heads = parts[0].weights.shape[:2]
     blocks = [
         torch.block_diag(*(part.weights[layer, head] for part in parts))
@@ -715,5 +722,5 @@ def _side_by_side(parts: Sequence[Attended]) -> Attended:
 
 
 def longest(source: int) -> int:
-    """The most tokens that are looked for, from the number of the source's."""
+    """The maximum number of tokens of a translation, from the number of source tokens."""
     return 3 * source + 30

@@ -1,4 +1,4 @@
-"""Images: what a classifier's patches attended to, and where a reader looked for each character."""
+"""Views of the attention of image classifiers and of readers."""
 
 import math
 from collections.abc import Sequence
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 
 
 @torch.inference_mode()
-def classified(
+def inspect_classifier(
     classifier: "Classifier", image: Any, changes: Changes = NONE, *, effect: bool = False
 ) -> View:
-    """An image classified, with patches hidden or heads changed, and where the patches looked."""
+    """The classes of an image, with patches hidden or heads changed, and the patches' attention."""
     model = classifier.model
     pixels = torch.tensor(classifier.preparation.pixels(image))
     weight = next(model.parameters())
@@ -41,7 +41,7 @@ def classified(
     hidden = [place - first for place in changes.hidden]
     with replace(changes, hidden=()).made(model):
         p = without_patches(model, x, [hidden]).softmax(-1)[0].cpu()
-        with changes.made(model), record(model) as seen:
+        with changes.made(model), record(model) as records:
             model.features(x)
     rows, columns = model.patches.grid
     names = ["class"] * first + [
@@ -51,7 +51,7 @@ def classified(
     picture = Picture(pixels, rows, columns, first)
     view = View(
         title="What the patches attended to",
-        maps=maps(seen, names, picture=True),
+        maps=maps(records, names, picture=True),
         text=classifier.labels[order[0]],
         labels=tuple((classifier.labels[n], float(p[n])) for n in order),
         answers="The label",
@@ -80,7 +80,7 @@ def without_patches(
 ) -> Float[Tensor, "U N"]:
     """Logits of one image with each of these sets of patches hidden.
 
-    Nobody attends to a hidden patch, and where patches are averaged, it is left out of the mean.
+    Hidden patches receive no attention, and a mean over patches leaves them out.
     """
     first = 0 if model.class_token is None else 1
     rows, columns = model.patches.grid
@@ -90,15 +90,15 @@ def without_patches(
     with changed(model, hidden=hidden):
         states = model.features(x.expand(len(units), *x.shape[1:]))
     if model.config.pool == "mean":
-        seen = (~hidden[:, first:, None]).to(states.dtype)
-        pooled = (states[:, first:] * seen).sum(1) / seen.sum(1).clamp(min=1)
+        visible = (~hidden[:, first:, None]).to(states.dtype)
+        pooled = (states[:, first:] * visible).sum(1) / visible.sum(1).clamp(min=1)
     else:
         pooled = states[:, 0]
     return model.head(pooled if model.norm is None else model.norm(pooled)).float()
 
 
 def _position_similarity(model: VisionTransformer) -> list[list[float]] | None:
-    """The cosine between the positions of all patches, where positions are added to them."""
+    """The cosine similarity of all patches' positions, if positions are added to patches."""
     position = model.patches.position
     if position is None:
         return None
@@ -116,15 +116,15 @@ def _position_similarity(model: VisionTransformer) -> list[list[float]] | None:
 
 @torch.inference_mode()
 def read(reader: "Reader", image: Any, changes: Changes = NONE, *, effect: bool = False) -> View:
-    """An image read, and where the decoder looked for each character."""
+    """The text of an image, and the decoder's attention for each character."""
     model, settings = reader.model, reader.search
     pixels = torch.tensor(reader.preparation.pixels(image))
     weight = model.target.table.weight
     x = reader.preparation.normalized(pixels[None].to(weight.device)).to(weight.dtype)
     with changes.made(model):
-        found = _read_hypotheses(model, x, settings)
-        tokens = found[0].tokens if found else []
-        with record(model) as seen:
+        hypotheses = _read_hypotheses(model, x, settings)
+        tokens = hypotheses[0].tokens if hypotheses else []
+        with record(model) as records:
             model(x, ids_of([settings.start, *tokens], model))
         scores = log_p(model, x, tokens, settings.start, settings.end)[0]
     rows, columns = reader.grid
@@ -133,7 +133,7 @@ def read(reader: "Reader", image: Any, changes: Changes = NONE, *, effect: bool 
     view = View(
         title="Where it looked while it read",
         maps=maps(
-            seen, names, reader.tokenizer.pieces([settings.start, *tokens]), output, picture=True
+            records, names, reader.tokenizer.pieces([settings.start, *tokens]), output, picture=True
         ),
         text=reader.tokenizer.decode(tokens),
         tokens=tuple(zip(output, scores.exp().tolist())),
@@ -157,7 +157,7 @@ def read(reader: "Reader", image: Any, changes: Changes = NONE, *, effect: bool 
 
 
 def _read_hypotheses(model: Any, x: Tensor, settings: Any) -> list[Hypothesis]:
-    def opened(**hints: int) -> Any:
+    def open_session(**hints: int) -> Any:
         return open_reading(model, x, None, **hints)
 
-    return find(opened, 1, settings)[0]
+    return find(open_session, 1, settings)[0]

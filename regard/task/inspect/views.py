@@ -10,8 +10,8 @@ from regard.look.effect import attentions_of, check_head
 from regard.look.record import record
 from regard.look.view import View
 from regard.task.inspect.changes import NONE, Changes
-from regard.task.inspect.images import classified, read
-from regard.task.inspect.texts import filled, generated, labelled
+from regard.task.inspect.images import inspect_classifier, read
+from regard.task.inspect.texts import inspect_encoder, inspect_generator, inspect_labeler
 from regard.task.inspect.translation import translated
 from regard.task.translator import Translator
 
@@ -24,7 +24,7 @@ def view(
     *,
     effect: bool = False,
 ) -> View:
-    """The view of a text or an image, by whatever a model was trained for."""
+    """The view of a text or an image, according to the model's task."""
     from regard.task.classify import Classifier
     from regard.task.encoder import TrainedEncoder
     from regard.task.label import Labeler
@@ -41,15 +41,15 @@ def view(
         raise ValueError(f"this model has no attention to look at: its mixer is {mixer}")
     match predictor:
         case Classifier():
-            return classified(predictor, image, changes, effect=effect)
+            return inspect_classifier(predictor, image, changes, effect=effect)
         case Reader():
             return read(predictor, image, changes, effect=effect)
         case Generator():
-            return generated(predictor, str(text), changes, effect=effect)
+            return inspect_generator(predictor, str(text), changes, effect=effect)
         case Labeler():
-            return labelled(predictor, str(text), changes, effect=effect)
+            return inspect_labeler(predictor, str(text), changes, effect=effect)
         case TrainedEncoder():
-            return filled(predictor, str(text), changes, effect=effect)
+            return inspect_encoder(predictor, str(text), changes, effect=effect)
         case Translator():
             if predictor.found is None:
                 predictor.find_head([str(text)])
@@ -69,43 +69,43 @@ def numbers_of_head(
 ) -> dict[str, Any]:
     """Queries, keys and values of one head while a text was read, for attention by hand.
 
-    What is changed is changed before anything is recorded, so that the numbers are those in use.
+    Changes are made before anything is recorded, so that the numbers are those in use.
     """
     check_head(attentions_of(predictor.model), attention, head)
     inside, forced = replace(changes, forced=()), Changes(forced=changes.forced)
-    with inside.made(predictor.model), record(predictor.model, lambda n: n == attention) as seen:
+    with inside.made(predictor.model), record(predictor.model, lambda n: n == attention) as records:
         if isinstance(predictor, Translator):
-            found = translated(predictor, text, forced, beams=beams).view
+            whole = translated(predictor, text, forced, beams=beams).view
         else:
-            found = view(predictor, text, changes=forced)
-    asked = seen[attention]
-    heads = asked.query.shape[1]
-    if asked.core is not None:
+            whole = view(predictor, text, changes=forced)
+    call = records[attention]
+    heads = call.query.shape[1]
+    if call.core is not None:
         raise ValueError(
-            f"{attention}.core ({type(asked.core).__name__}) has weights of its own, but "
+            f"{attention}.core ({type(call.core).__name__}) has weights of its own, but "
             "attention by hand computes a softmax"
         )
-    if asked.bias is not None:
+    if call.bias is not None:
         raise ValueError(
             f"{attention} adds a bias to its scores, as linear-bias positions do, which attention "
             "by hand has no step for"
         )
-    one = next(one for one in found.maps if attention in one.layers)
-    L, S, K = asked.query.shape[2], asked.key.shape[2], asked.query.shape[3]
-    group = head // (heads // asked.key.shape[1])
-    value = asked.value
+    shown = next(group for group in whole.maps if attention in group.layers)
+    L, S, K = call.query.shape[2], call.key.shape[2], call.query.shape[3]
+    key_head = head // (heads // call.key.shape[1])
+    value = call.value
     assert value is not None
     allowed = None
-    if asked.mask is not None:
-        allowed = asked.mask.tensor(L, S)[0].expand(heads, L, S)[head].int().tolist()
-    beta = asked.beta[head] if isinstance(asked.beta, Tensor) else asked.beta
+    if call.mask is not None:
+        allowed = call.mask.tensor(L, S)[0].expand(heads, L, S)[head].int().tolist()
+    beta = call.beta[head] if isinstance(call.beta, Tensor) else call.beta
     return {
-        "query": asked.query[0, head].double().tolist(),
-        "key": asked.key[0, group].double().tolist(),
-        "value": value[0, group].double().tolist(),
+        "query": call.query[0, head].double().tolist(),
+        "key": call.key[0, key_head].double().tolist(),
+        "value": value[0, key_head].double().tolist(),
         "beta": K**-0.5 if beta is None else float(beta),
         "allowed": allowed,
-        "rows": list(one.written or one.rows),
-        "columns": list(one.columns),
-        "weights": asked.weights()[0, head].double().tolist(),
+        "rows": list(shown.written or shown.rows),
+        "columns": list(shown.columns),
+        "weights": call.weights()[0, head].double().tolist(),
     }
