@@ -1,10 +1,10 @@
-"""The command `compare`: which of several runs translates better, and whether that is chance.
+"""The command `compare`: compares the translations of several runs, with significance tests.
 
     regard compare RUN RUN … --source test.en --target test.de
 
-All of them translate the same lines. Test sets are small: by paired bootstrap resampling (Koehn
-2004), as sacrebleu does it, p is the probability of so large a difference to the first run by the
-choice of lines alone.
+All runs translate the same lines. The test is paired bootstrap resampling (Koehn 2004), as in
+sacrebleu: p is the probability that the choice of lines alone makes a difference to the first run
+as large as the one observed.
 """
 
 import json
@@ -25,7 +25,7 @@ class Compare:
     """Compares the translations of several runs with those of the first, by paired bootstrap."""
 
     source: tuple[str, ...] = ()
-    """Source files; by default what the first run was validated on."""
+    """Source files; by default the validation set of the first run."""
     target: tuple[str, ...] = ()
     """Reference translations."""
     pairs: tuple[str, ...] = ()
@@ -39,7 +39,7 @@ class Compare:
     bleu: Cut | None = None
     """sacreBLEU's tokenizer (--tokenize)."""
     lowercase: bool = False
-    """Score without regard to case."""
+    """Ignore case when scoring."""
     beams: int | None = None
     """Beam size; by default that of each model's config.json."""
     samples: int = 1000
@@ -58,7 +58,7 @@ class Compare:
 
 @dataclass(frozen=True)
 class System:
-    """A run's scores, each with the half-width of its 95% interval, and p beside the first."""
+    """The scores of a run, the half-widths of their 95% intervals, and p against the first run."""
 
     name: str
     scores: dict[str, float] = field(default_factory=dict)
@@ -71,7 +71,7 @@ def compare(words: Sequence[str]) -> None:
     first, others, options = with_inputs("compare", Compare, Compare(), words, " OTHER ...")
     if not others:
         raise ValueError(f"compare needs two runs or more: regard compare {first} OTHER …")
-    systems, signatures = _compared([str(first), *others], options)
+    systems, signatures = _compare([str(first), *others], options)
     if options.json:
         about = [asdict(system) for system in systems]
         print(json.dumps({"systems": about, "notes": signatures}, ensure_ascii=False))
@@ -88,20 +88,20 @@ def compare(words: Sequence[str]) -> None:
 
 
 def _chance(p: float | None) -> str:
-    """How likely the difference is by chance; nothing for the first run."""
+    """Formats p and its significance; empty for the first run."""
     return "" if p is None else f" (p = {p:.3f}{', significant' if p < 0.05 else ''})"
 
 
-def _compared(folders: list[str], options: Compare) -> tuple[list[System], dict[str, str]]:
+def _compare(folders: list[str], options: Compare) -> tuple[list[System], dict[str, str]]:
     from sacrebleu.significance import PairedTest
 
-    given = ("source", "target", "pairs", "columns", "separator", "references", "bleu")
-    values = {name: getattr(options, name) for name in (*given, "lowercase", "beams")}
+    data_options = ("source", "target", "pairs", "columns", "separator", "references", "bleu")
+    values = {name: getattr(options, name) for name in (*data_options, "lowercase", "beams")}
     values |= {"precision": options.precision or "fp32", "device": options.device}
     use(options.device)
-    found = [evaluate(one, **values, progress=Progress()) for one in folders]
-    first = found[0]
-    for folder, other in zip(folders[1:], found[1:]):
+    results = [evaluate(folder, **values, progress=Progress()) for folder in folders]
+    first = results[0]
+    for folder, other in zip(folders[1:], results[1:]):
         if other.references != first.references:
             raise ValueError(
                 f"{folder} and {folders[0]} were validated on different lines; name a test set for "
@@ -109,17 +109,18 @@ def _compared(folders: list[str], options: Compare) -> tuple[list[System], dict[
             )
     metrics: dict[str, Any] = dict(Quality(options.bleu or "13a", options.lowercase).metrics)
     written: list[tuple[str, Sequence[str]]] = [
-        (folder, one.translations) for folder, one in zip(folders, found)
+        (folder, result.translations) for folder, result in zip(folders, results)
     ]
     test = PairedTest(written, metrics, first.references, "bs", n_samples=options.samples)
-    signatures, results = test()
+    signatures, comparisons = test()
     systems = [System(folder) for folder in folders]
-    # sacrebleu's names of the metrics, in the same order: chrF2 is our chrf.
+    # sacrebleu names the metrics differently, in the same order: its chrF2 is our chrf.
     for name, theirs in zip(metrics, signatures):
-        rows: Any = results[theirs]
-        for system, row, one in zip(systems, rows, found):
+        rows: Any = comparisons[theirs]
+        for system, row, result in zip(systems, rows, results):
             system.scores[name] = float(row.score)
             system.intervals[name] = float(row.ci)
-            same = one.translations == first.translations  # to which sacrebleu gives a small p
+            # sacrebleu's p is small if the translations are the same.
+            same = result.translations == first.translations
             system.p[name] = None if row.p_value is None else 1.0 if same else float(row.p_value)
-    return systems, {name: str(one) for name, one in zip(metrics, signatures.values())}
+    return systems, {name: str(text) for name, text in zip(metrics, signatures.values())}

@@ -1,7 +1,7 @@
 """The command `evaluate`: a trained model's scores.
 
-regard evaluate RUN                                    on what it was validated on
-regard evaluate RUN --source test.en --target test.de  on data of one's own
+regard evaluate RUN                                    on its validation set
+regard evaluate RUN --source test.en --target test.de  on other data
 """
 
 import json
@@ -45,7 +45,7 @@ class Evaluate:
     bleu: Literal["13a", "intl", "zh", "char", "none"] | None = None
     """translate: sacreBLEU's tokenizer (--tokenize). By default as in training."""
     lowercase: bool = False
-    """translate: score without regard to case, as published scores often are."""
+    """translate: ignore case when scoring, as published scores often do."""
     references: tuple[str, ...] = ()
     """translate: files with more reference translations, a line for each pair."""
     texts: tuple[str, ...] = ()
@@ -81,7 +81,7 @@ class Evaluate:
 def evaluate(words: Sequence[str]) -> None:
     """`regard evaluate RUN …`."""
     folder, options = with_folder("evaluate", Evaluate, Evaluate(), words)
-    result = _evaluated(folder, options)
+    result = _evaluate(folder, options)
     scores, notes = result.scores, result.signatures
     for problem in result.problems:
         print("regard: left out:", problem, file=sys.stderr)
@@ -99,18 +99,18 @@ def evaluate(words: Sequence[str]) -> None:
         print("", *result.confusion.lines(), sep="\n")
 
 
-def _evaluated(folder: Path, options: Evaluate) -> Evaluation:
+def _evaluate(folder: Path, options: Evaluate) -> Evaluation:
     saved = checkpoint.load(model_folder(folder), verify=False)
     name = (saved.task or {}).get("name")
     if name not in NAMES:
         raise ValueError(f"{folder} holds no task to evaluate; known are {', '.join(NAMES)}")
     task = spec(name)
     for field in fields(Evaluate):
-        known = field.name in ("device", "json", *task.options)
-        if not known and getattr(options, field.name) != field.default:
-            asked, *others = (f"--{one.replace('_', '-')}" for one in (field.name, *task.options))
+        allowed = field.name in ("device", "json", *task.options)
+        if not allowed and getattr(options, field.name) != field.default:
+            flag, *others = (f"--{word.replace('_', '-')}" for word in (field.name, *task.options))
             raise ValueError(
-                f"{asked} is not an option of the task {name}, which {folder} is for; its options "
+                f"{flag} is not an option of the task {name}, which {folder} is for; its options "
                 f"are {', '.join(others)}"
             )
     values = {option: getattr(options, option) for option in task.options}

@@ -1,12 +1,12 @@
-"""The commands that use a trained model: words or pictures in, words out.
+"""The commands that apply a trained model to texts or pictures.
 
 echo "…" | regard translate RUN        a line for each line, in order, as they are ready
 regard translate RUN text.en …         the same for files, and for those in folders
-regard score RUN pairs.tsv …           the log p of each given translation
+regard score RUN pairs.tsv …           the log p of each translation in a file
 regard classify RUN picture.png …      a label and its probability for each picture, or of a folder
-find … | regard classify RUN           the same for names that come in a pipe
+find … | regard classify RUN           the same for names from a pipe
 regard read RUN picture.png …          the text in each picture
-echo "…" | regard generate RUN         each line gone on with
+echo "…" | regard generate RUN         a continuation of each line
 echo "…" | regard label RUN            a label for each line
 """
 
@@ -68,7 +68,7 @@ class Translate(EnsembleOptions):
     prefix_column: bool = False
     """Forced prefixes, one for each line: source, a tab, and how its translation must begin."""
     tag: tuple[str, ...] = ()
-    """Tags, of a model that was trained with some: what is asked for, such as the language."""
+    """Tags for a model that was trained with tags, such as the target language."""
     longest: int = 20_000
     """Maximum length of a line in characters; longer ones are left out."""
     head: tuple[int, int, int] | None = None
@@ -83,7 +83,7 @@ class Translate(EnsembleOptions):
     def __post_init__(self) -> None:
         check_positive(self, "beams", "batch", "n_best", "longest")
         if self.prefix and self.prefix_column:
-            raise ValueError("prefix and prefix_column both say how translations begin; give one")
+            raise ValueError("prefix and prefix_column both set how translations begin; give one")
 
 
 def translate(words: Sequence[str]) -> int:
@@ -112,7 +112,7 @@ def translate(words: Sequence[str]) -> int:
                 low_latency=False,
             )
             for (number, _), source, best in zip(lines, sources, translations):
-                yield _shown(number, source, best, model, options)
+                yield _format(number, source, best, model, options)
 
         def prepare(sample: list[str]) -> None:
             if options.align and model.head is None:
@@ -121,18 +121,18 @@ def translate(words: Sequence[str]) -> int:
         def without(number: int, reason: str) -> str:
             if options.json:
                 return as_object(line=number, error=reason)
-            return _shown(number, "", [NOTHING], model, options)
+            return _format(number, "", [NOTHING], model, options)
 
-        # Enough batches for lines of similar length to meet in one.
+        # Enough lines to fill batches with lines of similar length.
         at_once = 32 * (options.batch or usual(next(model.model.parameters()).device))
-        found = answers(lines, answer, here, prepare, at_once, awaited())
-        status = write(lines, found, without, lambda: _chosen(model))
+        outputs = answers(lines, answer, here, prepare, at_once, awaited())
+        status = write(lines, outputs, without, lambda: _head_note(model))
         report_fallback(model.model, options, here)
         return status
 
 
 def _prefixed(lines: list[str], options: Translate) -> tuple[list[str], str | list[str]]:
-    """The sources, and what their translations begin with."""
+    """The sources, and the prefixes of their translations."""
     if not options.prefix_column:
         return lines, options.prefix
     cells = [line.partition("\t") for line in lines]
@@ -160,41 +160,46 @@ def _translator(folder: Path, options: Translate, kind: type[Ready], here: Proce
     return cast(Ready, model)
 
 
-def _shown(
+def _format(
     number: int, source: str, best: "Sequence[Written]", model: "Translator", options: Translate
 ) -> str:
-    """A line's translations as lines; there is no line break in any of them."""
+    """Formats a line's translations as lines; no translation contains a line break."""
     if options.json:
-        found = []
-        for one in best:
-            entry: dict[str, object] = {"text": one.text, "score": one.score}
+        entries = []
+        for candidate in best:
+            entry: dict[str, object] = {"text": candidate.text, "score": candidate.score}
             if options.scores:
-                ended = len(one.token_scores) > len(one.tokens)
-                signs = [*one.tokens, model.search.end] if ended else one.tokens
-                entry["log_p"] = one.log_p
+                ended = len(candidate.token_scores) > len(candidate.tokens)
+                signs = [*candidate.tokens, model.search.end] if ended else candidate.tokens
+                entry["log_p"] = candidate.log_p
                 entry["tokens"] = [
                     {"token": piece, "log_p": score}
-                    for piece, score in zip(model.tokenizer.pieces(signs), one.token_scores)
+                    for piece, score in zip(model.tokenizer.pieces(signs), candidate.token_scores)
                 ]
             if options.align:
-                entry["alignment"] = one.alignment
-            found.append(entry)
-        return as_object(line=number, source=source, translations=found)
+                entry["alignment"] = candidate.alignment
+            entries.append(entry)
+        return as_object(line=number, source=source, translations=entries)
     rows = []
-    for one in best:
-        row = [one.text]
+    for candidate in best:
+        row = [candidate.text]
         if options.n_best is not None:
-            row = [str(number), one.text, f"{one.score:.6g}"]
+            row = [str(number), candidate.text, f"{candidate.score:.6g}"]
         if options.scores:
-            row += [f"{one.log_p:.6g}", " ".join(f"{score:.6g}" for score in one.token_scores)]
+            row += [
+                f"{candidate.log_p:.6g}",
+                " ".join(f"{score:.6g}" for score in candidate.token_scores),
+            ]
         if options.align:
-            row.append(" ".join(f"{source}-{target}" for source, target in one.alignment or ()))
+            row.append(
+                " ".join(f"{source}-{target}" for source, target in candidate.alignment or ())
+            )
         rows.append(" ||| ".join(row))
     return "\n".join(rows)
 
 
-def _chosen(model: "Translator") -> str | None:
-    """Which head alignments are taken from, once it is known, if it had to be found."""
+def _head_note(model: "Translator") -> str | None:
+    """Describes the head for word alignments, if it was chosen automatically."""
     if model.found is None:
         return None
     head, share = model.found.best, float(model.found.shares.max())
@@ -242,28 +247,27 @@ def score(words: Sequence[str]) -> int:
             if not (tab and source.strip() and target.strip()):
                 raise ValueError(f"line {number + 1:,} needs a source, a tab and a translation")
             pairs.append((source, target))
-        for (number, _), (source, _), one in zip(
-            lines, pairs, model.score(pairs, batch=options.batch)
-        ):
-            counted.extend(one.token_scores)
-            value = one.score if options.normalize else one.log_p
+        scored = model.score(pairs, batch=options.batch)
+        for (number, _), (source, _), result in zip(lines, pairs, scored):
+            counted.extend(result.token_scores)
+            value = result.score if options.normalize else result.log_p
             if options.json:
-                pieces = model.tokenizer.pieces([*one.tokens, model.search.end])
+                pieces = model.tokenizer.pieces([*result.tokens, model.search.end])
                 tokens = [
-                    {"token": token, "log_p": p} for token, p in zip(pieces, one.token_scores)
+                    {"token": token, "log_p": p} for token, p in zip(pieces, result.token_scores)
                 ]
                 yield as_object(
                     line=number,
                     source=source,
-                    target=one.text,
-                    score=one.score,
-                    log_p=one.log_p,
+                    target=result.text,
+                    score=result.score,
+                    log_p=result.log_p,
                     **({"tokens": tokens} if options.tokens else {}),
                 )
             else:
                 row = [f"{value:.6g}"]
                 if options.tokens:
-                    row.append(" ".join(f"{p:.6g}" for p in one.token_scores))
+                    row.append(" ".join(f"{p:.6g}" for p in result.token_scores))
                 yield " ||| ".join(row)
 
     lines = Lines(options.files, options.longest)
@@ -326,8 +330,8 @@ def read(words: Sequence[str]) -> int:
     check_search(model.model.config, options.beams or model.search.beams, device)
     left_out = LeftOut()
 
-    def answer(some: list[str]) -> list[str]:
-        return model.read(some, beams=options.beams)
+    def answer(names: list[str]) -> list[str]:
+        return model.read(names, beams=options.beams)
 
     for picture, text in each(pictures, answer, options.json, left_out):
         if options.json:
@@ -380,9 +384,9 @@ def generate(words: Sequence[str]) -> int:
     check_cache(model.model.config, 1, 1, options.length, device)
 
     def answer(lines: list[Line]) -> Iterator[str]:
-        # Each draws from its own number, and a line that was left out has one too.
-        for _, some in groupby(enumerate(lines), lambda item: item[1][0] - item[0]):
-            run = [line for _, line in some]
+        # Each line is sampled from its own number; skipped lines have numbers too.
+        for _, group in groupby(enumerate(lines), lambda item: item[1][0] - item[0]):
+            run = [line for _, line in group]
             texts = model.generate(
                 [text for _, text in run],
                 length=options.length,
@@ -399,8 +403,8 @@ def generate(words: Sequence[str]) -> int:
                     yield " ".join(text.splitlines())
 
     lines = Lines(options.files, options.longest)
-    found = answers(lines, answer, Processes())
-    status = write(lines, found, without_answer(options.json))
+    outputs = answers(lines, answer, Processes())
+    status = write(lines, outputs, without_answer(options.json))
     report_fallback(model.model, options)
     return status
 
@@ -448,7 +452,7 @@ def label(words: Sequence[str]) -> int:
 def _with_files(
     name: str, kind: type[Reads], default: Reads, words: Sequence[str]
 ) -> tuple[Path, Reads]:
-    """The names after the folder are files, as those of --files are."""
+    """Parses the options; names after the folder are added to --files."""
     folder, names, options = with_inputs(name, kind, default, words, " [FILE ...]")
     return folder, replace(options, files=(*options.files, *names))
 
@@ -456,7 +460,7 @@ def _with_files(
 def _pictures(
     name: str, kind: type[Settings], default: Settings, words: Sequence[str]
 ) -> tuple[Path, Iterator[str | None], Settings]:
-    """The folder, the names of pictures as they come, None where no more are there for now."""
+    """The folder, the names of pictures (None if no more are available yet) and the options."""
     folder, names, options = with_inputs(name, kind, default, words, " [IMAGE ...]")
     listed = names in ([], [STDIN])
     if listed and sys.stdin.isatty():
@@ -464,32 +468,32 @@ def _pictures(
             f"{name} needs pictures: regard {name} {folder} picture.png …, a folder of them, or "
             "their names on standard input"
         )
-    return folder, _named(name, Lines() if listed else names), options
+    return folder, _expand_folders(name, Lines() if listed else names), options
 
 
-def _named(command: str, names: Iterable[str | Unreadable | None]) -> Iterator[str | None]:
-    """The pictures that names are, and those in folders among them."""
+def _expand_folders(command: str, names: Iterable[str | Unreadable | None]) -> Iterator[str | None]:
+    """Yields the named pictures, and the pictures in named folders."""
     from regard.data.image import images_in
     from regard.data.problems import Problems
 
-    some = False
+    is_empty = True
     for line in names:
         if line is None:
             yield None
             continue
         if isinstance(line, Unreadable):
             raise ValueError(f"standard input must be the names of pictures: {line.reason}")
-        for name in filter(None, line.split("\0")):  # as find -print0 and git ls-files -z part them
-            some = True
+        for name in filter(None, line.split("\0")):  # find -print0 and git ls-files -z
+            is_empty = False
             if os.path.isdir(name):
                 yield from map(str, images_in(Path(name), Problems()))
             else:
                 yield name
-    if not some:
+    if is_empty:
         raise ValueError(f"{command} needs pictures, and none was named: files, folders, or a list")
 
 
 def _best(probabilities: "Tensor", labels: Sequence[str], top: int) -> list[tuple[str, float]]:
-    """The most probable labels; of equally probable ones the first."""
+    """The most probable labels; equally probable ones in their order."""
     values, places = probabilities.sort(stable=True, descending=True)
     return [(labels[n], p) for n, p in zip(places.tolist(), values.tolist())][:top]

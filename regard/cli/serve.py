@@ -1,4 +1,4 @@
-"""regard serve RUN…: models over HTTP."""
+"""The command `serve`: serves models over HTTP."""
 
 import asyncio
 import os
@@ -20,17 +20,17 @@ class Serve:
     """Serves models over HTTP: translation, language models, images and labels."""
 
     host: str = "127.0.0.1"
-    """Address to listen at. By default only this machine can ask; 0.0.0.0 is for everybody."""
+    """Address to listen on. By default only this machine can connect; 0.0.0.0 accepts any."""
     port: int = 8000
-    """Port to listen at; 0 is any that is free."""
+    """Port to listen on; 0 is any free port."""
     workers: int = 0
-    """Worker processes that compute, behind one port. 0 is one on a CPU and one for each GPU; where
-    all models together have up to 1 GiB of weights and there are four cores for each, up to four
-    for each GPU: what Python does for the one is done while others' are computed. More than there
-    are GPUs take them in turn, and share their memory."""
+    """Worker processes that run the models, behind one port. 0 is one on a CPU and one for each
+    GPU; up to four for each GPU if all models together have at most 1 GiB of weights and there are
+    four cores for each worker, so that Python code and GPU kernels overlap. More workers than GPUs
+    are assigned in turn, and share GPU memory."""
     http_processes: int = 0
-    """Processes that speak HTTP, behind the same port; 0 is one, and beside a GPU, which answers
-    more than one of them can ask, one for every four cores, up to four."""
+    """HTTP processes behind the same port. 0 is one; with a GPU, which one process cannot keep
+    busy, one for every four cores, up to four."""
     threads: int = 0
     """Threads of each worker on the CPU; 0 shares the cores among the workers."""
     device: str = "auto"
@@ -39,29 +39,29 @@ class Serve:
     precision: Literal["auto", "fp32", "bf16", "fp16", "int8"] = "auto"
     """Precision of weights and activations: auto is bf16 on a GPU, and on a CPU fp32, or int8 if
     the folder stores 8-bit weights. int8 is for a CPU, several times faster than fp32, and its
-    answers do not depend on what else is in a batch, to the last bit."""
+    results are exactly the same whatever else is in the batch."""
     memory: float | None = None
-    """GB of weights that a worker holds at most; beyond, the model that has not been asked for the
-    longest is let go, and loaded again when it is asked for."""
+    """Maximum GB of weights in a worker; beyond it, the least recently used model is unloaded until
+    its next request."""
     keys: str | None = None
     """File with API keys, one in each line; or set REGARD_API_KEYS, separated by commas. Without
-    any, everybody who can connect may ask."""
+    keys, every client is accepted."""
     cors: tuple[str, ...] = ()
-    """Origins whose pages may ask from a browser, such as https://example.org; by default none."""
+    """Allowed origins of browser requests (CORS), such as https://example.org; by default none."""
     characters: int = Limits.characters
-    """Characters of a request, at most."""
+    """Maximum number of characters in a request."""
     pixels: int = Limits.pixels
-    """Pixels of an image, at most."""
+    """Maximum number of pixels in an image."""
     beams: int = Limits.beams
-    """Beam size that may be asked for, at most."""
+    """Maximum beam size of a request."""
     seconds: float = Limits.seconds
-    """Seconds in which a request is answered, or given up."""
+    """Timeout of a request in seconds."""
     queue: int = Limits.queue
-    """Sentences and images that may wait in a worker; beyond, requests are refused for a while."""
+    """Maximum number of waiting sentences and images in a worker; then requests are refused."""
     drain: float = 60.0
-    """Seconds that are left for what was accepted, once the server is told to end."""
+    """Seconds to finish accepted requests when the server is stopped."""
     log: Literal["debug", "info", "warning", "error"] = "info"
-    """What is logged, as JSON on standard error."""
+    """Log level; the log is JSON on standard error."""
     log_text: bool = False
     """Log the texts of requests too."""
 
@@ -127,8 +127,8 @@ def serve(words: Sequence[str]) -> int:
         options.threads or max(1, cores() // workers),
     )
     keys = _keys(options.keys)
-    fronts = options.http_processes or _http_processes(options.device, cores())
-    listening = bound_together(options.host, options.port, fronts)
+    http_processes = options.http_processes or _http_processes(options.device, cores())
+    listening = bound_together(options.host, options.port, http_processes)
     logs.start(options.log)
 
     def ready(backend: Workers) -> None:
@@ -140,8 +140,8 @@ def serve(words: Sequence[str]) -> int:
 
     shown = Options(limits=limits, keys=keys, cors=options.cors, log_text=options.log_text)
     with ExitStack() as stack:
-        for one in listening:
-            stack.enter_context(one)
+        for socket in listening:
+            stack.enter_context(socket)
         runner = stack.enter_context(asyncio.Runner(loop_factory=loop()))
         runner.run(
             run(
@@ -158,8 +158,8 @@ def serve(words: Sequence[str]) -> int:
 
 
 def _http_processes(device: str, cores: int) -> int:
-    """As many as a GPU needs. Whether there is one is seen by its driver: torch, which would know,
-    is the workers' alone."""
+    """The number of HTTP processes that a GPU needs. A GPU is detected by its driver's device file:
+    only workers import torch."""
     drivers = (Path("/dev/nvidiactl"), Path("/dev/kfd"))
     there = any(driver.exists() for driver in drivers)
     on_gpu = device.startswith("cuda") or (device == "auto" and there)

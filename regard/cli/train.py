@@ -1,4 +1,4 @@
-"""The command `train`: from words to a task, from a task to a run.
+"""The command `train`: trains the model of a task in the folder of a run.
 
 regard train translate RUN --source train.en --target train.de
 regard train --resume RUN           continues from the last checkpoint
@@ -74,9 +74,9 @@ SHORT = {
     "label": "texts columns valid held_out start freeze vocabulary",
     "encoder": "text valid context start words vocabulary",
 }
-"""A task's own settings that matter most."""
+"""The most important settings of each task."""
 COMMON = "minutes steps batch lr precision device seed"
-"""Those of every training."""
+"""The most important settings of every training."""
 
 
 BEFORE = {
@@ -84,10 +84,10 @@ BEFORE = {
     "GPU. (default: tiny)",
     "--for {marian,vit}": "Settings of a model that regard export can write for this library.",
 }
-"""Flags that decide what the settings begin with."""
+"""Flags that choose the initial settings."""
 
 FROM_RUN = {"--resume": "RUN", "--again": "RUN NEW", "--from": "RUN NEW", "--config": "FILE NEW"}
-"""How a run begins with settings that another one has, and the names that it needs."""
+"""Flags that take the settings from a run or a file, and the arguments of each."""
 
 
 def train(words: Sequence[str]) -> None:
@@ -119,7 +119,7 @@ def train(words: Sequence[str]) -> None:
             usage = f"regard train {task.name} RUN"
             print("\n".join(help_lines(task.config, task.preset(size), usage, BEFORE)))
             return
-        config = _parsed(task, size, flags, shape)
+        config = _parse_config(task, size, flags, shape)
     if not run:
         raise ValueError("the run's folder has no name; name one: regard train TASK RUN")
     print("\n".join(run_training(task, config, Path(run))[1]))
@@ -135,7 +135,7 @@ def _task(word: str) -> TaskSpec:
 
 
 def _train_recipe(words: list[str]) -> None:
-    """Trains as a recipe says, and scores its test sets with the best model of validation."""
+    """Trains a recipe, and scores its test sets with the model that validates best."""
     from regard.recipes.book import recipe
     from regard.recipes.recipe import score
 
@@ -146,28 +146,28 @@ def _train_recipe(words: list[str]) -> None:
             "regard recipes lists the names"
         )
     (name, run), flags = names, words[2:]
-    make, data = recipe(name), _taken(flags, "--data") or "."
-    made = make(Path(data))
-    task = spec(made.task)
+    make, data = recipe(name), _take_flag(flags, "--data") or "."
+    experiment = make(Path(data))
+    task = spec(experiment.task)
     flags = spelled_out(task.config, flags)
-    preset = _unlimited(made.config, _given(flags))
-    config = _changed(task, preset, flags, f"regard train --recipe {name} RUN", ("--data",))
+    preset = _without_limits(experiment.config, _training_flags(flags))
+    config = _apply_flags(task, preset, flags, f"regard train --recipe {name} RUN", ("--data",))
     begun = time.monotonic()
     result, lines = run_training(task, config, Path(run))
     print("\n".join(lines))
     # A run that was resumed trained before this process began.
     seconds = max(time.monotonic() - begun, result.seconds)
     about = {"recipe": name, "seed": config.training.seed, "seconds": round(seconds, 1)}
-    score(made, Path(run), config.training.device, about)
+    score(experiment, Path(run), config.training.device, about)
 
 
 _HELP = ("-h", "--help", "--help-all")
 
 
 def short_help(task: TaskSpec, size: Preset) -> list[str]:
-    """The settings that matter most, with what the preset says."""
+    """The help of the most important settings, with the values of the preset."""
     preset = task.preset(size)
-    own, common = SHORT[task.name].split(), COMMON.split()
+    specific, common = SHORT[task.name].split(), COMMON.split()
     lines = [
         f"usage: regard train {task.name} RUN [--size tiny|base|big] [settings]",
         "",
@@ -176,7 +176,7 @@ def short_help(task: TaskSpec, size: Preset) -> list[str]:
         "The settings that matter most:",
         "",
     ]
-    for section, names, before in ((preset, own, ""), (preset.training, common, "training.")):
+    for section, names, before in ((preset, specific, ""), (preset.training, common, "training.")):
         texts = described(type(section))
         for name in names:
             text = with_default(texts[name], getattr(section, name))
@@ -190,50 +190,50 @@ def short_help(task: TaskSpec, size: Preset) -> list[str]:
     ]
 
 
-def _parsed(task: TaskSpec, size: Preset, flags: list[str], shape: dict[str, Any]) -> Any:
-    """The settings that flags make of a preset, which depends on the device that they name."""
+def _parse_config(task: TaskSpec, size: Preset, flags: list[str], shape: dict[str, Any]) -> Any:
+    """Applies flags to a preset, which depends on the device that they name."""
     flags = spelled_out(task.config, flags)
     program = f"regard train {task.name} RUN"
     config = parse(task.config, task.preset(size), flags, program, ("--size", "--for"))
     preset = task.preset_on(size, device(config.training.device))
     preset = replace(preset, model=replace(preset.model, **shape))
-    given = _given(flags)
-    config = _changed(task, _unlimited(preset, given), flags, program)
-    if "warmup" in given:
+    named = _training_flags(flags)
+    config = _apply_flags(task, _without_limits(preset, named), flags, program)
+    if "warmup" in named:
         return config
     return replace(config, training=_with_warmup(config.training, preset.training))
 
 
-def _changed(
+def _apply_flags(
     task: TaskSpec, config: Any, flags: list[str], program: str, more: Sequence[str] = ()
 ) -> Any:
-    """The settings that flags make of others. Another optimizer takes steps of another size, and
-    has a learning rate that suits it unless one is named."""
+    """Applies flags to settings. Another optimizer takes steps of another size, and gets a learning
+    rate that suits it unless a flag sets one."""
     changed = parse(task.config, config, flags, program, more)
     before, after = config.training, changed.training
     # The rate of noam is a factor.
-    if "lr" in _given(flags) or "noam" in (before.schedule, after.schedule):
+    if "lr" in _training_flags(flags) or "noam" in (before.schedule, after.schedule):
         return changed
     ratio = USUAL_RATES[after.optimizer] / USUAL_RATES[before.optimizer]
     return replace(changed, training=replace(after, lr=after.lr * ratio))
 
 
-def _given(flags: Sequence[str]) -> set[str]:
-    """The settings of training that flags name."""
+def _training_flags(flags: Sequence[str]) -> set[str]:
+    """The training settings that flags name."""
     named = (flag.partition("=")[0] for flag in flags if flag.startswith("--training."))
     return {flag.removeprefix("--training.") for flag in named}
 
 
-def _unlimited(preset: Any, given: set[str]) -> Any:
-    """A preset without its own limits, where flags say how long to train."""
+def _without_limits(preset: Any, named: set[str]) -> Any:
+    """Removes the limits of a preset if flags limit the training."""
     limits = ("steps", "epochs", "minutes")
-    if not given & {*limits}:
+    if not named & {*limits}:
         return preset
     return replace(preset, training=replace(preset.training, **dict.fromkeys(limits)))
 
 
 def _with_warmup(training: TrainingConfig, preset: TrainingConfig) -> TrainingConfig:
-    """A run that is shorter than its preset warms up for less, or it would end before its peak."""
+    """Shortens the warm-up of a run shorter than its preset, so that it ends after its peak."""
     if training.schedule == "noam":  # its peak depends on the warm-up
         return training
     warmup = training.warmup
@@ -245,12 +245,12 @@ def _with_warmup(training: TrainingConfig, preset: TrainingConfig) -> TrainingCo
 
 
 def _from_run(way: str, words: list[str]) -> tuple[TaskSpec, Any, str]:
-    """Task, settings and folder of a run that begins with those of another one."""
+    """The task, settings and folder of a new run with the settings of a run or a file."""
     names = [word for word in words[:2] if not word.startswith("-")]
-    wanted = FROM_RUN[way].split()
-    if len(names) < len(wanted):
-        raise ValueError(f"{way} needs {' and '.join(wanted)}: regard train {way} {FROM_RUN[way]}")
-    names, flags = names[: len(wanted)], words[len(wanted) :]
+    needed = FROM_RUN[way].split()
+    if len(names) < len(needed):
+        raise ValueError(f"{way} needs {' and '.join(needed)}: regard train {way} {FROM_RUN[way]}")
+    names, flags = names[: len(needed)], words[len(needed) :]
     old, run = Path(names[0]), names[-1]
     if way == "--config":
         task, config = _settings(old)
@@ -261,19 +261,19 @@ def _from_run(way: str, words: list[str]) -> tuple[TaskSpec, Any, str]:
     if way == "--from":
         config = replace(config, **_start(task, old))
     flags = spelled_out(task.config, flags)
-    return task, _changed(task, config, flags, f"regard train {task.name} RUN"), run
+    return task, _apply_flags(task, config, flags, f"regard train {task.name} RUN"), run
 
 
 def _start(task: TaskSpec, run: Path) -> dict[str, Any]:
-    """The settings that begin with a run's model, which brings its tokenizer."""
-    known = {field.name for field in fields(task.config)}
-    if "start" not in known:
+    """The settings that start from a run's model, which brings its tokenizer."""
+    settings = {field.name for field in fields(task.config)}
+    if "start" not in settings:
         raise ValueError(f"{run}: the task {task.name} cannot be fine-tuned (--from)")
-    return {"start": str(run), **({"tokenizer": None} if "tokenizer" in known else {})}
+    return {"start": str(run), **({"tokenizer": None} if "tokenizer" in settings else {})}
 
 
 def run_training(spec: TaskSpec, config: Any, run: Path) -> tuple[Result, list[str]]:
-    """Trains, and says how it went and what can be done with it."""
+    """Trains a model; returns the result and lines that describe it and how to use it."""
     check_folder(run)
     check_settings(config)
     warm_up(device(config.training.device))
@@ -301,7 +301,7 @@ def run_settings(run: Path) -> tuple[TaskSpec, Any]:
 
 
 def _settings(file: Path) -> tuple[TaskSpec, Any]:
-    """The task and the settings that a file names: a run's own, or one that a person wrote."""
+    """The task and the settings of a file: a run's config.json, or a user's own file."""
     data: Any = read(file)
     match data:
         case {"kind": "run", "parts": dict(parts)} if parts:
@@ -309,13 +309,13 @@ def _settings(file: Path) -> tuple[TaskSpec, Any]:
                 f"{file} is that of a model with parts that its config does not name: "
                 f"{listed_parts(parts)}; continue or repeat the run in Python, with fit"
             )
-        case {"kind": "run", "task": {"name": str(name), "config": dict(kept)}}:
-            task, settings = spec(name), {**kept, "training": data.get("training")}
+        case {"kind": "run", "task": {"name": str(name), "config": dict(recorded)}}:
+            task, settings = spec(name), {**recorded, "training": data.get("training")}
         case {"task": str(name)}:
             task, size = spec(name), data.get("size", "tiny")
             check_preset(size)
-            given = {key: value for key, value in data.items() if key not in ("task", "size")}
-            settings = _over(to_json(task.preset(size)), given)
+            changes = {key: value for key, value in data.items() if key not in ("task", "size")}
+            settings = _over(to_json(task.preset(size)), changes)
         case _:
             raise ValueError(
                 f"{file} is not a run's config.json, and names no task, such as task: translate"
@@ -323,10 +323,10 @@ def _settings(file: Path) -> tuple[TaskSpec, Any]:
     return task, from_json(task.config, settings, str(file))
 
 
-def _over(below: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
-    """The settings given, and for all others those below."""
+def _over(below: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """Merges `changes` into the settings `below`."""
     merged = dict(below)
-    for name, value in given.items():
+    for name, value in changes.items():
         inner = merged.get(name)
         both = isinstance(inner, dict) and isinstance(value, dict)
         merged[name] = _over(cast(dict[str, Any], inner), value) if both else value
@@ -334,8 +334,8 @@ def _over(below: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
 
 
 def _size(flags: list[str]) -> Preset:
-    """Takes --size out: it decides what all other settings begin with."""
-    value = _taken(flags, "--size")
+    """Removes --size, which chooses the preset, and returns its value."""
+    value = _take_flag(flags, "--size")
     if value is None:
         return "tiny"
     check_preset(value)
@@ -343,8 +343,8 @@ def _size(flags: list[str]) -> Preset:
 
 
 def _shape(task: TaskSpec, flags: list[str]) -> dict[str, Any]:
-    """Takes --for out: what the model's shape must be for another library."""
-    library = _taken(flags, "--for")
+    """Removes --for, and returns the shape that the model needs for another library."""
+    library = _take_flag(flags, "--for")
     if library is None:
         return {}
     from regard.interop import shape_for
@@ -352,8 +352,8 @@ def _shape(task: TaskSpec, flags: list[str]) -> dict[str, Any]:
     return shape_for(library, task.name)
 
 
-def _taken(flags: list[str], name: str) -> str | None:
-    """Takes a flag out, which is no setting, and gives its value."""
+def _take_flag(flags: list[str], name: str) -> str | None:
+    """Removes a flag that is not a setting, and returns its value."""
     for n, flag in enumerate(flags):
         if flag == name or flag.startswith(f"{name}="):
             value = flag.partition("=")[2] or "".join(flags[n + 1 : n + 2])

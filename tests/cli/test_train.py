@@ -12,7 +12,7 @@ from PIL import Image
 
 from regard.cli import demo
 from regard.cli.main import main
-from regard.cli.train import _from_run, _parsed, run_settings, run_training
+from regard.cli.train import _from_run, _parse_config, run_settings, run_training
 from regard.task import classify, dates
 from regard.task.settings import Preset
 from regard.task.specs import NAMES, spec
@@ -128,7 +128,7 @@ def test_help_explains_every_setting(capsys: pytest.CaptureFixture[str]) -> None
 )
 def test_a_short_run_has_a_short_warm_up(flags: list[str], size: Preset, warmup: int) -> None:
     flags = [*flags, "--training.device", "cpu"]
-    assert _parsed(spec("translate"), size, flags, {}).training.warmup == warmup
+    assert _parse_config(spec("translate"), size, flags, {}).training.warmup == warmup
 
 
 @pytest.mark.usefixtures("unchecked")
@@ -143,7 +143,7 @@ def test_a_short_run_has_a_short_warm_up(flags: list[str], size: Preset, warmup:
     ],
 )
 def test_another_optimizer_has_a_rate_that_suits_it(task: str, flags: list[str], lr: float) -> None:
-    found = _parsed(spec(task), "tiny", [*flags, "--training.device", "cpu"], {}).training
+    found = _parse_config(spec(task), "tiny", [*flags, "--training.device", "cpu"], {}).training
     assert found.lr == pytest.approx(lr)
 
 
@@ -169,7 +169,7 @@ def test_a_run_that_is_repeated_with_another_optimizer_too(run: Path, tmp_path: 
 def test_limits_take_the_place_of_the_presets(
     task: str, flags: list[str], limits: tuple[float | None, ...]
 ) -> None:
-    found = _parsed(spec(task), "tiny", [*flags, "--training.device", "cpu"], {}).training
+    found = _parse_config(spec(task), "tiny", [*flags, "--training.device", "cpu"], {}).training
     assert (found.steps, found.epochs, found.minutes) == limits
 
 
