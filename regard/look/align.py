@@ -1,21 +1,21 @@
 """Word alignments from the cross-attention of one head.
 
-    a_tw = Σ_{i in t} Σ_{j in w} A_ij        what target word t looks at in source word w
+    a_tw = Σ_{i in t} Σ_{j in w} A_ij        attention of target word t to source word w
     link(t) = argmax_w a_tw                  written w-t, the form of Moses and fast_align
 
-Heads differ: some follow the words, others rest on EOS or on a neighbour. Which one to
-trust is asked of the model itself, by leaving out (Li et al. 2019): with word w taken out of the
-source, the log p of target word t falls by
+Heads differ: some follow the words, others rest on EOS or on a neighbour. The model itself selects
+the head, by leaving words out (Li et al. 2019): without word w in the source, the log p of target
+word t falls by
 
     d_tw = log p(t | x) − log p(t | x without w)
 
-A head aligns as well as the words that it links are needed: Σ_t d_t,link(t), as a share of
-Σ_t max_w d_tw, which the best links there are would reach. No alignment made by a person is wanted,
-a few sentences are enough, and a head that looks at punctuation gets nothing for it.
+The score of a head is Σ_t d_t,link(t) as a share of Σ_t max_w d_tw, which the best possible links
+reach. This takes no human alignments and only a few sentences, and gives no credit to a head that
+attends to punctuation.
 
-Weights are read at the step that writes a token or at the next one, which has read it (Chen et al.
-2020, found better there); both are tried. Position and number of the best head differ from model
-to model (Garg et al. 2019 found the last layer but one), so none is assumed.
+Both the weights of the step that writes a token and those of the next step, which reads it, are
+tried (the latter were better in Chen et al. 2020). The best layer and head differ from model to
+model (the last layer but one in Garg et al. 2019), so none is assumed.
 """
 
 import math
@@ -37,19 +37,19 @@ Links: TypeAlias = list[tuple[int, int]]
 """Pairs of words, source and target, counted from 0."""
 
 TRIED = 400
-"""Sources with a word left out that are enough to tell heads apart."""
+"""Number of sources with a word left out that suffices to compare heads."""
 MAX_TOKENS = 32
-"""Tokens of an example, on each side, by which heads are told apart; the rest is cut off."""
+"""Maximum number of tokens of an example, on each side, for comparing heads."""
 
 
 @dataclass(frozen=True)
 class Head:
-    """A head of the cross-attention, and when to look at it."""
+    """A head of the cross-attention, and the step whose weights count."""
 
     layer: int
     head: int
     shift: int = 0
-    """1 where a token's weights are those of the step after it, which has read it."""
+    """1 if a token's weights are those of the next step, which reads it."""
 
     def __str__(self) -> str:
         when = "after" if self.shift else "before"
@@ -68,17 +68,17 @@ class Example:
 
 @dataclass(frozen=True)
 class Found:
-    """The head that aligns best, and how well all of them do."""
+    """The head that aligns best, and the scores of all heads."""
 
     best: Head
     shares: Float[Tensor, "layers H 2"]
-    """Of what leaving words out can cost, what the words linked by each head and shift cost."""
+    """Score of each head and shift: the cost without linked words, as a share of the maximum."""
     words: int
-    """Target words that were asked about."""
+    """Number of target words that were scored."""
 
 
 def words(pieces: Sequence[str]) -> list[int]:
-    """The number of the white-space separated word of each token; -1 where it is white space.
+    """The index of the white-space separated word of each token; -1 for white space.
 
     Pieces are as tokenizers show them: ▁ is a space, <0xE2> a byte of a letter.
     """
@@ -89,7 +89,7 @@ def words(pieces: Sequence[str]) -> list[int]:
             new = bytes([int(byte[1], 16)]) if byte else part.encode(errors="surrogateescape")
             data += new
             owners += [token] * len(new)
-    found, word, inside, at = [-1] * len(pieces), -1, False, 0
+    indices, word, inside, at = [-1] * len(pieces), -1, False, 0
     for letter in data.decode(errors="surrogateescape"):
         size = len(letter.encode(errors="surrogateescape"))
         if letter.isspace():
@@ -98,17 +98,17 @@ def words(pieces: Sequence[str]) -> list[int]:
             word += not inside
             inside = True
             for token in owners[at : at + size]:
-                found[token] = word
+                indices[token] = word
         at += size
-    return found
+    return indices
 
 
 def links(
     weights: Float[Tensor, "L S"], source_words: Sequence[int], target_words: Sequence[int]
 ) -> Links:
-    """Each target word with the source word that it looks at most; white space is left out.
+    """Links each target word to the source word that it attends to most, without white space.
 
-    Columns beyond the source's tokens, such as EOS's, count for no word.
+    Columns beyond the source's tokens, such as that of EOS, belong to no word.
     """
     if not any(word >= 0 for word in source_words):
         return []
@@ -125,11 +125,11 @@ def cross(
     end: int,
     layer: int | None = None,
 ) -> list[Float[Tensor, "layers H L S"]]:
-    """The cross-attention of each pair, all layers or one, as it was while the target was written.
+    """The cross-attention weights of each pair, of all layers or of one.
 
-    Row n is of the step that wrote token n, the last one of the step that wrote EOS; the
-    last column is the source's EOS. The model is given the target all at once, which makes the
-    same weights as the search made one by one.
+    Row n belongs to the step that wrote token n, and the last row to the step that wrote EOS; the
+    last column is the source's EOS. One forward pass over the target gives the same weights as
+    decoding it step by step.
     """
     if not pairs:
         return []
@@ -143,31 +143,31 @@ def cross(
             "cross-attention cannot be shown over source tokens: a custom part changes the lengths"
         )
     name = "cross" if layer is None else f"decoder.blocks.{layer}.cross"
-    with record(model, lambda module: module.endswith(name)) as seen:
+    with record(model, lambda module: module.endswith(name)) as records:
         memory = model.encode(pad(sources, True, end).to(device), lengths)
         model.states(pad(targets, True, end).to(device), memory, None, lengths)
-    together = torch.stack([asked.weights() for asked in seen.values()], 1).float().cpu()
+    together = torch.stack([call.weights() for call in records.values()], 1).float().cpu()
     return [
-        one[:, :, : len(target), : len(source)].clone()
-        for one, source, target in zip(together, sources, targets)
+        weights[:, :, : len(target), : len(source)].clone()
+        for weights, source, target in zip(together, sources, targets)
     ]
 
 
 def find(model: Transformer, examples: Sequence[Example], start: int, end: int) -> Found | None:
-    """The head whose links are the most needed, over as many examples as it takes.
+    """Chooses the head whose links have the highest score, on as many examples as needed.
 
-    None where no example has two words, so that no head could be wrong.
+    None if no example has two words, so that no head could be wrong.
     """
     enough: list[Example] = []
     tried = 0
-    for example in map(_divided, map(_shortened, examples)):
+    for example in map(_split_single_words, map(_truncate, examples)):
         units = max(example.source_words, default=-1) + 1
         if units > 1 and example.target and tried < TRIED:
             enough.append(example)
             tried += units
     reached: Tensor | None = None
-    possible, asked = 0.0, 0
-    attended = cross(model, [(one.source, one.target) for one in enough], start, end)
+    possible, count = 0.0, 0
+    attended = cross(model, [(example.source, example.target) for example in enough], start, end)
     for example, weights in zip(enough, attended):
         units = max(example.source_words) + 1
         cost = _by_words(
@@ -185,18 +185,18 @@ def find(model: Transformer, examples: Sequence[Example], start: int, end: int) 
         gain = torch.stack(gained, -1)
         reached = gain if reached is None else reached + gain
         possible += float(cost.amax(-1).sum())
-        asked += len(cost)
+        count += len(cost)
     if reached is None or possible <= 0:
         return None
     _, heads, shifts = reached.shape
     place = int(reached.flatten().argmax())
     best = Head(place // (heads * shifts), place // shifts % heads, place % shifts)
-    return Found(best, reached / possible, asked)
+    return Found(best, reached / possible, count)
 
 
-def _shortened(example: Example) -> Example:
-    """The beginning of a long example, with the same share of source and target, and with words
-    counted from 0. Leaving out each of n words takes n copies, so all of a long text takes n²."""
+def _truncate(example: Example) -> Example:
+    """Truncates a long example, by the same share of source and target, with words counted from 0.
+    Leaving out each of n words takes n copies, so a whole long text would take n²."""
     S, L = len(example.source), len(example.target)
     share = min(1.0, MAX_TOKENS / max(S, L, 1))
     source, target = math.ceil(share * S), math.ceil(share * L)
@@ -210,8 +210,8 @@ def _shortened(example: Example) -> Example:
     )
 
 
-def _divided(example: Example) -> Example:
-    """Where source or target is one word, tokens are asked about: any head would link the word."""
+def _split_single_words(example: Example) -> Example:
+    """Treats tokens as words if source or target is one word, which any head would link."""
     if min(max(words, default=-1) for words in (example.source_words, example.target_words)) > 0:
         return example
     return Example(
@@ -223,14 +223,14 @@ def _divided(example: Example) -> Example:
 def _costs(
     model: Transformer, example: Example, units: int, start: int, end: int
 ) -> Float[Tensor, "units L"]:
-    """By how much the log p of each target token falls without each of the source's words."""
+    """The fall of log p of each target token without each source word."""
     device = model.target.table.weight.device
-    kept = [
+    sources = [
         [token for token, word in zip(example.source, example.source_words) if word != out]
         for out in range(-2, units)
         if out != -1
     ]
-    batch = text_batch([(one, example.target) for one in kept], start, end, source_end=end)
+    batch = text_batch([(source, example.target) for source in sources], start, end, source_end=end)
     batch = batch.to(device)
     logits = model(
         batch.source,
@@ -239,14 +239,14 @@ def _costs(
         target_lengths=batch.target_lengths,
     )
     logs = logits[0].float().log_softmax(-1).gather(1, batch.labels.view(-1, 1))
-    whole, *without = logs.view(len(kept), -1)[:, :-1].cpu()
+    whole, *without = logs.view(len(sources), -1)[:, :-1].cpu()
     return whole - torch.stack(without)
 
 
 def _by_words(
     values: Float[Tensor, "... L S"], source_words: Sequence[int], target_words: Sequence[int]
 ) -> Float[Tensor, "... T W"]:
-    """Summed over the tokens of each word, on both sides."""
+    """Sums values over the tokens of each word, on both sides."""
     values = values.to(torch.float64)
     for axis, numbers in ((-1, source_words), (-2, target_words)):
         places = torch.tensor(list(numbers)).long()

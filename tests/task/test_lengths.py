@@ -69,9 +69,9 @@ def test_aligning_a_long_line_reads_a_few_times_its_tokens(words: Translator) ->
 def test_the_head_is_chosen_by_the_beginning_of_long_examples() -> None:
     n = 3 * align.MAX_TOKENS
     example = align.Example(range(n), range(2 * n), [-1, *range(5, n + 4)], [0] * 2 * n)
-    short = align._shortened(example)
+    short = align._truncate(example)
     assert short == align.Example(range(16), range(32), [-1, *range(15)], [0] * 32)
-    assert align._shortened(short) == short
+    assert align._truncate(short) == short
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""`regard attend`: attention by hand, for matrices that are typed or read from files.
+"""The command `attend`: attention by hand, for matrices from options or files.
 
 regard attend --query "1 2; 3 1" --key "2 1; 1 1; 0 1" --value "1 2 -2; 1 1 2; 0 1 -1"
 regard attend --query x.csv --mask causal --explain "A[2,1]"
@@ -94,13 +94,13 @@ def parser() -> argparse.ArgumentParser:
 
 def attend(words: Sequence[str]) -> None:
     """Runs `regard attend`."""
-    options = parser().parse_args(_joined(words))
+    options = parser().parse_args(_join_negative(words))
     if not 0 <= options.digits <= 15:
         raise ValueError(f"digits ({options.digits}) must be 0 to 15, as many as float64 has")
     convention: Convention = options.convention
     whole = work_out(options)
     heads = whole.heads
-    explained = [_explained(head, options) for head in heads]
+    explained = [_arithmetic(head, options) for head in heads]
     alone = len(heads) == 1 and not whole.weights
     if options.json or options.latex or options.markdown:
         from regard.lab import export
@@ -122,8 +122,8 @@ def attend(words: Sequence[str]) -> None:
     _print(whole, convention, options.digits, explained)
 
 
-def _explained(head: Steps, options: argparse.Namespace) -> list[Arithmetic]:
-    """The arithmetic of the entries that are asked for, in one head."""
+def _arithmetic(head: Steps, options: argparse.Namespace) -> list[Arithmetic]:
+    """The arithmetic of the requested entries in one head."""
     if options.explain is None:
         return []
     entries = chosen(stages(head, options.convention, options.digits), options.explain)
@@ -131,21 +131,21 @@ def _explained(head: Steps, options: argparse.Namespace) -> list[Arithmetic]:
 
 
 def work_out(options: argparse.Namespace) -> Layer:
-    """The layer for these options: one head without weights is attention by itself."""
+    """The layer for these options; one head without weights is plain attention."""
     columns = options.convention == "columns"
 
     def read(option: str, name: str) -> Matrix | None:
         text = getattr(options, option)
-        found = None if text is None else matrix.read(text, name)
-        return found.transposed if columns and found is not None else found
+        entries = None if text is None else matrix.read(text, name)
+        return entries.transposed if columns and entries is not None else entries
 
     query = matrix.read(options.query, "query")
     key = query if options.key is None else matrix.read(options.key, "key")
     value = key if options.value is None else matrix.read(options.value, "value")
     weights = {
-        f"W_{letter}": found
+        f"W_{letter}": weight
         for letter, option in zip("QKVO", ("w_query", "w_key", "w_value", "w_output"))
-        if (found := read(option, f"--{option.replace('_', '-')}")) is not None
+        if (weight := read(option, f"--{option.replace('_', '-')}")) is not None
     }
     scoring = _scoring(options, read)
     _check(query, key, value, options.convention, widths=not weights and isinstance(scoring, Dot))
@@ -175,29 +175,29 @@ def work_out(options: argparse.Namespace) -> Layer:
 
 
 _SCORES = {"dot": (), "general": ("w_score",), "additive": ("w_score", "u_score", "v_score")}
-"""The matrices that a score takes."""
+"""The matrices of each score."""
 
 
 def _scoring(options: argparse.Namespace, read: Callable[[str, str], Matrix | None]) -> Scoring:
-    """The score that is asked for, with its matrices."""
+    """The requested score, with its matrices."""
     takes = _SCORES[options.score]
-    found: list[Matrix] = []
+    matrices: list[Matrix] = []
     for option in _SCORES["additive"]:
         flag = f"--{option.replace('_', '-')}"
-        given = read(option, flag)
-        if given is None and option in takes:
+        weight_matrix = read(option, flag)
+        if weight_matrix is None and option in takes:
             raise ValueError(f"--score {options.score} needs {flag}; give it a matrix")
-        if given is not None and option not in takes:
+        if weight_matrix is not None and option not in takes:
             raise ValueError(f"{flag} makes no difference to --score {options.score}; leave it out")
-        if given is not None:
-            found.append(given)
-    match found:
+        if weight_matrix is not None:
+            matrices.append(weight_matrix)
+    match matrices:
         case []:
             return Dot()
         case [weight]:
             return General(weight)
         case _:
-            query_weight, key_weight, vector = found
+            query_weight, key_weight, vector = matrices
             if vector.shape[0] != 1:
                 vector = vector.transposed
             if vector.shape[0] != 1:
@@ -206,12 +206,12 @@ def _scoring(options: argparse.Namespace, read: Callable[[str, str], Matrix | No
 
 
 def _check(query: Matrix, key: Matrix, value: Matrix, convention: Convention, widths: bool) -> None:
-    """That every key has a value and, unless something maps them, the width of a query."""
+    """Raises unless every key has a value and, if `widths` is True, the width of a query."""
     across, count = ("column", "row") if convention == "rows" else ("row", "column")
 
-    def sizes(one: Matrix) -> tuple[int, int]:
-        """How many vectors, and how wide."""
-        size = len(one.rows), len(one.rows[0])
+    def sizes(vectors: Matrix) -> tuple[int, int]:
+        """The number of vectors and their width."""
+        size = len(vectors.rows), len(vectors.rows[0])
         return size if convention == "rows" else size[::-1]
 
     (_, width), (keys, key_width), (values, _) = sizes(query), sizes(key), sizes(value)
@@ -245,15 +245,15 @@ MASKS = "causal, window:2, window:2,0, padding:3, prefix:2, documents:0,0,1"
 
 def read_mask(text: str, L: int, S: int, convention: Convention = "rows") -> Mask:
     """A mask by name, several joined by &, or a matrix of 0 and -inf, or of 0 and 1."""
-    named = [_named(part.strip(), S) for part in text.split("&")]
-    known = [mask for mask in named if mask is not None]
-    if len(known) == len(named):
-        joined = known[0]
-        for mask in known[1:]:
+    parts = [_mask_by_name(part.strip(), S) for part in text.split("&")]
+    masks = [mask for mask in parts if mask is not None]
+    if len(masks) == len(parts):
+        joined = masks[0]
+        for mask in masks[1:]:
             joined = joined & mask
         return joined
-    if known or not (matrix.like_numbers(text) or Path(text).suffix):
-        unknown = next(part for part, mask in zip(text.split("&"), named) if mask is None)
+    if masks or not (matrix.like_numbers(text) or Path(text).suffix):
+        unknown = next(part for part, mask in zip(text.split("&"), parts) if mask is None)
         raise ValueError(
             f"mask ({unknown.strip()!r}) is unknown; choose from {MASKS}, or give a matrix "
             "of 0 and -inf"
@@ -276,8 +276,8 @@ def read_mask(text: str, L: int, S: int, convention: Convention = "rows") -> Mas
     return Mask(lambda at: allowed[at.row, at.column], "as given")
 
 
-def _named(text: str, S: int) -> Mask | None:
-    """A mask by its name and numbers; None where the name is unknown."""
+def _mask_by_name(text: str, S: int) -> Mask | None:
+    """A mask by its name and numbers; None if the name is unknown."""
     name, colon, numbers = text.partition(":")
     if name == "causal" and not colon:
         return causal()
@@ -312,8 +312,8 @@ _TAKERS = (
 )
 
 
-def _joined(words: Sequence[str]) -> list[str]:
-    """A matrix may begin with a minus and is no option then: --query=-1/2."""
+def _join_negative(words: Sequence[str]) -> list[str]:
+    """Joins options and matrices that begin with a minus, which are not options: --query=-1/2."""
     joined: list[str] = []
     for word in words:
         if joined and joined[-1] in _TAKERS and re.match(r"[-−]([\d.∞]|inf)", word):
