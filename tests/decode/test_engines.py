@@ -7,6 +7,7 @@ int8    against the modules with the same 8-bit layers, and keys and values of a
         the other way, and what is found from these logits token by token
 """
 
+import os
 import threading
 import warnings
 from collections.abc import Callable, Sequence
@@ -43,7 +44,10 @@ from tests.decode.int8.samples import halved
 CUDA = torch.cuda.is_available()
 DEVICE = "cuda" if CUDA else "cpu"
 
-N, START, END, MOST = 97, 1, 2, 11
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+"""Where a step of a kernel takes as long as a sentence elsewhere."""
+
+N, START, END, MOST = 97, 1, 2, 5 if INTERPRETED else 11
 SIZES: dict[str, Any] = {"width": 64, "heads": 4, "feed_forward": 83, "dropout": 0.0, "length": 53}
 TEXT = TransformerConfig(N, encoder_layers=2, decoder_layers=2, **SIZES)
 LANGUAGE = LanguageConfig(N, layers=2, **SIZES)
@@ -143,8 +147,9 @@ def interpreted(kinds: Sequence[str]) -> list[Any]:
     """Every option with every kind of model; in `make test-kernels` a few, since a search takes
     seconds in the interpreter, and one by beams ten."""
     quick = [name for name, option in OPTIONS.items() if option.width == 1][:-1]
-    few = [kind for kind in kinds if kind in FEW]
-    default = {(quick[n], kind) for n, kind in enumerate(few)} | {("beams, banned", few[0])}
+    default = {(quick[n], kind) for n, kind in enumerate(kind for kind in kinds if kind in FEW)}
+    if kinds == list(MODELS):
+        default.add(("beams, banned", FEW[0]))
     return [
         pytest.param(name, kind, marks=[] if (name, kind) in default else [pytest.mark.slow])
         for name in OPTIONS
@@ -247,6 +252,7 @@ def test_rows_join_leave_and_keep_their_logits(kind: str, cuda: Any) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.triton
+@pytest.mark.slow
 def test_long_and_packed_sources(cuda: Any) -> None:
     model = made(TEXT).to(DEVICE)
     engine, option = cuda(model), OPTIONS["beams"]
@@ -262,6 +268,7 @@ def test_long_and_packed_sources(cuda: Any) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.triton
+@pytest.mark.slow
 def test_spaces_are_used_again_and_weights_that_changed_are_seen(cuda: Any) -> None:
     model = made(TEXT).to(DEVICE)
     engine, option, given = cuda(model), OPTIONS["greedy"], on(DEVICE, read(model))
@@ -328,6 +335,7 @@ def test_kept_spaces_take_no_more_than_their_share(
 
 @pytest.mark.gpu
 @pytest.mark.triton
+@pytest.mark.slow
 def test_a_space_serves_smaller_batches(cuda: Any) -> None:
     model = made(TEXT).to(DEVICE)
     engine, given = cuda(model), on(DEVICE, read(model))
@@ -349,6 +357,7 @@ def test_a_space_serves_smaller_batches(cuda: Any) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.triton
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["greedy", "beams", "beams, banned"])
 def test_searches_find_the_same_in_a_larger_space(name: str, cuda: Any) -> None:
     model, option = made(TEXT).to(DEVICE), OPTIONS[name]
@@ -387,6 +396,7 @@ def test_logits_that_are_not_finite_are_an_error(name: str, rows: str, cuda: Any
 
 @pytest.mark.gpu
 @pytest.mark.triton
+@pytest.mark.slow
 def test_learned_positions_reach_to_their_end(cuda: Any) -> None:
     model = made(replace(TEXT, position="learned", share="none", length=13)).to(DEVICE)
     given = on(DEVICE, read(model))

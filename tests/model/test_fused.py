@@ -35,6 +35,14 @@ def _triton() -> None:
     pytest.importorskip("triton")
 
 
+@pytest.fixture(params=[HALF, torch.float16], ids=str)
+def half(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In each dtype that the interpreter, or the GPU, multiplies."""
+    monkeypatch.setitem(globals(), "HALF", request.param)
+    if request.param is torch.float16:
+        monkeypatch.setitem(globals(), "CLOSE", 1e-3)
+
+
 def near(have: Tensor, want: Tensor, tolerance: float = CLOSE) -> None:
     error = (have.double() - want.double()).norm() / want.double().norm().clamp(min=1e-9)
     assert error <= tolerance
@@ -60,6 +68,24 @@ def normal(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
 
 
 # Attention
+
+
+def test_tiles_in_float16(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(globals(), "HALF", torch.float16)
+    monkeypatch.setitem(globals(), "CLOSE", 1e-3)
+    test_tiles(2, True, None, 24)
+
+
+def test_tiles_of_empty_sequences() -> None:
+    from regard.attention.backends import tiles
+
+    mask = packed(Packed([0, 0], DEVICE), Packed([0, 3], DEVICE))
+    query, key = (torch.randn(1, 2, n, 16, device=DEVICE).to(HALF).requires_grad_() for n in (0, 3))
+    out = tiles.packed(Call(query, key, key, mask, 0.25, None, 0.0))
+    assert out.shape == query.shape
+    (grad,) = torch.autograd.grad(out.sum(), key)
+    assert torch.equal(grad, torch.zeros_like(key))
+
 
 LENGTHS = [5, 0, 30, 7, 64, 1, 90]
 
@@ -95,6 +121,7 @@ def test_tiles(group: int, is_causal: bool, sources: list[int] | None, width: in
     same(ours, plain, query, key, value)
 
 
+@pytest.mark.usefixtures("half")
 @pytest.mark.parametrize("length", [5, 64, 65, 83, 197])
 @pytest.mark.parametrize("width", [16, 64])
 def test_whole(length: int, width: int) -> None:
@@ -172,7 +199,8 @@ def test_training_rotates_every_row_of_a_batch(monkeypatch: pytest.MonkeyPatch) 
 # Layers
 
 
-@pytest.mark.parametrize("rows", [3, 5000])
+@pytest.mark.usefixtures("half")
+@pytest.mark.parametrize("rows", [0, 3, 5000])
 @pytest.mark.parametrize("bias", [False, True])
 def test_linear(rows: int, bias: bool) -> None:
     from regard.attention.linear import linear
@@ -188,7 +216,7 @@ def test_linear(rows: int, bias: bool) -> None:
     same(ours, plain, *inputs)
 
 
-@pytest.mark.parametrize("width", [24, 64, 1000])
+@pytest.mark.parametrize("width", [7, 37, 64, 1000])
 def test_norms_and_residuals(width: int) -> None:
     from regard.model import fused
 
@@ -261,6 +289,7 @@ def test_dropout(dropout: float) -> None:
     assert abs(float((total == 0).float().mean()) - dropout) < 0.02
 
 
+@pytest.mark.usefixtures("half")
 @pytest.mark.parametrize("gelu", [False, True])
 def test_feed_forward(gelu: bool) -> None:
     from regard.model import fused
@@ -302,6 +331,7 @@ def test_a_row_alone_has_the_activation_of_a_batch() -> None:
 
 @pytest.mark.parametrize("bias", [False, True])
 def test_cross_entropy(bias: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("regard.train.softmax.COLUMNS", 128)  # several tiles, the last one ragged
     states, output = normal(1, 50, 32), nn.Linear(32, 500, bias, device=DEVICE)
     labels = torch.randint(0, 500, (1, 50), device=DEVICE)
     labels[0, 5:9] = -100
@@ -320,6 +350,7 @@ def test_cross_entropy(bias: bool, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("bias", [False, True])
 def test_divergence(bias: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("regard.train.softmax.COLUMNS", 128)
     one, two = normal(1, 50, 32), normal(1, 50, 32)
     output = nn.Linear(32, 500, bias, device=DEVICE)
     labels = torch.randint(0, 500, (1, 50), device=DEVICE)

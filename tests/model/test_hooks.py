@@ -6,6 +6,7 @@ markers `gpu` and `triton` the kernels themselves run.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -29,6 +30,7 @@ from regard.model.vit import VisionConfig
 
 B, L, S, D, HIDDEN, N = 2, 5, 3, 16, 32, 7
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 REAL = pytest.param("kernels", marks=[pytest.mark.gpu, pytest.mark.triton])
 
 KINDS: dict[str, Callable[[nn.Module, Callable[..., None]], Any]] = {
@@ -185,6 +187,8 @@ def test_a_hook_fires_on_every_module_of_a_fused_model(name: str, calls: list[st
     train(model)
     assert {"linear", "feed_forward"} <= set(calls)  # the paths that hooks must leave
     paths = [path for path, m in model.named_modules() if type(m) is not nn.ModuleList]
+    if INTERPRETED:  # a step takes half a second: of one block, and of what is around them
+        paths = [path for path in paths if "0" not in path]
     for kind in KINDS if DEVICE == "cuda" else ["full_backward"]:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(fusing, "_available", lambda device: False)
