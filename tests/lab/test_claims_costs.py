@@ -55,14 +55,14 @@ def test_attention_that_is_local_changes_verdicts(
 ) -> None:
     sound = verdicts(results, "longest-path")
 
-    from regard.attention import multihead
+    from regard.attention import core
     from regard.attention.attend import attend
     from regard.attention.mask import window
 
     def near(query: Any, key: Any, value: Any, **given: Any) -> Any:
         return attend(query, key, value, mask=window(1))
 
-    monkeypatch.setattr(multihead, "attend", near)
+    monkeypatch.setattr(core, "attend", near)
     assert changed(sound, "longest-path") == [True]
 
 

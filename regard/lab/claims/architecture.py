@@ -118,7 +118,7 @@ def _kinds(model: Transformer) -> list[str]:
     seen: list[str] = []
 
     def note(name: str, args: tuple[Any, ...], named: dict[str, Any]) -> None:
-        x, source = args
+        x, source = (*args, None)[:2]
         mask: Mask | None = named["mask"]
         rows = x.shape[1]
         allowed = None if mask is None else mask.tensor(rows, rows)[0, 0]
