@@ -3,7 +3,7 @@
     python -m bench.gpu [--data FOLDER] [--out FOLDER] [--rows decoding steps] [--skip-tests]
 
 Commands run one after the other, the tests first, each within a time limit, and all within
-`--seconds`. What fails, what lacks a package or data, and what no time is left for is a row too.
+`--seconds`. A command that fails, lacks a package or data, or has no time left is a row as well.
 Timings of other models need `transformers` and `timm`; serving needs `fastapi` and `uvicorn`.
 `--data` names the folder of Multi30k, raw (train, val and the tests, .en and .de, or .gz): with it
 a translator is trained first, which then translates and serves.
@@ -337,7 +337,7 @@ COMMANDS = [
         ("timm",),
     ),
 ]
-"""In the order of running: what others need first, then what is dearest to be wrong about."""
+"""In the order of running: first the translator that others need, then by importance."""
 
 TESTS = Command(
     "tests",
@@ -353,7 +353,7 @@ TESTS = Command(
 
 @dataclass
 class Session:
-    """What all commands share."""
+    """State shared by all commands."""
 
     files: dict[str, str]
     end: float
@@ -373,7 +373,7 @@ class Session:
             print(line(result), flush=True)
 
     def run(self, command: Command) -> tuple[str, str]:
-        """What the command printed, and why nothing was measured."""
+        """The output of a command, and the reason where nothing was measured."""
         if missing := [name for name in command.needs if importlib.util.find_spec(name) is None]:
             return "", f"needs {', '.join(missing)}"
         if command.data and "data" not in self.files:
@@ -412,7 +412,7 @@ class Session:
 
 
 def run(words: Sequence[str], limit: float) -> tuple[str, int | None]:
-    """What a command printed, both streams, and its exit status; None if it ran out of time."""
+    """Both streams of a command as one text, and its exit status; None if it ran out of time."""
     process = subprocess.Popen(
         words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
     )
@@ -441,12 +441,12 @@ def output(*words: str) -> str:
 
 
 def clocks() -> str:
-    """Of the multiprocessors and the memory, in MHz, and the power drawn, in W."""
+    """Clocks of the multiprocessors and the memory in MHz, and power in W."""
     query = "--query-gpu=clocks.sm,clocks.mem,power.draw"
     return output("nvidia-smi", query, "--format=csv,noheader,nounits")
 
 
-def installed(name: str) -> str:
+def package_version(name: str) -> str:
     try:
         return version(name)
     except PackageNotFoundError:
@@ -462,7 +462,7 @@ def machine() -> dict[str, str]:
         "commit": output("git", "rev-parse", "--short=12", "HEAD") or "unknown",
         "GPU": gpu or "none",
         "Python": sys.version.split()[0],
-        **{name: installed(name) for name in packages},
+        **{name: package_version(name) for name in packages},
     }
 
 

@@ -62,7 +62,7 @@ def missing(subject: Subject, quantize: Callable[[nn.Module], Any]) -> Measured:
 
 @contextmanager
 def plain() -> Iterator[None]:
-    """On which every module is called."""
+    """Switches the plain path on, which calls every module."""
     handle = register_module_forward_hook(lambda *_: None)
     try:
         yield
