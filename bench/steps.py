@@ -306,7 +306,7 @@ def _plain_loss(labels: Tensor) -> Callable[[Tensor], Tensor]:
 
 
 def command(options: argparse.Namespace, size: Preset) -> None:
-    """Speeds after the start, and when the first step is done."""
+    """The speed of the command, after its start, beside that of the bare step."""
     config = replace(
         translate.TASK.preset_on(size, CUDA), source=(options.source,), target=(options.target,)
     )
@@ -319,22 +319,17 @@ def command(options: argparse.Namespace, size: Preset) -> None:
     del task, bare
     _free()
     words = ["--source", options.source, "--target", options.target, "--size", size]
-    took = {}
-    for steps in (1, options.steps):
-        limits = [f"--training.{n}={steps}" for n in ("steps", "evaluate-every", "save-every")]
-        with tempfile.TemporaryDirectory() as folder:
-            begun = time.perf_counter()
-            train = [sys.executable, "-m", "regard", "train", "translate", f"{folder}/run"]
-            given = [*train, *words, *limits, "--judged", "8"]
-            said = subprocess.check_output(given, stderr=subprocess.STDOUT, text=True)
-            took[steps] = time.perf_counter() - begun
-    told = re.search(r"and ([\d,]+) tokens a second while training", said)
-    assert told is not None, said
-    speed = float(told[1].replace(",", ""))
+    limits = [f"--training.{n}={options.steps}" for n in ("steps", "evaluate-every", "save-every")]
+    with tempfile.TemporaryDirectory() as folder:
+        train = [sys.executable, "-m", "regard", "train", "translate", f"{folder}/run"]
+        arguments = [*train, *words, *limits, "--judged", "8"]
+        output = subprocess.check_output(arguments, stderr=subprocess.STDOUT, text=True)
+    match = re.search(r"and ([\d,]+) tokens a second while training", output)
+    assert match is not None, output
+    speed = float(match[1].replace(",", ""))
     print(
         f"regard train translate --size {size}: {speed:,.0f} target tokens/s, of the bare step's "
-        f"{alone:,.0f} {speed / alone:.2f}; {took[1]:.1f} s for a run of one step with its "
-        "evaluation and checkpoint",
+        f"{alone:,.0f} {speed / alone:.2f}",
         flush=True,
     )
 
