@@ -290,7 +290,7 @@ class Lane:
                 if not goes_on:
                     sentence.answer(self.search.hypotheses(sentence.place))
                 elif sentence.stream is not None:
-                    sentence.stream(self.search.settled(sentence.place))
+                    sentence.stream(self.search.stable_prefix(sentence.place))
             except Exception as error:
                 sentence.fail(error)
             if not goes_on:

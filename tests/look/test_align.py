@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from regard.data.tokenizer import Tokenizer
-from regard.decode.engine.eager import ReadingSession, encoded
+from regard.decode.engine.eager import ReadingSession, encode
 from regard.decode.search.beam import beam
 from regard.decode.search.greedy import greedy
 from regard.look.align import Example, Head, cross, find, links, words
@@ -106,7 +106,7 @@ def test_attention_is_that_of_the_search_reordered_to_the_winner() -> None:
         row = source[n : n + 1, :length].clone()
         row[0, -1] = END
         with torch.no_grad():  # alone, so that the winner stays to the end
-            session = Watched(model, *encoded(model, row, None))
+            session = Watched(model, *encode(model, row, None))
         given: dict[str, Any] = {"end": END, "max_length": most, "min_length": most}
         if width == 1:
             (best,) = greedy(session, [[START]], **given)

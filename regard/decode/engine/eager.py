@@ -28,7 +28,7 @@ from regard.threads import Threads
 
 
 class EagerEngine:
-    """Any Transformer or LanguageModel in evaluation mode."""
+    """Runs any Transformer or LanguageModel in evaluation mode."""
 
     name = "eager"
 
@@ -36,7 +36,7 @@ class EagerEngine:
         self.reason = reason
 
     def current(self, model: Model) -> bool:
-        return False  # a faster engine may have become possible, and this one costs nothing to make
+        return False  # a faster engine may have become possible, and a new eager one is free
 
     @torch.no_grad()
     def open(
@@ -55,13 +55,13 @@ class EagerEngine:
         assert source is not None
         kind = AttentiveSession if attention else ReadingSession
         with threads(model).spared(source.numel()):
-            return kind(model, *encoded(model, source, lengths))
+            return kind(model, *encode(model, source, lengths))
 
     def rows(self, length: int) -> int | None:
         return None
 
 
-# A session is opened for every batch, but how a model's steps run best is found out once.
+# A session is opened for every batch, but the best number of threads is measured once per model.
 _threads: "WeakKeyDictionary[nn.Module, Threads]" = WeakKeyDictionary()
 
 
@@ -71,14 +71,14 @@ def threads(model: Model) -> Threads:
     return _threads[model]
 
 
-def encoded(
+def encode(
     model: Transformer, source: Tensor, lengths: Lengths
 ) -> tuple[Float[Tensor, "M S D"], Int[Tensor, "M"] | None]:
     """The memory, one row for each source, and its lengths."""
     memory = model.encode(source, lengths)
     lengths = model.memory_lengths(lengths)
     if isinstance(lengths, Packed):
-        return unpacked(memory, lengths), lengths.lengths.to(memory.device)
+        return unpack(memory, lengths), lengths.lengths.to(memory.device)
     if lengths is None:
         return memory, None
     return memory, integer_tensor(lengths, "source_lengths").to(memory.device)
@@ -132,7 +132,7 @@ class EagerSession(Session):
 
 
 class ReadingSession(EagerSession):
-    """The rows of a decoder, and the sources, which were encoded once.
+    """The rows of a decoder, with the encoded sources.
 
     The cross-attention KV cache holds each source once, however many beams attend to it: rows that
     are repeated one after the other share it from then on.
@@ -156,7 +156,7 @@ class ReadingSession(EagerSession):
     def select(self, rows: Int[Tensor, "R"]) -> None:
         rows = self._chosen(rows)
         sources, beams = _sources(rows, self.sources, self.beams)
-        if self.memory is not None:  # nothing has been computed from it yet
+        if self.memory is not None:  # keys and values have not been computed yet
             rows = rows.to(self.memory.device)
             self.memory, sources, beams = self.memory.index_select(0, rows), rows, 1
         self.cache.share(rows, sources, beams)
@@ -190,13 +190,13 @@ class ReadingSession(EagerSession):
         """The length of each row's source."""
         if self.lengths is not None:
             return self.lengths
-        held = self.cache.blocks[0].cross.held
-        assert held is not None
-        return torch.full((self.rows,), held[0].shape[-2], device=self.device)
+        pair = self.cache.blocks[0].cross.held
+        assert pair is not None
+        return torch.full((self.rows,), pair[0].shape[-2], device=self.device)
 
 
 class AttentiveSession(ReadingSession):
-    """The same, with the last block's cross-attention weights, averaged over heads."""
+    """A ReadingSession with the last block's cross-attention weights, averaged over heads."""
 
     def __init__(self, model: Transformer, memory: Tensor, lengths: Tensor | None):
         super().__init__(model, memory, lengths)
@@ -208,7 +208,7 @@ class AttentiveSession(ReadingSession):
 
     @property
     def real(self) -> Tensor:
-        """Which source positions are real; False in padding."""
+        """True for real source positions, False in padding."""
         if self.lengths is None:
             return torch.ones((), dtype=torch.bool, device=self.attention.device)
         places = torch.arange(self.attention.shape[-1], device=self.lengths.device)
@@ -226,8 +226,8 @@ class AttentiveSession(ReadingSession):
         self.attention = beams_RLS[:, -1]
 
 
-def unpacked(x: Tensor, lengths: Packed) -> Tensor:
-    """(1, T, ...) as (B, S, ...): each sequence in a row of its own, and then zeros."""
+def unpack(x: Tensor, lengths: Packed) -> Tensor:
+    """(1, T, ...) as (B, S, ...): one sequence per row, padded with zeros."""
     lengths = lengths.to(x.device)
     rows = x.new_zeros(len(lengths), lengths.longest, *x.shape[2:])
     rows[lengths.sequence(), lengths.positions()[0]] = x[0]
@@ -235,16 +235,17 @@ def unpacked(x: Tensor, lengths: Packed) -> Tensor:
 
 
 def _sources(rows: Tensor, sources: int, beams: int) -> tuple[Tensor | None, int]:
-    """The sources that these rows read, each with equally many rows in turn, and how many.
+    """The sources that these rows read, and the number of consecutive rows that read each.
 
-    None where all sources stay as they are. What rows on a device hold is not asked for: they are
-    taken for beams that stay with their sentence, and the device itself stops where they do not.
+    None if the sources stay unchanged. Rows on a device are not read back: they are assumed to be
+    beams that stay within their sentence, and an assertion on the device checks it.
     """
     if on_host(rows):
         of = [row // beams for row in rows.tolist()]
         beams = math.gcd(*(len(list(run)) for _, run in itertools.groupby(of))) or 1
-        kept = of[::beams]
-        return None if kept == list(range(sources)) else torch.tensor(kept).long(), beams
+        remaining = of[::beams]
+        same = remaining == list(range(sources))
+        return None if same else torch.tensor(remaining).long(), beams
     if beams == 1 or len(rows) != sources * beams:
         return rows // beams, 1
     place = torch.arange(len(rows), device=rows.device)

@@ -1,13 +1,13 @@
-"""An ensemble: several models that write one text, as one session.
+"""An ensemble: several models that generate one text together, as one session.
 
     p(y_t | y_<t, x) = Σ_m w_m p_m(y_t | y_<t, x),     Σ_m w_m = 1
 
 Probabilities are averaged, as fairseq does, and Sockeye by default: the mean is a distribution, and
 its log p compares with a single model's. A mean of log p, as Marian and OpenNMT-py take it, is no
-distribution, and lets any one model veto a token that all others expect.
+distribution, and lets one model veto a token that all others expect.
 
-Members are sessions of their own, each with its engine: they may differ in architecture, size and
-what they read, but not in what their tokens mean. A search does not see that there are several.
+Each member is a session with its own engine: members may differ in architecture, size and source,
+but share the target vocabulary. To a search, an ensemble is like any other session.
 """
 
 import math
@@ -24,14 +24,14 @@ from regard.decode.search.constraints import Constraints
 from regard.decode.search.topk import Best
 
 Weights: TypeAlias = Sequence[float | int]
-"""How much each member counts, relative to the others."""
+"""The relative weight of each member."""
 
 
 def ensemble(members: Sequence[Session], weights: Weights | None = None) -> Session:
-    """One session of several, which it then owns; a single one is itself.
+    """One session of several members, which it owns from then on; a single member is returned.
 
-    `weights` say how much each counts, relative to the others; by default all count the same.
-    Constraints are those of the search: they apply to the mean, and not to each member.
+    `weights` are relative, and equal by default. The constraints of a search apply to the mean
+    distribution, not to each member.
     """
     normalized = shares(weights, len(members))
     if len(members) == 1:
@@ -48,7 +48,7 @@ def ensemble(members: Sequence[Session], weights: Weights | None = None) -> Sess
 
 
 def shares(weights: Weights | None, count: int) -> list[float]:
-    """Weights that sum to 1, one for each of so many members."""
+    """Normalizes the weights of `count` members to a sum of 1; None means equal weights."""
     if weights is None:
         weights = [1.0] * count
     if len(weights) != count:
@@ -78,7 +78,7 @@ class EnsembleSession(Session):
             member.prefill(tokens, counts)
 
     def step(self, tokens: Int[Tensor, "R"]) -> Float[Tensor, "R N"]:
-        """log p of the mean, which are logits as good as any."""
+        """log p of the mean distribution, which serve as logits."""
         logs = (
             member.step(tokens).to(self.device, self.scores).log_softmax(-1) + math.log(weight)
             for member, weight in zip(self.members, self.weights)
@@ -111,21 +111,21 @@ class EnsembleSession(Session):
 
 
 class AttentiveEnsemble(EnsembleSession):
-    """The same, with the mean of the members' attention; they must have read the same source."""
+    """An ensemble with the mean of its members' attention; they must read the same source."""
 
     @property
     def attention(self) -> Float[Tensor, "R S"]:
-        seen = [
+        attentions = [
             cast(Attentive, member).attention.to(self.device, self.scores)
             for member in self.members
         ]
-        if len({rows.shape for rows in seen}) > 1:
-            places = ", ".join(str(rows.shape[1]) for rows in seen)
+        if len({rows.shape for rows in attentions}) > 1:
+            places = ", ".join(str(rows.shape[1]) for rows in attentions)
             raise ValueError(
                 f"sources of {places} tokens have no mean attention; for a coverage penalty, all "
                 "models must share the source tokenizer"
             )
-        return torch.stack([weight * rows for weight, rows in zip(self.weights, seen)]).sum(0)
+        return torch.stack([w * rows for w, rows in zip(self.weights, attentions)]).sum(0)
 
     @property
     def real(self) -> Tensor:

@@ -1,4 +1,4 @@
-"""Properties of a model's parts that engines check."""
+"""Properties of a model's parts that decide which engine can run it."""
 
 import math
 from typing import cast
@@ -17,8 +17,8 @@ Model = Transformer | LanguageModel
 
 
 def modules(model: nn.Module) -> list[nn.Module]:
-    """All submodules, as `model.modules()` gives them, in a fifth of the time: every batch asks
-    whether they are the same."""
+    """All submodules, like `model.modules()` in a fifth of the time: they are compared at every
+    batch."""
     parts = [part for part in model._modules.values() if part is not None]
     for part in parts:  # and those that are appended meanwhile
         if part._modules:
@@ -27,12 +27,12 @@ def modules(model: nn.Module) -> list[nn.Module]:
 
 
 def has_hooks(parts: list[nn.Module]) -> bool:
-    """True if calling one of them runs more, or other code, than its class's `forward`."""
+    """True if calling one of them runs other code than its class's `forward`, or more."""
     return fusing.has_hooks(*parts)
 
 
 def overridden(model: nn.Module) -> str:
-    """The part that runs more, or other code, than its class's `forward`; empty if none does."""
+    """The part with a hook or another `forward` than its class's; empty if there is none."""
     if not has_hooks(modules(model)):
         return ""
     if fusing.has_hooks():
@@ -48,7 +48,7 @@ def target(model: Model) -> Tokens:
 
 
 def reads_otherwise(model: nn.Module) -> str:
-    """Why no kernel knows the lengths of a model's memory; empty where they are the source's."""
+    """The reason why the memory's lengths may differ from the source's; empty if they do not."""
     if isinstance(model, Transformer):
         for name, part in (("source", model.source), ("encoder", model.encoder)):
             if not keeps_lengths(part):
@@ -57,7 +57,7 @@ def reads_otherwise(model: nn.Module) -> str:
 
 
 def unusual(part: nn.Module) -> str:
-    """Why no kernel supports an attention; empty if it is softmax(beta q·k) v."""
+    """The property of an attention that no kernel supports; empty for softmax(beta q·k) v."""
     if type(part) is not MultiHeadAttention or type(part.core) is not Core:
         return f"another attention, {type(part).__name__}"
     if part.core.score is not None:
@@ -69,6 +69,6 @@ def unusual(part: nn.Module) -> str:
 
 
 def scale(part: MultiHeadAttention) -> float:
-    """The beta of an attention that is not unusual."""
+    """The softmax scale of a standard attention layer."""
     beta = part.core.beta
     return 1 / math.sqrt(part.key_width) if beta is None else float(cast(float, beta))

@@ -42,13 +42,13 @@ class Search(Protocol):
     rows: Int[Tensor, "R"] | None
     """The row that each row continues from there on; None where all continue themselves."""
     over: Bool[Tensor, "B"]
-    """Which sentences are."""
+    """True for sentences whose search has ended."""
 
     def extend(self, logits: Float[Tensor, "R N"], best: Callable[..., Best]) -> None:
-        """One more token for every row; `best` is the session's."""
+        """Adds a token to every row; `best` is the session's."""
 
-    def select(self, kept: Int[Tensor, "b"]) -> None:
-        """Continues with these sentences alone."""
+    def select(self, sentences: Int[Tensor, "b"]) -> None:
+        """Drops all other sentences."""
 
 
 @runtime_checkable
@@ -59,23 +59,23 @@ class Rolling(Protocol):
     """Rows of a sentence after its first step, at which it has one."""
 
     def add(self, most: int, index: int) -> int:
-        """A place for a sentence of at most so many tokens, which draws from (seed, index)."""
+        """A place for a sentence of at most `most` tokens, which draws from (seed, index)."""
 
     def remove(self, place: int) -> None: ...
 
     def extend(
         self, places: Integers, logits: Float[Tensor, "R N"], best: Chooser
     ) -> tuple[Integers, Integers]:
-        """From logits of these sentences' rows, their next tokens, and the row that each continues.
+        """The next token of each row of these sentences, and the row that it continues.
 
-        A sentence's rows stand one after the other: one at its first step, then `width`.
+        The rows of a sentence are consecutive: one at its first step, then `width`.
         """
 
     def over(self, place: int) -> bool: ...
 
     def hypotheses(self, place: int) -> list[Hypothesis]: ...
 
-    def settled(self, place: int) -> list[int]: ...
+    def stable_prefix(self, place: int) -> list[int]: ...
 
 
 @runtime_checkable
@@ -85,7 +85,7 @@ class Attentive(Protocol):
     attention: Float[Tensor, "R S"]
     """Attention weights of each row over its source; each row sums to 1."""
     real: Tensor
-    """Which source positions are real: booleans that broadcast to (R, S), False in padding."""
+    """True for real source positions, False in padding; broadcasts to (R, S)."""
 
 
 class Session:
@@ -101,7 +101,7 @@ class Session:
     scores: torch.dtype = torch.float32
     """The dtype of sums of log p."""
     shrinks = True
-    """Whether steps are faster with fewer rows, so that finished sentences should leave."""
+    """True if steps are faster with fewer rows, so that finished sentences should leave."""
     cache_bytes = 0
     """Bytes of the KV cache for each position of a row; 0 if unknown."""
 
@@ -118,7 +118,7 @@ class Session:
     def select(self, rows: Int[Tensor, "R"]) -> None:
         """Keeps, drops, repeats or reorders rows.
 
-        They are on the host where their number changes; otherwise nothing waits for the device.
+        The tensor must be on the host if their number changes; otherwise nothing synchronises.
         """
         raise NotImplementedError
 
@@ -145,16 +145,15 @@ class Session:
     def roll(
         self, search: Rolling, places: Integers, last: Integers, steps: int = 1
     ) -> tuple[Integers, Integers]:
-        """A step of model and search, for sentences that have all rows; or as many as `steps`,
-        where the engine can take them at once. At its first step a sentence has one row, and takes
-        no other.
+        """One step of model and search, or up to `steps` where the engine can take them at once.
 
-        `last` is what each row reads; gives what each reads next, and the row that it continues.
+        A sentence at its first step has one row and takes one step; the others have all rows.
+        `last` is the token that each row reads; returns the next one and the row it continues.
         """
         return search.extend(places, self.step(torch.from_numpy(last)), self.best)
 
     def close(self) -> None:
-        """Frees what it holds."""
+        """Frees the session's resources."""
 
     # Common to all
 
@@ -186,10 +185,10 @@ class Session:
             over = search.over.tolist()  # the only synchronisation of a step
             if all(over):
                 return
-            kept = [n for n, done in enumerate(over) if not done]
+            unfinished = [n for n, done in enumerate(over) if not done]
             # While few have finished, compacting the rows would cost more than it saves.
-            if self.shrinks and 4 * len(kept) <= 3 * len(over):
-                search.select(torch.tensor(kept))
+            if self.shrinks and 4 * len(unfinished) <= 3 * len(over):
+                search.select(torch.tensor(unfinished))
 
     def _chosen(self, rows: Int[Tensor, "R"]) -> Int[Tensor, "R"]:
         """Rows as integers; those on the host are checked."""

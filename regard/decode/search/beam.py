@@ -9,12 +9,12 @@ use the second, as fairseq, HF and Marian do. |y| counts EOS.
 
 Of all extensions of a sentence's open hypotheses the best `width` that go on stay open; those that
 end are finished if they are among the best `width` of all. An open hypothesis can only lose
-probability, so its future score is at most log p / max lp. Where that is no better than the worst
-of the hypotheses wanted, the search of this sentence is over, and nothing has been missed.
+probability, so its future score is at most log p / max lp. Once that is no better than the worst
+of the n-best hypotheses, the search of this sentence is over, and no better one was missed.
 
 That bound is loose where lp grows: a hypothesis that trails by far could still win, if it went on
-to the maximum length and were certain of every token. A `horizon` of h tokens leaves such ones
-out: it asks who could win within h more tokens and an EOS.
+to the maximum length and were certain of every token. With a `horizon` of h tokens, the bound only
+considers hypotheses that end within h more tokens and an EOS.
 
 Everything is a tensor of fixed shape on the device. An open hypothesis is one column of back
 pointers, which are followed once, when its sentence leaves.
@@ -69,12 +69,12 @@ def beam(
     coverage: float | int = 0.0,
     horizon: int | None = None,
 ) -> list[list[Hypothesis]]:
-    """The `n_best` hypotheses for each prompt, best first; fewer where there are no more.
+    """The `n_best` hypotheses for each prompt, best first; fewer if fewer were finished.
 
     A hypothesis that reaches its maximum length counts as it is, without an end. `width` is the
     beam size; with 1 the first end is the result: greedy search. `coverage` is the weight β of the
-    coverage penalty, and needs an Attentive session. `horizon` says how far ahead an open
-    hypothesis is hoped for; None is to the end, so that nothing is missed.
+    coverage penalty, and needs an Attentive session. `horizon` is the number of further tokens
+    considered in the stopping bound; None means all, so that no better hypothesis is missed.
     """
     check_integer("width", width)
     check_integer("n_best", n_best)
@@ -86,8 +86,8 @@ def beam(
         raise ValueError(f"coverage ({coverage}) must not be negative; try 0.2")
     if coverage and not isinstance(session, Attentive):
         raise ValueError(
-            f"coverage ({coverage}) needs a session that says what was attended to, which a "
-            f"{type(session).__name__} does not; use open_session(..., attention=True)"
+            f"coverage ({coverage}) needs a session with attention weights, which a "
+            f"{type(session).__name__} does not have; use open_session(..., attention=True)"
         )
     if not prompts:
         return []
@@ -111,7 +111,7 @@ def beam(
 
 
 class Beams:
-    """For B sentences: W open hypotheses each, and the K best of the finished ones."""
+    """The state of B sentences: W open hypotheses each, and the K best of the finished ones."""
 
     PER_SENTENCE = (
         *("over", "open", "parents", "tokens", "gains", "largest"),
@@ -133,7 +133,7 @@ class Beams:
         self.horizon = T + 1 if horizon is None else min(horizon, T + 1)
         self.coverage: Coverage | None = None
         self.sentences = list(range(B))
-        self.found: list[list[Hypothesis]] = [[] for _ in range(B)]
+        self.results: list[list[Hypothesis]] = [[] for _ in range(B)]
         self.t = 0
         self.last: Tensor = last
         self.rows: Tensor | None = None
@@ -152,7 +152,7 @@ class Beams:
         self.largest = largest[place]
 
     def begin(self) -> None:
-        """Allocates tensors before the first step; an engine that has its own skips it."""
+        """Allocates tensors before the first step; skipped by an engine that has its own."""
         B, T, W, K = len(self.sentences), self.constraints.steps, self.width, self.n_best
         device, dtype = self.last.device, self.dtype
         self.penalty, self.largest = self.penalty.to(device), self.largest.to(device)
@@ -175,7 +175,7 @@ class Beams:
             self.begin()
         (B, w), W, t = self.open.shape, self.width, self.t
         if self.coverage is not None:
-            self.coverage.look(B)
+            self.coverage.add_attention(B)
         # The best 2W of all are among the best 2W of each hypothesis.
         gain, token = (x.unflatten(0, (B, w)) for x in best(logits, 2 * W, self.constraints, t))
         divisor = self.penalty[t + 1]
@@ -183,8 +183,8 @@ class Beams:
         value = total
         if self.coverage is not None:
             value = total + (divisor * self.coverage.penalty())[:, :, None]
-        # At most W of them end, so that W of 2W go on, unless there are not as many. Of equals,
-        # the first.
+        # At most W of them end, so that W of 2W go on, unless there are fewer.
+        # Ties go to the first.
         k = gain.shape[-1]
         ranked = _pad(value.flatten(1), 2 * W).sort(dim=1, descending=True, stable=True)
         value, index = (x[:, : 2 * W] for x in ranked)
@@ -214,7 +214,7 @@ class Beams:
             self.over = self.over | (self.scores[:, 0] > -math.inf)
         self.last = token.flatten()
         self.t += 1
-        if w != W:  # where rows change in number, the host knows them
+        if w != W:  # rows that change in number must be on the host
             self.rows = torch.arange(B).repeat_interleave(W)
         else:
             self.rows = (parent + w * torch.arange(B, device=parent.device)[:, None]).flatten()
@@ -232,75 +232,75 @@ class Beams:
             "cut": ~ended,
         }
         both = {name: torch.cat((getattr(self, name), x), 1) for name, x in new.items()}
-        # Of equals, the one found first.
+        # Ties go to the hypothesis that was finished first.
         order = both["scores"].sort(dim=1, descending=True, stable=True).indices[:, :K]
         for name, x in both.items():
             setattr(self, name, x.gather(1, order))
 
-    def select(self, kept: Int[Tensor, "b"]) -> None:
-        """Continues with these sentences alone; the results of the others are read."""
-        stay = set(kept.tolist())
-        self._read([n for n in range(len(self.sentences)) if n not in stay])
-        self.sentences = [self.sentences[n] for n in kept.tolist()]
-        here = kept.to(self.open.device)
+    def select(self, sentences: Int[Tensor, "b"]) -> None:
+        """Drops all other sentences, after reading their results."""
+        stay = sentences.tolist()
+        self._read(sorted(set(range(len(self.sentences))) - set(stay)))
+        self.sentences = [self.sentences[n] for n in stay]
+        here = sentences.to(self.open.device)
         self.constraints.select(here)
         for name in self.PER_SENTENCE:
             setattr(self, name, getattr(self, name).index_select(0, here))
         self.last = self.last.unflatten(0, (-1, self.width))[here].flatten()
         if self.rows is not None:
             rows = self.rows.unflatten(0, (-1, self.width))
-            self.rows = rows[kept.to(rows.device)].flatten().cpu()
+            self.rows = rows[sentences.to(rows.device)].flatten().cpu()
         if self.coverage is not None:
             self.coverage.select(here)
 
     def hypotheses(self) -> list[list[Hypothesis]]:
-        """The n-best hypotheses of each sentence, best first; of all sentences."""
+        """The n-best hypotheses of every sentence, best first."""
         self._read(list(range(len(self.sentences))))
-        return self.found
+        return self.results
 
     def _read(self, sentences: list[int]) -> None:
-        for n, one in zip(sentences, zip(*self.backtrace(sentences))):
-            self.found[self.sentences[n]] = hypotheses(one)
+        for n, columns in zip(sentences, zip(*self.backtrace(sentences))):
+            self.results[self.sentences[n]] = hypotheses(columns)
 
     def readers(self) -> list[Callable[[], list[Hypothesis]]]:
-        """A function for each sentence, which gives its hypotheses; it raises if one is NaN."""
+        """A function for each sentence that returns its hypotheses; it raises if one is NaN."""
         columns = self.backtrace(list(range(len(self.sentences))))
-        return [partial(hypotheses, one) for one in zip(*columns)]
+        return [partial(hypotheses, sentence) for sentence in zip(*columns)]
 
     def backtrace(self, sentences: list[int]) -> Sequence[Sequence[Any]]:
-        """Of what these have finished: scores, log p of ends, lengths, cuts, words, and log p."""
+        """Scores, log p of ends, lengths, cuts, tokens and their log p of finished hypotheses."""
         here = torch.tensor(sentences, device=self.open.device).long()
         finished = (self.scores, self.ends, self.lengths, self.slots, self.cut)
         score, end, lengths, slot, cut = (x[here].cpu().numpy() for x in finished)
         parents, tokens, gains = (
             x[here, : self.t].cpu().numpy() for x in (self.parents, self.tokens, self.gains)
         )
-        # Of numbers so few, lists are faster to look up than arrays.
+        # For so few numbers, lists are faster to index than arrays.
         words, logs = [], []
         for n, ends in enumerate(zip(slot.tolist(), lengths.tolist())):
-            back, said, gained = (x[n].tolist() for x in (parents, tokens, gains))
-            paths = [_path(back, said, gained, *one) for one in zip(*ends)]
+            steps = [x[n].tolist() for x in (parents, tokens, gains)]
+            paths = [_path(steps[0], steps[1], steps[2], *end) for end in zip(*ends)]
             words.append([path[0] for path in paths])
             logs.append([path[1] for path in paths])
         return [*(x.tolist() for x in (score, end, lengths, cut)), words, logs]
 
 
 class Coverage:
-    """The coverage penalty: how much open hypotheses have attended to each source position."""
+    """The coverage penalty, from the total attention of open hypotheses to each source position."""
 
     def __init__(self, session: Attentive, weight: float, dtype: torch.dtype):
         self.session, self.weight, self.dtype = session, weight, dtype
         self.covered: Tensor | None = None
 
-    def look(self, sentences: int) -> None:
+    def add_attention(self, sentences: int) -> None:
         """Adds the attention weights of the last step."""
-        seen = self.session.attention.to(self.dtype).unflatten(0, (sentences, -1))
-        self.real = self.session.real.expand_as(self.session.attention).view_as(seen)
-        self.covered = seen if self.covered is None else self.covered + seen
+        weights = self.session.attention.to(self.dtype).unflatten(0, (sentences, -1))
+        self.real = self.session.real.expand_as(self.session.attention).view_as(weights)
+        self.covered = weights if self.covered is None else self.covered + weights
 
     def penalty(self) -> Float[Tensor, "B w"]:
         assert self.covered is not None
-        # A position without any attention costs much, but not infinitely much.
+        # The penalty of a position without any attention is large, but finite.
         least = torch.finfo(self.covered.dtype).tiny
         logs = self.covered.clamp(least, 1.0).log().where(self.real, 0.0)
         return self.weight * logs.sum(-1)
@@ -316,13 +316,13 @@ class Coverage:
 
 
 def hypotheses(columns: Sequence[Sequence[Any]]) -> list[Hypothesis]:
-    """Of one sentence, from scores, log p of ends, lengths, cuts, words and log p of each."""
-    found = []
+    """The hypotheses of one sentence, from its entries of `Beams.backtrace`."""
+    finished = []
     for score, last, length, cut, words, logs in zip(*columns):
         if score != -math.inf:
             scores = logs[:length] if cut else [*logs[:length], last]
-            found.append(Hypothesis(words[:length], score, scores))
-    return found
+            finished.append(Hypothesis(words[:length], score, scores))
+    return finished
 
 
 def _path(
@@ -332,7 +332,7 @@ def _path(
     slot: int,
     length: int,
 ) -> tuple[list[int], list[float]]:
-    """Tokens of a hypothesis that was open in this slot after so many steps, and their log p."""
+    """Tokens of the hypothesis open in this slot after `length` steps, and their log p."""
     words, logs = [0] * length, [0.0] * length
     for step in range(length - 1, -1, -1):
         words[step], logs[step] = tokens[step][slot], gains[step][slot]
@@ -341,7 +341,7 @@ def _path(
 
 
 def penalties(penalty: Penalty, longest: int) -> list[float]:
-    """lp of 1 token and of more."""
+    """lp of 1 to `longest` tokens."""
     table = [penalty(n) for n in range(1, longest + 1)]
     for n, value in enumerate(table, 1):
         if not 0 < value < math.inf:
@@ -353,6 +353,6 @@ def penalties(penalty: Penalty, longest: int) -> list[float]:
 
 
 def _pad(values: Tensor, least: int) -> Tensor:
-    """With columns of -∞ where there are too few."""
+    """Appends columns of -∞ up to a width of `least`."""
     missing = least - values.shape[1]
     return values if missing <= 0 else F.pad(values, (0, missing), value=-math.inf)

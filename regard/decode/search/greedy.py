@@ -83,10 +83,10 @@ class Paths:
         self.last, self.rows = tokens, None
         self.t += 1
 
-    def select(self, kept: Int[Tensor, "b"]) -> None:
+    def select(self, sentences: Int[Tensor, "b"]) -> None:
         """Continues with these rows alone."""
-        here = kept.to(self.last.device)
-        self.rows = kept
+        here = sentences.to(self.last.device)
+        self.rows = sentences
         self.constraints.select(here)
         self.last, self.over, self.sentences = (
             x[here] for x in (self.last, self.over, self.sentences)

@@ -1,15 +1,15 @@
-"""Searches in which every sentence is at a step of its own, so that it can join and leave at any.
+"""Searches in which every sentence has its own step count, and can join and leave at any step.
 
     place = search.add(most, index)                     room for a sentence
     last, rows = session.roll(search, places, last)     one more token for every row of these
-    search.over(place)                                  whether it has found what it looks for
-    search.hypotheses(place)                            what it has found
-    search.settled(place)                               tokens that can change no more
+    search.over(place)                                  True once the search has ended
+    search.hypotheses(place)                            its results
+    search.stable_prefix(place)                         tokens that can no longer change
 
-`greedy`, `beam` and `sample` take the same step for all sentences at once, and what they find is
-what is found here, to the last bit.
+`greedy`, `beam` and `sample` take the same step for all sentences at once. The results are
+identical.
 
-State is in NumPy: a step has a few hundred numbers, for which torch's calls take longer.
+State is in NumPy: a step has a few hundred numbers, for which torch's calls are slower.
 """
 
 import math
@@ -34,7 +34,7 @@ Floats: TypeAlias = NDArray[Any]
 
 @dataclass(frozen=True)
 class Sampling:
-    """How tokens are drawn; a temperature of 0 takes the likeliest."""
+    """Sampling settings; a temperature of 0 takes the most likely token."""
 
     temperature: float = 0.0
     top_k: int | None = None
@@ -46,12 +46,12 @@ GREEDY = Sampling()
 
 
 class _Places:
-    """Arrays with a place for each sentence; there are more whenever all are taken."""
+    """Arrays with a place for each sentence; they grow when all places are in use."""
 
     GROWING: tuple[str, ...]
     """Arrays whose first axis is places."""
     HISTORIES: tuple[str, ...]
-    """Those of them whose second axis is steps."""
+    """Arrays among these whose second axis is steps."""
 
     def __init__(self) -> None:
         self._free: list[int] = []
@@ -61,11 +61,11 @@ class _Places:
 
     def add(self, most: int, index: int) -> int:
         if not self._free:
-            have = len(self.t)
-            self._free = list(range(2 * have + 7, have - 1, -1))
+            size = len(self.t)
+            self._free = list(range(2 * size + 7, size - 1, -1))
             for name in ("t", "most", "done", *self.GROWING):
                 array = getattr(self, name)
-                more = np.zeros((have + 8, *array.shape[1:]), array.dtype)
+                more = np.zeros((size + 8, *array.shape[1:]), array.dtype)
                 setattr(self, name, np.concatenate((array, more)))
         place = self._free.pop()
         self.t[place], self.most[place], self.done[place] = 0, most, False
@@ -78,7 +78,7 @@ class _Places:
         return bool(self.done[place])
 
     def fit(self, steps: int) -> None:
-        """Has room for so many steps."""
+        """Makes room for `steps` steps."""
         while steps > getattr(self, self.HISTORIES[0]).shape[1]:
             for name in self.HISTORIES:
                 array = getattr(self, name)
@@ -120,23 +120,23 @@ class RollingPaths(_Places):
         self.fit(int(t.max()) + 1)
         self.tokens[places, t], self.scores[places, t] = chosen, scores.double().cpu().numpy()
         self.t[places] += 1
-        undefined = np.isnan(self.scores[places, t])  # a Hypothesis of it raises
+        undefined = np.isnan(self.scores[places, t])  # its Hypothesis raises
         self.done[places] = (chosen == self.rule.end) | (t + 1 >= self.most[places]) | undefined
         return chosen, np.arange(len(places))
 
-    def settled(self, place: int) -> list[int]:
+    def stable_prefix(self, place: int) -> list[int]:
         tokens: list[int] = self.tokens[place, : self.t[place]].tolist()
         return tokens[:-1] if tokens and tokens[-1] == self.rule.end else tokens
 
     def hypotheses(self, place: int) -> list[Hypothesis]:
         scores: list[float] = self.scores[place, : self.t[place]].tolist()
-        return [Hypothesis(self.settled(place), math.fsum(scores), scores)]
+        return [Hypothesis(self.stable_prefix(place), math.fsum(scores), scores)]
 
 
 class RollingBeams(_Places):
     """The W best open hypotheses of each sentence, and the K best of its finished ones.
 
-    What each array holds is said in `beam.Beams`; here the first axis is places.
+    The arrays are those of `beam.Beams`, with places as the first axis.
     """
 
     FINISHED = "scores", "ends", "lengths", "slots", "cut"
@@ -206,13 +206,13 @@ class RollingBeams(_Places):
         with np.errstate(divide="ignore", invalid="ignore"):
             future = open_.max(1) / self._largest(t + 2, self.most[places])
         self.done[places] = full | (self.scores[places, -1] >= future) | undefined
-        self.scores[places[undefined]] = math.nan  # a Hypothesis of it raises
+        self.scores[places[undefined]] = math.nan  # its Hypothesis raises
         self.t[places] += 1
         rows = parent + w * np.arange(B)[:, None]
         return token.reshape(-1), rows.reshape(-1)
 
     def _largest(self, n: Integers, most: Integers) -> Floats:
-        """The largest lp of n tokens, and of as many more as may be; 0 where there are none."""
+        """The largest lp from n tokens to the horizon; 0 beyond the maximum length."""
         grows = self.penalty[-2] >= self.penalty[1]
         at = np.minimum(most, n + self.horizon) if grows else n
         return np.where(n <= most, self.penalty[np.minimum(at, len(self.penalty) - 1)], 0.0)
@@ -246,8 +246,8 @@ class RollingBeams(_Places):
         for name, x in both.items():
             getattr(self, name)[places] = np.take_along_axis(x, order, 1)
 
-    def settled(self, place: int) -> list[int]:
-        """What all hypotheses begin with, open or finished: whichever wins, it does too."""
+    def stable_prefix(self, place: int) -> list[int]:
+        """The common prefix of all hypotheses, open or finished, and so of the result."""
         ends = [
             *(
                 (end, int(self.t[place]))
@@ -263,7 +263,7 @@ class RollingBeams(_Places):
             ),
         ]
         paths = [self._path(place, *end)[0] for end in ends] if self.t[place] else []
-        # In alphabetical order, what the first and the last have in common all have.
+        # The common prefix of the first and the last in alphabetical order is that of all.
         first, last = min(paths, default=[]), max(paths, default=[])
         same = next((n for n, (a, b) in enumerate(zip(first, last)) if a != b), len(first))
         return first[:same]
@@ -279,7 +279,7 @@ class RollingBeams(_Places):
         return hypotheses(columns)
 
     def _path(self, place: int, end: int, length: int) -> tuple[list[int], list[float]]:
-        """The tokens of an open hypothesis of so many steps, and their log p."""
+        """The tokens of an open hypothesis of `length` steps, and their log p."""
         tokens, gains = [], []
         for step in range(length - 1, -1, -1):
             tokens.append(int(self.tokens[place, step, end]))

@@ -1,12 +1,12 @@
 """The CUDA engine: a step of the model's own modules, captured in a CUDA graph.
 
-A step of decoding is a hundred small kernels, which take longer to launch than to run. Captured in
-a graph, a step of the model and of the search are replayed together, and the host synchronises only
-now and then, to see whether all sentences have ended.
+A decoding step is a hundred small kernels, which take longer to launch than to run. A graph replays
+a step of the model and one of the search together. The host synchronises only every few steps, to
+check whether all sentences have ended.
 
-A graph has fixed sizes and reads and writes where it was captured: that is a `Space`. Batches are
-filled up to a bucket of sentences, source tokens and length. A session has a space to itself until
-it is closed; spaces are kept for the next session of the same sizes.
+A graph has fixed sizes and fixed addresses: the tensors of a `Space`. Batches are padded to a
+bucket of sentences, source tokens and length. A session has a space to itself until it is closed;
+free spaces are reused by later sessions of similar sizes.
 """
 
 import gc
@@ -30,7 +30,7 @@ from regard.attention.position import Learned, Sinusoidal
 from regard.attention.sync import on_host
 from regard.decode.engine.cuda import kernels
 from regard.decode.engine.cuda.twin import Joined, MemoryCache, Rows, SlotCache, twin
-from regard.decode.engine.eager import EagerEngine, unpacked
+from regard.decode.engine.eager import EagerEngine, unpack
 from regard.decode.engine.parts import (
     Model,
     has_hooks,
@@ -53,21 +53,21 @@ from regard.model.stack import StackCache
 from regard.model.transformer import Transformer, source_mask
 
 Size: TypeAlias = tuple[int, int, int, tuple[int, ...]]
-"""Sentences, beams of each, length, and the shape of a source."""
+"""Number of sentences, beams per sentence, length, and the shape of a source."""
 
-SPACES, KEPT = 12, 1 / 4
-"""Number of unused spaces that are kept, and the share of the device's memory for them."""
-SHARE = 1 / 8
+MAX_FREE_SPACES, MAX_FREE_SHARE = 12, 1 / 4
+"""The maximum number of free spaces, and their maximum share of the device's memory."""
+MAX_SPACE_SHARE = 1 / 8
 """The maximum share of the device's memory for one space."""
-LARGER = 2
-"""How many times as large as wanted a space may be, in sentences and in lengths."""
-BEAMS = 32
+MAX_OVERSIZE = 2
+"""The maximum size of a reused space, relative to the size needed, in sentences and in lengths."""
+MAX_BEAMS = 32
 """The maximum beam size, for which the search kernel has registers."""
-STEPS = 8
+STEPS_PER_CHECK = 8
 """Steps between two checks of the host whether all sentences have ended."""
 
-_one_at_a_time = threading.Lock()
-"""Captures."""
+_capture_lock = threading.Lock()
+"""Only one graph is captured at a time."""
 
 
 class CudaEngine:
@@ -75,27 +75,28 @@ class CudaEngine:
 
     def __init__(self, model: Model):
         self.fallback = ""
-        """Why the latest session runs in the eager engine; empty if it does not."""
+        """The reason why the latest session runs in the eager engine; empty if it does not."""
         self.joined: list[Joined] = []
-        """Copies of weights."""
+        """Copies of weights, which are refreshed when the weights change."""
         self.decoder = twin(model.decoder, self.joined)
         self.output, self.target = model.output, target(model)
         self.window = model.config.window
         if isinstance(model, Transformer):
             self.source: nn.Module = model.source
             self.encoder = twin(model.encoder, self.joined)
-            crosses = [cast(Any, block).cross for block in model.decoder.blocks]
-            self.project_memory = [Joined((cross.key, cross.value)) for cross in crosses]
+            layers = [cast(Any, block).cross for block in model.decoder.blocks]
+            self.project_memory = [Joined((cross.key, cross.value)) for cross in layers]
             self.joined += self.project_memory
         weight = self.target.table.weight
         self.vocabulary, self.dtype, self.device = len(weight), weight.dtype, weight.device
         blocks = [cast(Any, block) for block in self.decoder.blocks]
-        self._own = sum(_cached(block.attention) for block in blocks)
-        self._read = sum(_cached(block.cross) for block in blocks if block.cross is not None)
+        self._self_width = sum(_cache_width(block.attention) for block in blocks)
+        crosses = [block.cross for block in blocks if block.cross is not None]
+        self._cross_width = sum(map(_cache_width, crosses))
         self._memory = _available(self.device)
         self.lock = threading.RLock()
         self._free: OrderedDict[Size, list[Space]] = OrderedDict()
-        self._held = _held(model)
+        self._snapshot = _snapshot(model)
 
     @property
     def name(self) -> str:
@@ -110,7 +111,7 @@ class CudaEngine:
 
     @staticmethod
     def refusal(model: Model) -> str:
-        """Why it cannot be captured; empty where it can."""
+        """The reason why the model cannot be captured; empty if it can."""
         if reason := reads_otherwise(model):
             return reason
         if reason := overridden(model):
@@ -129,14 +130,14 @@ class CudaEngine:
         return ""
 
     def current(self, model: Model) -> bool:
-        parts, places, versions = _held(model)
-        if (parts, places) != self._held[:2] or has_hooks(parts):
+        parts, addresses, versions = _snapshot(model)
+        if (parts, addresses) != self._snapshot[:2] or has_hooks(parts):
             return False
-        if versions != self._held[2]:  # trained on: what is captured reads the weights themselves
+        if versions != self._snapshot[2]:  # trained on: only copies of weights are out of date
             with torch.no_grad(), self.lock:
                 for joined in self.joined:
                     joined.refresh()
-                self._held = parts, places, versions
+                self._snapshot = parts, addresses, versions
         return True
 
     @torch.no_grad()
@@ -162,10 +163,10 @@ class CudaEngine:
     def _size(
         self, source: Tensor | None, lengths: Lengths, rows: int, beams: int, length: int
     ) -> tuple[Size, tuple[Tensor, Tensor | None] | None]:
-        """The space that is wanted, and the source as it is read there: in rows, with lengths."""
+        """The size of the space needed; the source with one row for each sequence, its lengths."""
         if source is None:
             return (bucket(rows, 1), beams, bucket(length, 32), ()), None
-        rows_BS, counts = _padded(source, lengths)
+        rows_BS, counts = _rows_and_lengths(source, lengths)
         shape = tuple(rows_BS.shape[1:])
         if not isinstance(self.source, Patches):  # a sequence, which may be of any length
             if counts is None:
@@ -174,23 +175,24 @@ class CudaEngine:
         return (bucket(len(rows_BS), 1), beams, bucket(length, 32), shape), (rows_BS, counts)
 
     def lease(self, size: Size) -> "Space":
-        """A space that nobody else has until it is given back."""
+        """A space for the caller's exclusive use until `give_back`."""
         with self.lock:
             if (near := self._nearest(size)) is not None:
                 return self._free[near].pop()
-            with torch.inference_mode(False):  # it will serve outside of it as well
+            with torch.inference_mode(False):  # the space is also used outside inference mode
                 return Space(self, *size)
 
     def _nearest(self, size: Size) -> Size | None:
-        """The smallest of the free spaces that are large enough, and not much larger: to capture
-        another takes longer than a few batches."""
+        """The smallest free space that is large enough, and not much larger.
+
+        Capturing the graphs of a new space takes longer than a few batches in a larger one.
+        """
 
         def fits(other: Size) -> bool:
-            (B, beams, length, shape), (room, width, most, held) = size, other
-            if width != beams or len(held) != len(shape):
+            if other[1] != size[1] or len(other[3]) != len(size[3]):  # beams, axes of a source
                 return False
-            pairs = zip((B, length, *shape), (room, most, *held))
-            return all(n <= m <= LARGER * n for n, m in pairs)
+            needed, available = ((B, length, *shape) for B, _, length, shape in (size, other))
+            return all(n <= m <= MAX_OVERSIZE * n for n, m in zip(needed, available))
 
         fitting = [other for other, free in self._free.items() if free and fits(other)]
         return min(fitting, key=self._bytes, default=None)
@@ -199,22 +201,24 @@ class CudaEngine:
         with self.lock:
             self._free.setdefault(space.size, []).append(space)
             self._free.move_to_end(space.size)
-            while self._crowded():
+            while self._over_limit():
                 oldest = next(size for size, free in self._free.items() if free)
                 self._free[oldest].pop(0)
 
-    def _crowded(self) -> bool:
-        kept = [size for size, free in self._free.items() for _ in free]
-        return len(kept) > SPACES or sum(map(self._bytes, kept)) > KEPT * self._memory
+    def _over_limit(self) -> bool:
+        """True if there are too many free spaces, or they take too much memory."""
+        sizes = [size for size, free in self._free.items() for _ in free]
+        total = sum(map(self._bytes, sizes))
+        return len(sizes) > MAX_FREE_SPACES or total > MAX_FREE_SHARE * self._memory
 
     def places(self, shape: tuple[int, ...]) -> int:
-        """How many places a source of this shape has for cross-attention to read."""
+        """The number of positions that cross-attention reads of a source of this shape."""
         if shape and isinstance(self.source, Patches):
             return math.prod(self.source.grid)
         return shape[0] if shape else 0
 
     def positions(self, length: int) -> Float[Tensor, "T D"] | None:
-        """The vectors of all positions, where they are added to those of tokens."""
+        """The vectors of all positions; None if they are not added to the token embeddings."""
         position, weight = self.target.position, self.target.table.weight
         if type(self.target) is not Tokens or type(self.target.table) is not nn.Embedding:
             return None
@@ -222,35 +226,36 @@ class CudaEngine:
             return weight.new_zeros(length, weight.shape[1])
         if type(position) is Sinusoidal:
             return position.encoding(torch.arange(length, device=weight.device), weight.dtype)
-        # A learned table is read where it lies, since it may be trained on.
+        # A learned table is read in place, since it may be trained on.
         return position.table.detach() if type(position) is Learned else None
 
     def rows(self, length: int) -> int:
-        """How many rows of this length fit into a space, each with a source as long."""
-        each = (self._own + self._read) * bucket(length, 32) + self.vocabulary
-        # A bucket has up to a quarter more sentences than it is asked for.
-        return max(1, int(SHARE * self._memory / (1.25 * each * self.dtype.itemsize)))
+        """The number of rows of this length that fit into a space, each with a source as long."""
+        each = (self._self_width + self._cross_width) * bucket(length, 32) + self.vocabulary
+        # A bucket has up to a quarter more sentences than the batch.
+        return max(1, int(MAX_SPACE_SHARE * self._memory / (1.25 * each * self.dtype.itemsize)))
 
     def _obstacle(self, size: Size) -> str:
-        """Why a session of this size cannot be captured; empty if it can."""
+        """The reason why a session of this size cannot be captured; empty if it can."""
         if torch.is_autocast_enabled("cuda"):
             return "autocast is on"
-        if size[1] > BEAMS:
-            return f"beams ({size[1]}) must be at most {BEAMS}"
-        needed, most = self._bytes(size), int(SHARE * self._memory)
-        if needed > most:
-            return f"the KV cache needs {shown(needed)}, more than {shown(most)}"
+        if size[1] > MAX_BEAMS:
+            return f"beams ({size[1]}) must be at most {MAX_BEAMS}"
+        needed, limit = self._bytes(size), int(MAX_SPACE_SHARE * self._memory)
+        if needed > limit:
+            return f"the KV cache needs {shown(needed)}, more than {shown(limit)}"
         return ""
 
     def _bytes(self, size: Size) -> int:
-        """Of a space: the KV cache, and the logits of a step."""
+        """The size of a space in memory: its KV cache, and the logits of a step."""
         sentences, beams, length, shape = size
-        each = beams * (self._own * length + self.vocabulary) + self._read * self.places(shape)
-        return sentences * each * self.dtype.itemsize
+        decoder = beams * (self._self_width * length + self.vocabulary)
+        source = self._cross_width * self.places(shape)
+        return sentences * (decoder + source) * self.dtype.itemsize
 
 
 class Space:
-    """Room for so many sentences of `beams` rows each, and the graphs that run in it."""
+    """Tensors for `sentences` sentences of `beams` rows each, and the graphs that use them."""
 
     def __init__(
         self, engine: CudaEngine, sentences: int, beams: int, length: int, shape: tuple[int, ...]
@@ -264,17 +269,17 @@ class Space:
         self.longest = engine.places(shape)
         self.cache = StackCache(0)
         for block in engine.decoder.blocks:
-            own, cross = cast(Any, block).attention, cast(Any, block).cross
-            read = CrossCache()
+            attention, cross = cast(Any, block).attention, cast(Any, block).cross
+            memory = CrossCache()
             if cross is not None:
-                read = MemoryCache(self.rows, cross, sentences, self.longest, dtype)
-            slots = SlotCache(self.rows, own, dtype, engine.window)
-            self.cache.blocks.append(BlockCache(slots, read))
+                memory = MemoryCache(self.rows, cross, sentences, self.longest, dtype)
+            slots = SlotCache(self.rows, attention, dtype, engine.window)
+            self.cache.blocks.append(BlockCache(slots, memory))
         self.source: Tensor | None = None
         self.lengths = torch.ones(sentences, dtype=torch.int64, device=device)
         self.positions = engine.positions(length)
         self.reach = reach(engine.target)
-        self.stills: dict[object, Still] = {}
+        self.searches: dict[object, StaticSearch] = {}
         self._graphs: dict[object, Callable[[], None]] = {}
         self._pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
 
@@ -288,7 +293,7 @@ class Space:
         return [block.cross for block in blocks if isinstance(block.cross, MemoryCache)]
 
     def forward(self) -> Float[Tensor, "R N"]:
-        """Reads the last token of every row."""
+        """Logits of the next token of every row, from its last token."""
         engine, target, rows = self.engine, self.engine.target, self.rows
         if self.positions is not None:
             vectors = (target.table.weight, self.positions, rows.filled, target.scale)
@@ -304,7 +309,7 @@ class Space:
         self.logits.copy_(self.forward())
 
     def encode(self, source: Tensor, lengths: Tensor | None) -> None:
-        """Fills the cross-attention KV cache, in which each sentence has its own range."""
+        """Fills the cross-attention KV cache, in which each sentence has a range of positions."""
         if self.source is None:
             self.source = source.new_zeros(self.sentences, *self.size[3])
         B = len(source)
@@ -328,7 +333,10 @@ class Space:
     def graph(
         self, key: object, run: Callable[[], None], reset: Callable[[], Any] = int
     ) -> Callable[[], None]:
-        """What runs it: captured at the first time, for which `reset` puts back what it changes."""
+        """A function that replays `run`, which is captured at the first call.
+
+        The capture runs it several times; `reset` restores the tensors that it changes.
+        """
         if key not in self._graphs:
             filled = self.rows.filled.clone()
 
@@ -336,40 +344,43 @@ class Space:
                 self.rows.filled.copy_(filled)
                 reset()
 
-            with _one_at_a_time:
-                self._graphs[key] = captured(run, before, self._pool)
+            with _capture_lock:
+                self._graphs[key] = capture(run, before, self._pool)
         return self._graphs[key]
 
-    def still(self, search: Paths | Beams) -> "Still":
-        """The one for searches of this kind, in which this one then runs."""
+    def static_search(self, search: Paths | Beams) -> "StaticSearch":
+        """The static search for searches of this kind, into which this one is copied."""
         key = (type(search), *kind(search))
-        if key not in self.stills:
+        if key not in self.searches:
             with torch.inference_mode(False), torch.no_grad():
-                self.stills[key] = Still(self, search)
-        self.stills[key].begin(search)
-        return self.stills[key]
+                self.searches[key] = StaticSearch(self, search)
+        self.searches[key].begin(search)
+        return self.searches[key]
 
     def receive(self, other: "Space", rows: Int[Tensor, "R"], at: int) -> None:
-        """Rows of a space, or of this one itself, from row `at` on, each with its own source."""
+        """Copies rows of a space, or of this one, to row `at` and those after it.
+
+        Each row then has its own copy of its source.
+        """
         theirs, ours = other.rows, self.rows
         n, R, m = int(theirs.filled.max()), len(ours), len(rows)
         here = at + torch.arange(m, device=rows.device)
         slots = theirs.table[rows, :n].long()
         to = torch.arange(n, device=rows.device) * R + here[:, None]
-        for one, two in zip(self.own, other.own):
-            one.slots[to] = two.slots[slots]
+        for mine, its in zip(self.own, other.own):
+            mine.slots[to] = its.slots[slots]
         ours.table[here, :n] = to.int()
         ours.filled[here] = theirs.filled[rows]
         if self.memory:
             places = torch.arange(other.longest, device=rows.device)
             from_ = (theirs.start[rows, None] + places).clamp(max=len(other.memory[0].memory) - 1)
-            for mine, its in zip(self.memory, other.memory):
-                mine.memory[(here * self.longest)[:, None] + places] = its.memory[from_]
+            for my_memory, its_memory in zip(self.memory, other.memory):
+                my_memory.memory[(here * self.longest)[:, None] + places] = its_memory.memory[from_]
             ours.start[here], ours.count[here] = here * self.longest, theirs.count[rows]
 
 
 class CudaSession(Session):
-    """Rows in a space. At first row r has `each` of the space's rows, which are alike."""
+    """Rows in a space. At first row r has `each` rows of the space, which are equal."""
 
     shrinks = False
 
@@ -379,7 +390,7 @@ class CudaSession(Session):
         self.each = space.size[1]
         self.longest = 0
         """Positions of the longest row."""
-        self._still: Still | None = None
+        self._static: StaticSearch | None = None
         space.rows.filled.zero_()
         space.rows.beams = self.each
 
@@ -416,8 +427,8 @@ class CudaSession(Session):
     @torch.no_grad()
     def select(self, rows: Int[Tensor, "R"]) -> None:
         rows = self._chosen(rows)
-        alike = torch.arange(self.rows).repeat_interleave(self.each)
-        if self.each > 1 and rows.device.type == "cpu" and rows.tolist() == alike.tolist():
+        repeats = torch.arange(self.rows).repeat_interleave(self.each)
+        if self.each > 1 and rows.device.type == "cpu" and rows.tolist() == repeats.tolist():
             self.rows, self.each = len(rows), 1
         elif self._reorders(rows):
             table, rows = self.space.rows.table[: self.rows], rows.to(self.device)
@@ -426,9 +437,9 @@ class CudaSession(Session):
             self._move(len(rows), [(self, rows.to(self.device))])
 
     def _reorders(self, rows: Int[Tensor, "R"]) -> bool:
-        """Whether beams change places among those of their sentence: their keys and values stay.
+        """True if beams only change places within their sentence: their keys and values stay.
 
-        They are of one length, so that what one of them writes next is in no other's table.
+        They have the same length, so the slot that one of them writes next is in no other's table.
         """
         beams = self.space.rows.beams
         if self.each > 1 or beams == 1 or len(rows) != self.rows:
@@ -437,7 +448,7 @@ class CudaSession(Session):
         stay = (rows // beams == place // beams).all()
         if on_host(rows):
             return bool(stay)
-        torch._assert_async(stay)  # a search keeps them there; nothing waits for the device
+        torch._assert_async(stay)  # true of every search; checked without synchronising
         return True
 
     def check_join(self, other: Session) -> None:
@@ -448,7 +459,8 @@ class CudaSession(Session):
     def join(self, other: Session) -> None:
         self.check_join(other)
         other = cast(CudaSession, other)
-        all_rows = [(one, torch.arange(one.rows, device=self.device)) for one in (self, other)]
+        sessions = (self, other)
+        all_rows = [(part, torch.arange(part.rows, device=self.device)) for part in sessions]
         longest = max(self.longest, other.longest)
         self._move(self.rows + other.rows, all_rows)
         self.longest = longest
@@ -457,14 +469,14 @@ class CudaSession(Session):
     def best(
         self, logits: Float[Tensor, "R N"], count: int, rule: Constraints, t: int
     ) -> topk.Best:
-        if count > 2 * BEAMS or logits.dtype == torch.float64:
+        if count > 2 * MAX_BEAMS or logits.dtype == torch.float64:
             return super().best(logits, count, rule, t)
         times = torch.full((len(rule.most),), t, device=self.device)
         masks = (hidden(rule, self.vocabulary), rule.end, rule.least if rule.early else None, times)
         return kernels.best(logits, min(count, self.vocabulary), *masks, rule.renormalize)
 
     def _reach(self, more: int) -> None:
-        """Has room for so many more positions."""
+        """Makes room for `more` positions; raises if they exceed the learned ones."""
         if self.longest + more > self.space.reach:
             raise ValueError(
                 f"position {self.longest + more - 1} is beyond the {self.space.reach} learned "
@@ -475,7 +487,7 @@ class CudaSession(Session):
             self._move(self.rows, here, 2 * (self.longest + more))
 
     def _move(self, count: int, parts: "list[tuple[CudaSession, Tensor]]", length: int = 0) -> None:
-        """Has these rows alone, one after the other, in a space that has room for them."""
+        """Moves these rows, one after the other, into another space with room for them."""
         spaces = [session.space for session, _ in parts]
         length = max(length, *(space.length for space in spaces))
         shape = max((space.size[3] for space in spaces), key=self.engine.places)
@@ -495,18 +507,18 @@ class CudaSession(Session):
         if not self._captures(search):
             return super().advance(search)
         assert isinstance(search, Paths | Beams)
-        if self._still is None:
-            self._still = self.space.still(search)
-        for _ in range(min(STEPS, search.constraints.steps - search.t)):
-            self._still.step()
+        if self._static is None:
+            self._static = self.space.static_search(search)
+        for _ in range(min(STEPS_PER_CHECK, search.constraints.steps - search.t)):
+            self._static.step()
         return None
 
     def _captures(self, search: Search) -> bool:
-        """Whether the search is one that runs in a graph, and there is room for all of it."""
+        """True if the search can run in a graph, and the space has room for all its steps."""
         if not isinstance(search, Paths | Beams):
             return False
         left = search.constraints.steps - search.t
-        if self._still is None and self.longest + left > min(self.space.length, self.space.reach):
+        if self._static is None and self.longest + left > min(self.space.length, self.space.reach):
             return False
         if isinstance(search, Beams):
             return search.coverage is None and search.width == self.space.rows.beams == self.each
@@ -518,10 +530,10 @@ class CudaSession(Session):
             self.space = None  # type: ignore[assignment]
 
 
-class Still:
-    """A search whose tensors stay where they are, for as many sentences as a space has.
+class StaticSearch:
+    """A search with tensors at fixed addresses, for as many sentences as a space has.
 
-    Searches of its kind run in it, one at a time: they are copied into it, and what they find is
+    Searches of its kind run in it, one at a time: they are copied into it, and their results are
     read from it.
     """
 
@@ -540,51 +552,46 @@ class Still:
             device=last.device,
         )
         self.hidden = hidden(constraints, space.engine.vocabulary)
-        self.still: Paths | Beams
+        self.static: Paths | Beams
         match search:
             case Beams():
-                self.still = Beams(last[:B], constraints, search.width, search.n_best, power(0))
-                self.still.begin()
-                self.still.open = torch.zeros(B, search.width, device=last.device)
-                self.still.last = last
+                self.static = Beams(last[:B], constraints, search.width, search.n_best, power(0))
+                self.static.begin()
+                self.static.open = torch.zeros(B, search.width, device=last.device)
+                self.static.last = last
             case Sampled():
                 dice = torch.zeros(B, T, dtype=search.dice.dtype)
                 how = (search.temperature, search.top_k, search.top_p)
-                self.still = Sampled(last, constraints, dice, *how)
-                self.still.t = self.times[:1]  # type: ignore[assignment]
+                self.static = Sampled(last, constraints, dice, *how)
+                self.static.t = self.times[:1]  # type: ignore[assignment]
             case _:
-                self.still = Paths(last, constraints)
+                self.static = Paths(last, constraints)
         self._replay = space.graph((type(search), *kind(search)), self._run, self._restart)
 
     def begin(self, search: Paths | Beams) -> None:
-        """Copies a search into the tensors that stay; of its own, it then has views of these."""
-        still, rule, B, n = (
-            self.still,
-            search.constraints,
-            len(search.over),
-            search.constraints.steps,
-        )
+        """Copies a search into the static tensors; its own become views of these."""
+        static, rule, B = self.static, search.constraints, len(search.over)
+        n, beams = rule.steps, self.space.rows.beams
         self._restart()
-        self.space.last[: B * self.space.rows.beams] = search.last.repeat_interleave(
-            self.space.rows.beams
-        )
-        still.over.fill_(True)
-        still.over[:B] = False
-        still.constraints.most[:B] = rule.most
-        still.constraints.least[:B] = rule.least
+        self.space.last[: B * beams] = search.last.repeat_interleave(beams)
+        static.over.fill_(True)
+        static.over[:B] = False
+        static.constraints.most[:B] = rule.most
+        static.constraints.least[:B] = rule.least
         names = ["over", "tokens", "scores"]
-        match still, search:
+        match static, search:
             case Beams(), Beams():
-                still.open.fill_(-math.inf)
-                still.open[:B, 0] = 0.0
-                still.scores.fill_(-math.inf)
-                still.penalty[: n + 2], still.largest[:B, : n + 2] = search.penalty, search.largest
-                search.backtrace = lambda some: kernels.backtrace(still, B)  # type: ignore[method-assign, assignment]
+                static.open.fill_(-math.inf)
+                static.open[:B, 0] = 0.0
+                static.scores.fill_(-math.inf)
+                static.penalty[: n + 2] = search.penalty
+                static.largest[:B, : n + 2] = search.largest
+                search.backtrace = lambda sentences: kernels.backtrace(static, B)  # type: ignore[method-assign]
                 names = ["over"]
             case Sampled(), Sampled():
-                still.dice[:B, :n] = search.dice
+                static.dice[:B, :n] = search.dice
         for name in names:
-            setattr(search, name, getattr(still, name)[:B])
+            setattr(search, name, getattr(static, name)[:B])
         self.search = search
 
     def step(self) -> None:
@@ -592,31 +599,31 @@ class Still:
         self.search.t += 1
 
     def _run(self) -> None:
-        """A step of model and search."""
-        still, space = self.still, self.space
+        """One step of model and search."""
+        static, space = self.static, self.space
         logits = space.forward()
-        if isinstance(still, Sampled):
-            over = still.over
-            still.extend(logits, topk.best)
-            space.last.copy_(still.last)
-            still.over = over.copy_(still.over)
+        if isinstance(static, Sampled):
+            over = static.over
+            static.extend(logits, topk.best)
+            space.last.copy_(static.last)
+            static.over = over.copy_(static.over)
             return
-        rule = still.constraints
+        rule = static.constraints
         least = rule.least if rule.early else None
         masks = (self.hidden, rule.end, least, self.times, rule.renormalize)
-        count = min(2 * still.width, logits.shape[1]) if isinstance(still, Beams) else 1
-        found = kernels.best(logits, count, *masks)
-        if isinstance(still, Beams):
-            kernels.extend(found, still, self.times, space.rows.table, space.rows.filled)
+        count = min(2 * static.width, logits.shape[1]) if isinstance(static, Beams) else 1
+        best = kernels.best(logits, count, *masks)
+        if isinstance(static, Beams):
+            kernels.extend(best, static, self.times, space.rows.table, space.rows.filled)
         else:
-            kernels.follow(found, still, self.times)
+            kernels.follow(best, static, self.times)
 
     def _restart(self) -> None:
         self.times.zero_()
 
 
 def hidden(rule: Constraints, vocabulary: int) -> Int[Tensor, "N"] | None:
-    """1 for tokens that are never allowed."""
+    """1 for banned tokens, 0 for the others; None if no token is banned."""
     if not rule.banned:
         return None
     marks = torch.zeros(vocabulary, dtype=torch.int8, device=rule.most.device)
@@ -625,7 +632,7 @@ def hidden(rule: Constraints, vocabulary: int) -> Int[Tensor, "N"] | None:
 
 
 def kind(search: Paths | Beams) -> tuple[object, ...]:
-    """What differs between searches of one size but is no tensor."""
+    """The settings of a search that are constants in its graph."""
     rule = search.constraints
     rules = (rule.end, tuple(rule.banned), rule.early > 0, rule.renormalize)
     match search:
@@ -636,26 +643,25 @@ def kind(search: Paths | Beams) -> tuple[object, ...]:
     return rules
 
 
-def captured(run: Callable[[], None], reset: Callable[[], None], pool: Any) -> Callable[[], None]:
-    """The replay of all that `run` does to tensors that stay where they are.
+def capture(run: Callable[[], None], reset: Callable[[], None], pool: Any) -> Callable[[], None]:
+    """Captures `run` in a CUDA graph and returns its replay; its tensors must keep their addresses.
 
-    It is tried before, and `reset` puts back what it changes.
+    Two warm-up runs come first; `reset` restores the tensors that a run changes.
     """
     if pool is None:
-        return run  # nothing is captured but on CUDA
-    stream, graph = _capturing(torch.cuda.current_device()), torch.cuda.CUDAGraph()
+        return run  # only CUDA has graphs
+    stream, graph = _capture_stream(torch.cuda.current_device()), torch.cuda.CUDAGraph()
     stream.wait_stream(torch.cuda.current_stream())
     collects = gc.isenabled()
-    gc.disable()  # to free another graph now would spoil this one
+    gc.disable()  # freeing another graph during a capture would invalidate it
     try:
         with torch.cuda.stream(stream):
-            for _ in range(2):  # what happens once, compiling above all, is not captured
+            for _ in range(2):  # compilation and other one-time work happen before the capture
                 reset()
                 run()
             reset()
             stream.synchronize()
-            # Unlike `torch.cuda.graph`, it leaves the allocator what it has: the next capture
-            # wants it.
+            # Unlike `torch.cuda.graph`, this leaves the allocator its memory for the next capture.
             graph.capture_begin(pool=pool, capture_error_mode="thread_local")
             try:
                 run()
@@ -668,20 +674,20 @@ def captured(run: Callable[[], None], reset: Callable[[], None], pool: Any) -> C
 
 
 @lru_cache
-def _capturing(device: int) -> "torch.cuda.Stream":
-    """A device's stream for captures, which take turns: each finds the memory of the last."""
+def _capture_stream(device: int) -> "torch.cuda.Stream":
+    """A device's only stream for captures, so that each reuses the memory of the one before."""
     return torch.cuda.Stream(device)
 
 
 def bucket(n: int, least: int) -> int:
-    """The next size for which there is a graph: at most a quarter more, from 8 × `least` on."""
+    """n rounded up to a size of graphs: at most a quarter more, from 8 × `least` on."""
     n = max(n, least)
     step = max(least, 1 << max(0, n.bit_length() - 3))
     return -(-n // step) * step
 
 
 def _available(device: torch.device) -> int:
-    """Bytes of the device that this process has or can have: others may share it."""
+    """Bytes of the device that this process uses or can allocate beside other processes."""
     if device.type != "cuda":
         return sys.maxsize
     free, total = torch.cuda.mem_get_info(device)
@@ -689,13 +695,13 @@ def _available(device: torch.device) -> int:
     return min(free + torch.cuda.memory_reserved(device), allowed)
 
 
-def _cached(attention: MultiHeadAttention) -> int:
-    """Numbers that are kept of a token: its keys and values."""
+def _cache_width(attention: MultiHeadAttention) -> int:
+    """Numbers in the KV cache for each token."""
     return attention.key_heads * (attention.key_width + attention.value_width)
 
 
-def _held(model: Model) -> tuple[list[nn.Module], list[int], list[int]]:
-    """The model's parts, where its parameters lie, and how often they were written."""
+def _snapshot(model: Model) -> tuple[list[nn.Module], list[int], list[int]]:
+    """The model's parts, the addresses of its parameters, and their version counters."""
     parts = modules(model)
     weights = [p for part in parts for p in part._parameters.values() if p is not None]
     versions = [0 if p.is_inference() else p._version for p in weights]
@@ -703,13 +709,13 @@ def _held(model: Model) -> tuple[list[nn.Module], list[int], list[int]]:
 
 
 def reach(part: Any) -> int:
-    """How many positions an embedding has."""
+    """The number of positions that an embedding has."""
     position = part.position
     return sys.maxsize if position is None or position.length is None else int(position.length)
 
 
-def _padded(source: Tensor, lengths: Lengths) -> tuple[Tensor, Tensor | None]:
-    """A source in each row, and how long each is where that is not all of the row."""
+def _rows_and_lengths(source: Tensor, lengths: Lengths) -> tuple[Tensor, Tensor | None]:
+    """One source per row, and their lengths; None if every source fills its row."""
     if isinstance(lengths, Packed):
-        return unpacked(source, lengths), lengths.lengths.to(source.device)
+        return unpack(source, lengths), lengths.lengths.to(source.device)
     return source, None if lengths is None else integer_tensor(lengths, "source_lengths")

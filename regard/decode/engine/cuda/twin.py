@@ -1,9 +1,9 @@
 """A stack's twin: the model's own blocks, with kernels in some of their parts.
 
-A twin shares the parameters of what it was made of, so that weights that are trained on, or moved
-in place, are seen; copies, made where several matrices are multiplied as one, are refreshed. What a
-block does, `model/block.py` alone says. A part that there is no kernel for is left as it is: its
-caches then hand out keys and values as any cache does.
+A twin shares the parameters of the original, so it follows weights that are trained on or moved in
+place; joined copies, used where several matrices are multiplied as one, are refreshed. The forward
+pass of a block is defined in `model/block.py` alone. A part without a kernel is left unchanged: its
+cache then returns keys and values as any cache does.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,24 +25,24 @@ from regard.model.block import Block, FeedForward, GatedFeedForward, PostNorm
 from regard.model.stack import Stack
 
 WIDTHS = (16, 32, 64, 128)
-"""Of heads, for which there are kernels."""
+"""Head widths for which there are kernels."""
 
 
 class Rows:
-    """Where the rows of a step read and write; its tensors stay where they are."""
+    """The addresses that the rows of a step read and write; its tensors never move."""
 
     def __init__(self, rows: int, length: int, beams: int, device: torch.device):
         self.beams = beams
-        """Rows, one after the other, that read the same source."""
+        """Number of consecutive rows that read the same source."""
         self.filled = torch.zeros(rows, dtype=torch.int64, device=device)
-        """Positions that each row has."""
+        """Number of positions of each row."""
         self.table = torch.zeros(rows, length, dtype=torch.int32, device=device)
-        """The slot of each of them."""
+        """The slot of each position."""
         self.start = torch.zeros(rows, dtype=torch.int64, device=device)
         self.count = torch.ones(rows, dtype=torch.int64, device=device)
-        """From where on each row reads the memory, and how many places."""
+        """The first memory position that each row reads, and the number of positions."""
         self.chosen: Tensor | None = None
-        """The rows of a prefill; None at a step, in which all take part."""
+        """The rows of a prefill; None at a step, which has all rows."""
 
     def __len__(self) -> int:
         return len(self.filled)
@@ -66,7 +66,9 @@ class SlotCache(SelfCache):
         device = rows.table.device
         self.slots = torch.zeros(R * length, G * (K + V), dtype=dtype, device=device)
         rotary = attention.position
-        self.rotary = turns(rotary, K, length, device) if type(rotary) is Rotary else None
+        self.rotary = None
+        if type(rotary) is Rotary:
+            self.rotary = rotation_factors(rotary, K, length, device)
 
     @property
     def length(self) -> int | Tensor:
@@ -87,15 +89,15 @@ class SlotCache(SelfCache):
         self.slots[at] = new[:, 0]
         rows.table[each, rows.filled] = at.int()
         keys, values = self.slots[rows.table.long()].split((G * K, G * V), -1)
-        # A step has one query, which sees all that is before it, or what is in its window.
-        seen: Mask = Prefix(rows.filled + 1)
+        # A step has one query, which sees everything before it, or the positions in its window.
+        visible: Mask = Prefix(rows.filled + 1)
         if self.reach is not None:
-            seen = window(self.reach, 0, rows.filled) & seen
-        return split(keys, G), split(values, G), seen
+            visible = window(self.reach, 0, rows.filled) & visible
+        return split(keys, G), split(values, G), visible
 
 
 class MemoryCache(CrossCache):
-    """Keys and values that a block reads of the sources: (places, G (K + V))."""
+    """Keys and values of the sources, for a block's cross-attention: (places, G (K + V))."""
 
     def __init__(
         self,
@@ -112,7 +114,7 @@ class MemoryCache(CrossCache):
         self.memory = torch.zeros(sources * longest, G * (K + V), dtype=dtype, device=device)
 
     def reads(self, queries: int) -> tuple[Tensor, Tensor]:
-        """From where on, and how much, each row of a step or each token of a prefill reads."""
+        """The first position, and the number, that each row or token of a prefill reads."""
         start, count = self.rows.start, self.rows.count
         if self.rows.chosen is None:
             return start, count
@@ -164,15 +166,15 @@ class StepAttention(MultiHeadAttention):
         if not isinstance(cache, SlotCache) or cache.rows.chosen is not None:
             return super().forward(x, source, value=value, mask=mask, cache=cache)
         rows = cache.rows
-        seen = kernels.self_attention(
+        heads = kernels.self_attention(
             self.joined(x[:, 0]), cache.slots, rows.table, rows.filled, cache.sizes,
             scale(self), cache.rotary, cache.reach,
         )  # fmt: skip
-        return self.output(seen)[:, None]
+        return self.output(heads)[:, None]
 
 
 class StepCrossAttention(MultiHeadAttention):
-    """Cross-attention that reads the memory where it lies."""
+    """Cross-attention that reads the memory in place."""
 
     def forward(
         self,
@@ -188,10 +190,10 @@ class StepCrossAttention(MultiHeadAttention):
         start, count = cache.reads(x.shape[1])
         beams = cache.rows.beams if cache.rows.chosen is None else 1
         query = self.query(x.flatten(0, 1))
-        seen = kernels.cross_attention(
+        heads = kernels.cross_attention(
             query, cache.memory, start, count, cache.sizes, scale(self), beams
         )
-        return self.output(seen).unflatten(0, x.shape[:2])
+        return self.output(heads).unflatten(0, x.shape[:2])
 
 
 class StepPostNorm(PostNorm):
@@ -225,7 +227,7 @@ class StepGatedFeedForward(GatedFeedForward):
 
 
 def twin(stack: Stack, joined: list[Joined]) -> Stack:
-    """The same blocks, with kernels where there are any; `joined` receives what to refresh."""
+    """The same blocks, with kernels where there are any; copies of weights go to `joined`."""
     blocks = nn.ModuleList(_block(cast(Block, block), joined) for block in stack.blocks)
     return cast(Stack, _as(Stack, stack, blocks=blocks))
 
@@ -239,15 +241,13 @@ def _block(block: Block, joined: list[Joined]) -> nn.Module:
         joined.append(copy.joined)
         return copy
 
-    own: Any = block.attention
+    attention: Any = block.attention
     cross, forward = block.cross, block.feed_forward
-    if (
-        _kernels_for(own)
-        and type(own.position) in (type(None), Rotary)
-        and are_linear(own.query, own.key, own.value)
-    ):
-        parts["attention"] = together(StepAttention, own, own.query, own.key, own.value)
-    if cross is not None and _kernels_for(cross):
+    if _has_kernels(attention) and type(attention.position) in (type(None), Rotary):
+        inputs = attention.query, attention.key, attention.value
+        if are_linear(*inputs):
+            parts["attention"] = together(StepAttention, attention, *inputs)
+    if cross is not None and _has_kernels(cross):
         parts["cross"] = _as(StepCrossAttention, cross)
     if type(forward) is GatedFeedForward and are_linear(forward.gate, forward.expand):
         gate, expand = forward.gate, forward.expand
@@ -261,25 +261,23 @@ def _block(block: Block, joined: list[Joined]) -> nn.Module:
         parts["feed_forward"] = _as(StepFeedForward, forward)
     for name in ("add_attention", "add_cross", "add_feed_forward"):
         part = getattr(block, name)
-        if (
-            type(part) is PostNorm
-            and type(part.norm) is nn.LayerNorm
-            and part.norm.bias is not None
-        ):
+        if type(part) is not PostNorm or type(part.norm) is not nn.LayerNorm:
+            continue
+        if part.norm.bias is not None:
             parts[name] = _as(StepPostNorm, part)
     return _as(Block, block, **parts)
 
 
 def _as(kind: type[nn.Module], module: nn.Module, **parts: nn.Module) -> nn.Module:
-    """A module of another class with the same parameters, and some other parts."""
+    """A module of another class with the same parameters; `parts` replace submodules."""
     copy = kind.__new__(kind)
     copy.__dict__ = dict(module.__dict__)
     copy._modules = {**module._modules, **parts}
     return copy
 
 
-def _kernels_for(part: nn.Module) -> bool:
-    """Whether there are kernels for an attention."""
+def _has_kernels(part: nn.Module) -> bool:
+    """True if there are kernels for an attention."""
     if unusual(part):
         return False
     attention = cast(MultiHeadAttention, part)
@@ -290,16 +288,16 @@ def split(x: Float[Tensor, "R T W"], heads: int) -> Float[Tensor, "R G T K"]:
     return x.unflatten(-1, (heads, -1)).transpose(1, 2)
 
 
-def turns(
+def rotation_factors(
     rotary: Rotary, width: int, length: int, device: torch.device
 ) -> tuple[Float[Tensor, "T 2 K"], Int[Tensor, "K"]]:
-    """Each column's factor and that of its partner, cos and ± sin; and which its partner is."""
+    """The factors of each column and of its partner, cos and ± sin; the index of the partner."""
     K, halves = rotary.width, rotary.layout == "halves"
     columns = torch.arange(K)
     partners = torch.arange(width)
     partners[:K] = (columns + K // 2) % K if halves else columns ^ 1
     first = columns < K // 2 if halves else columns % 2 == 0
-    a, b = (rotary.rotate(one.float().expand(length, -1)) for one in (first, ~first))
+    a, b = (rotary.rotate(unit.float().expand(length, -1)) for unit in (first, ~first))
     # (1, 0) becomes (cos, sin) and (0, 1) becomes (-sin, cos); other columns stay.
     factors = torch.zeros(length, 2, width)
     factors[:, 0], factors[:, 0, :K] = 1.0, torch.where(first, a, b)
