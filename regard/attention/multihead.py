@@ -1,12 +1,12 @@
-"""Multi-head attention: several attentions side by side, each in a subspace of its own.
+"""Multi-head attention: several attentions side by side, each in its own subspace.
 
     head_h = attend(x W_Q^h, s W_K^h, v W_V^h)
     output = [head_1; ...; head_H] W_O
 
 With s = x it is self-attention, with another source s cross-attention; nothing else differs
-(Vaswani et al. 2017, section 3.2.2). v is s, unless the values have an input of their own: then
-what is looked for and what is taken away are two things about the same positions. W_O is what lets
-the heads' results mix: without it the output would be H separate blocks.
+(Vaswani et al. 2017, section 3.2.2). v is s, unless the values have a separate input: then keys and
+values come from two descriptions of the same positions. W_O mixes the results of the heads: without
+it the output would be H separate blocks.
 """
 
 import math
@@ -26,12 +26,12 @@ from regard.attention.score import Score
 
 
 class MultiHeadAttention(nn.Module):
-    """Queries from x, keys and values from x itself or from another source.
+    """Multi-head attention with queries from x, and keys and values from x or another source.
 
     `key_width` and `value_width` are per head and default to width / heads. `key_heads` fewer than
     `heads` are shared by groups of query heads. `position` is a Rotary or a LinearBias, `score` an
-    alignment other than the scaled dot product. `value_source_width` is for values that are read
-    from an input of their own, of another width than the source.
+    alignment other than the scaled dot product. `value_source_width` is the width of a separate
+    input for the values, if it differs from the source's.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class MultiHeadAttention(nn.Module):
     ):
         super().__init__()
         key_heads = heads if key_heads is None else key_heads
-        given = {
+        sizes = {
             "width": width,
             "heads": heads,
             "key_heads": key_heads,
@@ -63,7 +63,7 @@ class MultiHeadAttention(nn.Module):
             "value_source_width": value_source_width,
             "output_width": output_width,
         }
-        for name, size in given.items():
+        for name, size in sizes.items():
             if size is not None:
                 check_integer(name, size)
         if key_width is None:
@@ -98,7 +98,7 @@ class MultiHeadAttention(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Glorot's uniform values, which keep variances alike forwards and backwards; no bias."""
+        """Glorot's uniform values, which keep variances equal forwards and backwards; no bias."""
         for linear in (self.query, self.key, self.value, self.output):
             nn.init.xavier_uniform_(linear.weight)
             if linear.bias is not None:
@@ -113,9 +113,9 @@ class MultiHeadAttention(nn.Module):
         mask: Mask | None = None,
         cache: Cache | None = None,
     ) -> Float[Tensor, "*b L O"]:
-        """Keys are read from the source, or from x without one; values from there too, or `value`.
+        """Keys are computed from the source, or else from x; values likewise, or from `value`.
 
-        A `CrossCache` needs source and value at its first step alone.
+        A `CrossCache` needs source and value at its first step only.
         """
         self._check(x, source, value, mask, cache)
         lead = x.shape[:-2]
@@ -124,7 +124,7 @@ class MultiHeadAttention(nn.Module):
         valued = keyed if value is None else _three_axes(value)
         at = self._places(x, keyed, mask, cache)
         if cache is None and fuses(x) and are_linear(self.query, self.key, self.value):
-            queries, keys, values = self._projected(x, keyed, valued)
+            queries, keys, values = self._project(x, keyed, valued)
             queries, keys = self._rotate(queries, at), self._rotate(keys, at)
         else:
             queries = self._rotate(_split(self.query(x), self.heads), at)
@@ -148,7 +148,7 @@ class MultiHeadAttention(nn.Module):
             L, S = queries.shape[-2], keys.shape[-2]
             offset = None if cache is None else at
             if isinstance(offset, Tensor) and offset.ndim:
-                offset = offset[:, 0]  # the rows of a cache have come to different lengths
+                offset = offset[:, 0]  # the rows of a cache have different lengths
             wide = torch.promote_types(x.dtype, torch.float32)
             bias = self.position.bias(L, S, offset, x.device, wide)
         out = self.core(queries, keys, values, mask=mask, bias=bias)
@@ -159,8 +159,8 @@ class MultiHeadAttention(nn.Module):
             joined = self.output(heads)
         return joined if len(lead) == 1 else joined.reshape(*lead, *joined.shape[-2:])
 
-    def _projected(self, x: Tensor, keyed: Tensor, valued: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values from one matrix product for each input that they have."""
+    def _project(self, x: Tensor, keyed: Tensor, valued: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values, from one matrix product for each distinct input."""
         if keyed is x and valued is x:
             parts = _together(x, self.query, self.key, self.value)
         elif valued is keyed:
@@ -169,7 +169,7 @@ class MultiHeadAttention(nn.Module):
             parts = [*_together(x, self.query, self.key), *_together(valued, self.value)]
         else:
             inputs = ((x, self.query), (keyed, self.key), (valued, self.value))
-            parts = [one for read, linear in inputs for one in _together(read, linear)]
+            parts = [part for tensor, linear in inputs for part in _together(tensor, linear)]
         heads = (self.heads, self.key_heads, self.key_heads)
         query, key, value = (_split(part, count) for part, count in zip(parts, heads))
         return query, key, value
@@ -177,7 +177,7 @@ class MultiHeadAttention(nn.Module):
     def _places(
         self, x: Tensor, keyed: Tensor, mask: Mask | None, cache: Cache | None
     ) -> Positions:
-        """Where the queries stand: after what a cache holds; within each packed sequence."""
+        """The positions of the queries: after those in a cache, or within each packed sequence."""
         packing = None if mask is None else mask.packing
         if packing is not None and cache is None:
             packing.check(len(x), x.shape[1], keyed.shape[1])
@@ -187,7 +187,7 @@ class MultiHeadAttention(nn.Module):
                 "grow each; decode a batch with one row for each sequence"
             )
         if self.position is None:
-            return 0  # nobody asks
+            return 0  # not used
         if packing is not None and mask is not None:
             positions = packing.query.to(x.device).positions
             return mask.cached("positions", x.device, positions)
@@ -205,7 +205,7 @@ class MultiHeadAttention(nn.Module):
         cache: Cache | None,
     ) -> None:
         check_mask(mask)
-        weight = getattr(self.query, "weight", None)  # who replaced the projection has none
+        weight = getattr(self.query, "weight", None)  # a replaced projection may have none
         dtype = weight.dtype if isinstance(weight, Tensor) else None
         check_input("x", x, "width", self.width, dtype)
         if cache is not None and not isinstance(cache, Cache):
@@ -242,7 +242,7 @@ class MultiHeadAttention(nn.Module):
         dtype: torch.dtype | None,
         cache: Cache | None,
     ) -> None:
-        """The values' own input describes the same positions as the keys'."""
+        """Checks that a separate input for the values has the same positions as the keys'."""
         filled = cache is not None and cache.across and cache.held is not None
         if value is None:
             if self.value_source_width != self.source_width and keyed is not None and not filled:
@@ -269,10 +269,10 @@ def _together(x: Tensor, *linears: nn.Linear) -> list[Tensor]:
 
     if len(linears) == 1:
         return [linear(x, linears[0].weight, linears[0].bias)]
-    weight = torch.cat(tuple(one.weight for one in linears))
-    biases = tuple(one.bias for one in linears if one.bias is not None)
+    weight = torch.cat(tuple(layer.weight for layer in linears))
+    biases = tuple(layer.bias for layer in linears if layer.bias is not None)
     joint = linear(x, weight, torch.cat(biases) if biases else None)
-    return list(parts(joint, tuple(one.out_features for one in linears)))
+    return list(parts(joint, tuple(layer.out_features for layer in linears)))
 
 
 def _three_axes(x: Tensor) -> Tensor:
@@ -281,6 +281,6 @@ def _three_axes(x: Tensor) -> Tensor:
 
 
 def _split(x: Tensor, heads: int) -> Tensor:
-    """(B, L, H·K) to (B, H, L, K), without moving anything."""
+    """(B, L, H·K) to (B, H, L, K), as a view."""
     B, L, width = x.shape
     return x.view(B, L, heads, width // heads).transpose(1, 2)

@@ -1,19 +1,19 @@
-"""Positions: what tells attention, which sees a set, the order of its rows.
+"""Positions: they give attention, which is blind to order, the order of its rows.
 
 An input position gives the row at position n a vector r_n, and the model reads x̃_n = x_n + r_n,
 or [x_n; r_n] through `Concatenated`. `Sinusoidal` is the fixed one of "Attention Is All You Need"
 (Vaswani et al. 2017), `Learned` a table, `Grid` and `LearnedGrid` number the patches of an image.
 
 An attention position acts inside the attention instead: `Rotary` turns queries and keys,
-`LinearBias` lowers the score of distant pairs. `MultiHeadAttention` asks each of them for both.
+`LinearBias` lowers the score of distant pairs. `MultiHeadAttention` applies both methods of each.
 
-Where the rows stand is said by `at`, in the same way everywhere:
+The positions of the rows are passed as `at`, in the same way everywhere:
 
     an int, or an integer tensor without axes   row l stands at position at + l (a cache's length)
     an integer tensor of shape (L,)             row l stands at position at[l]
     an integer tensor of shape (B, L)           the same in each sequence (packed batches)
 
-A tensor is never read back to the host, so decoding neither waits for the device nor recompiles.
+A tensor is never read back to the host, so decoding neither synchronises nor recompiles.
 """
 
 import copy
@@ -34,26 +34,27 @@ Positions: TypeAlias = int | Int[Tensor, ""] | Int[Tensor, " L"] | Int[Tensor, "
 Layout: TypeAlias = Literal["interleaved", "halves"]
 
 
-def _check_signature(kind: type, name: str, wanted: str) -> None:
-    """Said where the class is written: deep inside a model, Python would only count arguments."""
+def _check_signature(kind: type, name: str, parameters: str) -> None:
+    """Raises at the class definition: inside a model, Python's error would only count arguments."""
     method = vars(kind).get(name)
     if method is None:
         return
-    has = inspect.signature(method)
+    signature = inspect.signature(method)
     try:
-        has.bind("self", *wanted.split(", "))
+        signature.bind("self", *parameters.split(", "))
     except TypeError:
-        given = ", ".join(str(one) for one in list(has.parameters.values())[1:])
+        actual = ", ".join(map(str, list(signature.parameters.values())[1:]))
         raise ValueError(
-            f"{kind.__name__}.{name}({given}) must take {wanted}; write def {name}(self, {wanted})"
+            f"{kind.__name__}.{name}({actual}) must take {parameters}; write "
+            f"def {name}(self, {parameters})"
         ) from None
 
 
 class InputPosition(nn.Module):
     """A vector r_n for every position n, added to the input: x̃_n = x_n + r_n.
 
-    A position of one's own overrides `encoding` alone. `length` is the number of positions there
-    are; None where every position has a vector.
+    A custom position overrides `encoding` alone. `length` is the number of positions; None if
+    every position has a vector.
     """
 
     def __init__(self, width: int, length: int | None = None) -> None:
@@ -71,8 +72,8 @@ class InputPosition(nn.Module):
     def encoding(
         self, positions: Int[Tensor, "*P"], dtype: torch.dtype | None = None
     ) -> Float[Tensor, "*P D"]:
-        """The vectors r of these positions, alone."""
-        raise NotImplementedError(f"{type(self).__name__} does not say what its vectors are")
+        """The vectors r of these positions."""
+        raise NotImplementedError(f"{type(self).__name__} does not define encoding")
 
     def forward(self, x: Float[Tensor, "*B L D"], at: Positions = 0) -> Float[Tensor, "*B L D"]:
         if x.shape[-1] != self.width:
@@ -131,9 +132,9 @@ class Learned(InputPosition):
     """r_n is row n of a table that is trained with the model.
 
     The table starts from a normal distribution of deviation 0.02, as BERT (Devlin et al. 2019) and
-    ViT (Dosovitskiy et al. 2021) do. There is no vector beyond `length`. What the host knows (an
-    int, the number of rows, a tensor on the CPU) gives a ValueError; a CUDA tensor that points
-    outside the table stops the program by the device's own bounds check. No index is clamped.
+    ViT (Dosovitskiy et al. 2021) do. There is no vector beyond `length`. A position outside the
+    table raises a ValueError if it is on the host (an int, the number of rows, a tensor on the
+    CPU); in a CUDA tensor it fails the device's own bounds check. No index is clamped.
     """
 
     def __init__(self, length: int, width: int) -> None:
@@ -259,7 +260,7 @@ class AttentionPosition(nn.Module):
     """A position that acts inside the attention; `MultiHeadAttention(position=…)` takes one.
 
     It calls `rotate` on queries and on keys, each with their own positions, and adds `bias` to the
-    scores. By default neither does anything: a position overrides the one it needs.
+    scores. By default both do nothing: a position overrides the one it needs.
     """
 
     def __init_subclass__(cls) -> None:
@@ -278,7 +279,7 @@ class AttentionPosition(nn.Module):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> Float[Tensor, "#B H L S"] | None:
-        """What is added to the scores where query i stands at source position i + offset.
+        """The bias added to the scores, where query i stands at source position i + offset.
 
         The offset is one for all sequences, or one for each. None, the default, means S - L: the
         last query stands at the last source position.
@@ -335,10 +336,10 @@ class Rotary(AttentionPosition):
         sizes = (-1, 2) if self.pair_axis == -1 else (2, -1)
         a, b = x[..., : self.width].to(dtype).unflatten(-1, sizes).unbind(self.pair_axis)
         pairs = torch.stack((a * cos - b * sin, a * sin + b * cos), self.pair_axis)
-        turned = pairs.flatten(-2).to(x.dtype)
+        rotated = pairs.flatten(-2).to(x.dtype)
         if x.shape[-1] == self.width:
-            return turned
-        return torch.cat((turned, x[..., self.width :]), -1)
+            return rotated
+        return torch.cat((rotated, x[..., self.width :]), -1)
 
     def extra_repr(self) -> str:
         return f"{self.width}, base={self.base}, layout={self.layout!r}"
@@ -446,7 +447,7 @@ def _pair_axis(layout: Layout) -> Literal[-1, -2]:
 
 
 def _check_reach(length: int, at: Positions, rows: int) -> None:
-    # Explicit positions may repeat, so their number says nothing.
+    # Explicit positions may repeat, so their number has no limit.
     first = 0 if isinstance(at, Tensor) else at
     if first < 0:
         raise ValueError(f"position {first} must not be negative; the positions start at 0")

@@ -1,7 +1,7 @@
 """Alignment scores: how well the key of a source position answers a query.
 
     Dot         q·k                   Luong et al. (2015)
-    ScaledDot   q·k / √K              Vaswani et al. (2017), what `attend` does by itself
+    ScaledDot   q·k / √K              Vaswani et al. (2017), the default of `attend`
     General     qᵀ W k                Luong et al. (2015)
     Additive    vᵀ tanh(W q + U k)    Bahdanau et al. (2015)
 
@@ -41,7 +41,7 @@ class Score(nn.Module):
     the rows is the head: (..., H, L, K). Keys may have fewer heads, as in `attend`.
     """
 
-    # Whether no matrix of scores is built, because mapped queries and keys give them.
+    # True if attention computes the scores from mapped queries and keys, without their matrix.
     dot_product: ClassVar[bool] = False
 
     def forward(

@@ -1,10 +1,10 @@
 """Attention weights and their statistics, without giving up the fused kernel.
 
-`attend` never keeps the weights. When they are wanted, they are recomputed from queries and keys:
-exactly and only for the chosen rows (`weights`), or as statistics over all rows, streamed
-without the L x S matrix (`statistics`).
+`attend` does not store the weights. This module recomputes them from queries and keys: exactly, for
+the chosen rows only (`weights`), or as statistics over all rows, streamed without the L x S matrix
+(`statistics`).
 
-    entropy   -Σ_j A_ij log A_ij, in nats: 0 if row i looks at one key, log S if at all alike
+    entropy   -Σ_j A_ij log A_ij, in nats: 0 if row i attends to one key, log S if to all equally
     received   Σ_i A_ij, how much of all rows' attention falls on key j
     top        the largest weights of each row, and the keys they fall on
 """
@@ -34,18 +34,18 @@ Edges = tuple[Tensor, Tensor]
 
 class Statistics(NamedTuple):
     entropy: Float[Tensor, "... L"]
-    """Of each row's weights, in nats; 0 for a row that attends to nothing."""
+    """Entropy of each row's weights, in nats; 0 for a row that attends to nothing."""
     received: Float[Tensor, "... S"]
-    """Weight that falls on each key, summed over the rows of each query head."""
+    """Weight received by each key, summed over the rows of each query head."""
     top_weights: Float[Tensor, "... L k"]
     """The largest weights of each row, in falling order; 0 where there are no more."""
     top_positions: Int[Tensor, "... L k"]
     """The keys they fall on; -1 where there are no more."""
 
     def _repr_html_(self) -> str:
-        """For a notebook: each figure over all rows and keys, with the sizes of what there is."""
+        """For a notebook: each figure over all rows and keys, with their numbers."""
         places = self.received.double().sum(tuple(range(self.received.ndim - 1)))
-        most = int(places.argmax()) if places.numel() else -1
+        top_key = int(places.argmax()) if places.numel() else -1
         mean = float(self.entropy.double().mean()) if self.entropy.numel() else 0.0
         top = float(self.top_weights[..., 0].double().mean()) if self.top_weights.numel() else 0.0
         return facts(
@@ -55,7 +55,7 @@ class Statistics(NamedTuple):
                 "keys": str(self.received.shape[-1]),
                 "mean entropy": f"{mean:.3f} nats",
                 "mean largest weight": f"{top:.3f}",
-                "most is received by": f"key {most}",
+                "most is received by": f"key {top_key}",
             },
         )
 
@@ -72,10 +72,10 @@ def weights(
 
     Half precision is computed and returned in float32. Rows may be counted from the end.
     """
-    given = arguments(query, key, key, mask, beta, bias)
-    chosen = _rows(rows, given.query)
-    out = _weights(given, chosen)
-    return out.reshape(*given.lead, *out.shape[-2:])
+    inputs = arguments(query, key, key, mask, beta, bias)
+    chosen = _rows(rows, inputs.query)
+    out = _weights(inputs, chosen)
+    return out.reshape(*inputs.lead, *out.shape[-2:])
 
 
 @torch.no_grad()
@@ -93,13 +93,13 @@ def statistics(
     elsewhere, and for other masks, whole rows are computed a chunk at a time.
     """
     check_integer("topk", topk)
-    given = arguments(query, key, key, mask, beta, bias)
-    parts = _by_kernel(given, topk) if _streams(given, topk) else _by_chunks(given, topk)
-    return Statistics(*(t.reshape(*given.lead, *t.shape[2:]) for t in parts))
+    inputs = arguments(query, key, key, mask, beta, bias)
+    parts = _by_kernel(inputs, topk) if _streams(inputs, topk) else _by_chunks(inputs, topk)
+    return Statistics(*(t.reshape(*inputs.lead, *t.shape[2:]) for t in parts))
 
 
-def _weights(given: Arguments, rows: Tensor) -> Tensor:
-    query, key, _, mask, beta, bias, _ = given
+def _weights(inputs: Arguments, rows: Tensor) -> Tensor:
+    query, key, _, mask, beta, bias, _ = inputs
     L, S = query.shape[2], key.shape[2]
     wide = torch.promote_types(query.dtype, torch.float32)
     allowed = None
@@ -131,19 +131,19 @@ def _rows(rows: int | slice | Sequence[int] | Tensor | None, query: Tensor) -> T
     return which.to(device) % max(L, 1)
 
 
-def _by_chunks(given: Arguments, topk: int) -> tuple[Tensor, ...]:
-    B, H, L, _ = given.query.shape
-    S, device, mask = given.key.shape[2], given.query.device, given.mask
-    wide = torch.promote_types(given.query.dtype, torch.float32)
-    given = given._replace(key=for_each_head(given.key.to(wide), H).contiguous())
+def _by_chunks(inputs: Arguments, topk: int) -> tuple[Tensor, ...]:
+    B, H, L, _ = inputs.query.shape
+    S, device, mask = inputs.key.shape[2], inputs.query.device, inputs.mask
+    wide = torch.promote_types(inputs.query.dtype, torch.float32)
+    inputs = inputs._replace(key=for_each_head(inputs.key.to(wide), H).contiguous())
     # The rule of a mask computes with indices of eight bytes for each pair of positions.
     step = max(1, CHUNK // max(max(B * H, 4) * S, 1))
     if torch._C._are_functorch_transforms_active():  # torch.vmap allows no out=
         chunks = torch.arange(L, device=device).split(step)
-        columns = list(zip(*(_summarize(_weights(given, rows), topk) for rows in chunks)))
+        columns = list(zip(*(_summarize(_weights(inputs, rows), topk) for rows in chunks)))
         columns[1] = (torch.stack(columns[1]).sum(0),)
         return tuple(torch.cat(column, 2) for column in columns)
-    # Whatever outlives a chunk is allocated before the first: a small tensor that stays between two
+    # Tensors that outlive a chunk are allocated before the first: a small tensor left between two
     # large ones that are freed keeps the heap from shrinking, and it grows to the whole matrix.
     entropy = torch.zeros(B, H, L, dtype=wide, device=device)
     received = torch.zeros(B, H, S, dtype=wide, device=device)
@@ -156,15 +156,15 @@ def _by_chunks(given: Arguments, topk: int) -> tuple[Tensor, ...]:
     for start in range(0, L, step):
         rows = slice(start, min(start + step, L))
         work = workspace[: B * H * (rows.stop - start) * S].view(B, H, -1, S)
-        _write_weights(work, given, rows, edges)
+        _write_weights(work, inputs, rows, edges)
         entropy[:, :, rows], mass, top[:, :, rows], where[:, :, rows] = _summarize(work, topk, work)
         received += mass
     return entropy, received, top, where
 
 
-def _write_weights(work: Tensor, given: Arguments, rows: slice, edges: Edges | None) -> None:
-    """`distribution` of some rows, in place: of this size only masks are allocated."""
-    query, key, _, mask, beta, bias, _ = given
+def _write_weights(work: Tensor, inputs: Arguments, rows: slice, edges: Edges | None) -> None:
+    """`distribution` of some rows, in place: the only other tensors of this size are masks."""
+    query, key, _, mask, beta, bias, _ = inputs
     L, S, device = query.shape[2], key.shape[2], query.device
     least = torch.finfo(work.dtype).min
     hidden = None
@@ -209,9 +209,9 @@ def _summarize(weights: Tensor, topk: int, work: Tensor | None = None) -> tuple[
     return entropy, received, F.pad(top, missing), F.pad(where, missing, value=-1)
 
 
-def _streams(given: Arguments, topk: int) -> bool:
+def _streams(inputs: Arguments, topk: int) -> bool:
     """True if the Triton kernel can compute it."""
-    query, mask = given.query, given.mask
+    query, mask = inputs.query, inputs.mask
     return (
         query.device.type == "cuda"
         and not torch._C._are_functorch_transforms_active()  # a kernel cannot be mapped over
@@ -220,16 +220,16 @@ def _streams(given: Arguments, topk: int) -> bool:
         and query.shape[-1] <= 256
         and topk <= 16
         and (mask is None or bool(mask.ranges))
-        and not isinstance(given.beta, Tensor)
-        and 0 < given.beta < float("inf")
-        and min(*query.shape, *given.key.shape) > 0
+        and not isinstance(inputs.beta, Tensor)
+        and 0 < inputs.beta < float("inf")
+        and min(*query.shape, *inputs.key.shape) > 0
     )
 
 
-def _by_kernel(given: Arguments, topk: int) -> tuple[Tensor, ...]:
+def _by_kernel(inputs: Arguments, topk: int) -> tuple[Tensor, ...]:
     from regard.attention import streaming
 
-    query, key, _, mask, beta, bias, _ = given
+    query, key, _, mask, beta, bias, _ = inputs
     assert isinstance(beta, float)
     edges = None if mask is None else _edges(mask, query.shape[2], key.shape[2], query.device)
     return streaming.statistics(query, key, edges, beta, bias, topk)

@@ -653,7 +653,7 @@ def test_a_position_of_ones_own_overrides_one_method() -> None:
             return positions.to(dtype).unsqueeze(-1).expand(*positions.shape, self.width)
 
     assert torch.equal(Ramp(3)(torch.zeros(2, 3), 5), torch.tensor([[5.0] * 3, [6.0] * 3]))
-    with pytest.raises(NotImplementedError, match="InputPosition does not say"):
+    with pytest.raises(NotImplementedError, match="InputPosition does not define encoding"):
         InputPosition(3).encoding(torch.arange(2))
     x = torch.randn(2, 3)
     plain = AttentionPosition()
