@@ -4,13 +4,13 @@
     convolution   y_n = Σ_δ W_δ x_{n+δ} + b          a weight for each distance
     dense         y_n = Σ_m W_{nm} x_m + b_n         a weight for each pair of positions
 
-Each takes the place of self-attention in a block, so that nothing but the mixing of tokens differs:
+Each replaces self-attention in a block, so that only the mixing of tokens differs:
 
     Transformer(config, attention=lambda position: Recurrent(config.width))
 
 They obey a model's masks as attention does: under `causal()` nothing comes from the right, under
 `padding(lengths)` nothing from the padding, under `packed(lengths)` nothing from another sequence.
-Cross-attention and other masks are refused: only attention can do those.
+Cross-attention and other masks raise an error: they need attention.
 """
 
 from typing import Literal, NamedTuple, TypeAlias, get_args
@@ -30,7 +30,7 @@ Kind: TypeAlias = Literal["lstm", "gru"]
 
 
 class Order(NamedTuple):
-    """A mask, for a layer that has no weights for pairs."""
+    """A mask as a layer without weights for pairs understands it."""
 
     causal: bool = False
     lengths: Tensor | None = None
@@ -67,7 +67,7 @@ class Baseline(nn.Module):
         if not x.numel():
             return x
         if order.packed is None:
-            return self.mix(_emptied(x, order.lengths), order.causal, order.lengths)
+            return self.mix(_clear_padding(x, order.lengths), order.causal, order.lengths)
         at = order.packed.sequence(), order.packed.positions()[0]
         rows = x.new_zeros(len(order.packed), order.packed.longest, self.width)
         rows = rows.index_put(at, x[0])
@@ -77,11 +77,11 @@ class Baseline(nn.Module):
     def mix(
         self, x: Float[Tensor, "B L D"], causal: bool, lengths: Int[Tensor, " B"] | None
     ) -> Float[Tensor, "B L D"]:
-        """Every row from the rows it may see; what follows a sequence's length is zero."""
-        raise NotImplementedError(f"{type(self).__name__} does not say how it mixes rows")
+        """Every row from the rows it may see; rows after a sequence's length are zero."""
+        raise NotImplementedError(f"{type(self).__name__} does not define mix")
 
     def step(self, x: Float[Tensor, "B L D"], causal: bool, cache: Cache) -> Tensor:
-        """The new rows' result, after those that the cache has."""
+        """The result of new rows, which follow those in the cache."""
         raise NotImplementedError(f"{type(self).__name__} does not decode step by step")
 
     def _check_cache(self, name: str, order: Order, cache: Cache, mask: Mask | None) -> None:
@@ -89,16 +89,16 @@ class Baseline(nn.Module):
             raise ValueError(f"cache ({shown(cache)}) of a {name} must be a SelfCache()")
         if order.lengths is not None or order.packed is not None:
             raise ValueError(
-                f"{mask} says where sequences end, but those in a cache still grow; pass causal() "
-                "alone, with one row for each sequence"
+                f"{mask} limits sequences to their lengths, but those in a cache still grow; pass "
+                "causal() alone, with one row for each sequence"
             )
 
 
 class Recurrent(Baseline):
     """An LSTM (Hochreiter & Schmidhuber 1997) or a GRU (Cho et al. 2014).
 
-    One way it never sees what comes after. With `both` a second one reads from the end, each half
-    as wide, and their states stand side by side.
+    It reads from the start and never sees later rows. With `both` a second one reads from the end;
+    each is half as wide, and their states are concatenated.
     """
 
     def __init__(self, width: int, kind: Kind = "lstm", both: bool = False):
@@ -121,22 +121,21 @@ class Recurrent(Baseline):
         if self.backwards is None:
             return after
         self._check_causal(causal)
-        # The real rows from last to first and the filling behind them, so that none of it is read
-        # before a real row; the same index brings the result back.
+        # The real rows from last to first, with the padding after them, so that no padding is read
+        # before a real row; the same index restores the order.
         L = x.shape[1]
-        ends = (
-            torch.full((len(x),), L, device=x.device) if lengths is None else lengths.to(x.device)
-        )
+        ends = torch.full((len(x),), L, device=x.device) if lengths is None else lengths
+        ends = ends.to(x.device)[:, None]
         index = torch.arange(L, device=x.device)
-        turned = torch.where(index < ends[:, None], ends[:, None] - 1 - index, index)[..., None]
-        before, _ = self.backwards(x.take_along_dim(turned, 1))
-        return torch.cat((after, before.take_along_dim(turned, 1)), -1)
+        reverse = torch.where(index < ends, ends - 1 - index, index)[..., None]
+        before, _ = self.backwards(x.take_along_dim(reverse, 1))
+        return torch.cat((after, before.take_along_dim(reverse, 1)), -1)
 
     def step(self, x: Float[Tensor, "B L D"], causal: bool, cache: Cache) -> Float[Tensor, "B L D"]:
-        """From the last state, which is kept where attention keeps keys and values.
+        """Continues from the last state, which is stored in place of keys and values.
 
-        A cell's own state stands beside each output, so rows are read one by one: any of them may
-        turn out to be the last.
+        The state of a cell is stored with each output, so rows are read one by one: any of them may
+        become the last.
         """
         self._check_causal(self.backwards is not None)
         gru = isinstance(self.forwards, nn.GRU)
@@ -144,9 +143,11 @@ class Recurrent(Baseline):
         state: Tensor | tuple[Tensor, ...] | None = None
         if cache.held is not None:
             last = _positions(cache, 1, x)[:, None, :, None] - 1
-            # (B, 1, 1, D) to the (1, B, D) of torch's layers; what has just begun has a state of 0.
-            kept = (t.take_along_dim(last.clamp_min(0), 2).where(last >= 0, 0) for t in cache.held)
-            h, c = (t[:, 0].transpose(0, 1).contiguous() for t in kept)
+            # (B, 1, 1, D) to the (1, B, D) of torch's layers; a new sequence has a state of 0.
+            states = (
+                t.take_along_dim(last.clamp_min(0), 2).where(last >= 0, 0) for t in cache.held
+            )
+            h, c = (t[:, 0].transpose(0, 1).contiguous() for t in states)
             state = h if gru else (h, c)
         outputs, cells = [], []
         for row in x.split(1, 1):
@@ -166,11 +167,11 @@ class Recurrent(Baseline):
 
 
 class Convolution(Baseline):
-    """Each row from `kernel` rows around it, or, where it is causal, from those up to it.
+    """Computes each row from `kernel` rows around it, or up to it if the layer is causal.
 
     The first tap belongs to the leftmost row. A causal mask makes any convolution causal; `causal`
-    makes it so without one. `groups` split the width into parts that do not mix: with `groups` as
-    many as the width it is depthwise (LeCun et al. 1989; van den Oord et al. 2016 for causal ones).
+    makes it so without one. `groups` split the width into parts that do not mix; as many groups as
+    the width make it depthwise (LeCun et al. 1989; van den Oord et al. 2016 for causal ones).
     """
 
     def __init__(self, width: int, kernel: int, causal: bool = False, groups: int = 1):
@@ -189,10 +190,10 @@ class Convolution(Baseline):
         return self._taps(F.pad(x, (0, 0, left, around - left)))
 
     def step(self, x: Float[Tensor, "B L D"], causal: bool, cache: Cache) -> Float[Tensor, "B L D"]:
-        """From the last rows of the input, which are kept where attention keeps its keys."""
-        _check_asked("Convolution", causal or self.causal)
+        """Continues from the last rows of the input, which are stored in place of keys."""
+        _check_step("Convolution", causal or self.causal)
         first = _positions(cache, 1, x)
-        rows = _kept(x, cache)
+        rows = _append(x, cache)
         index = first + torch.arange(1 - self.kernel, x.shape[1], device=x.device)
         near = rows.take_along_dim(index.clamp_min(0)[..., None], 1)
         return self._taps(near.masked_fill((index < 0)[..., None], 0))
@@ -224,15 +225,15 @@ class Dense(Baseline):
         return self._rows(x, torch.arange(x.shape[1], device=x.device)[None], causal)
 
     def step(self, x: Float[Tensor, "B L D"], causal: bool, cache: Cache) -> Float[Tensor, "B L D"]:
-        """From all rows so far, which are kept where attention keeps its keys."""
-        _check_asked("Dense", causal)
+        """Continues from all previous rows, which are stored in place of keys."""
+        _check_step("Dense", causal)
         at = _positions(cache, x.shape[1], x)
-        rows = _kept(x, cache)
+        rows = _append(x, cache)
         self._check_length("a cache", rows.shape[1])
         return self._rows(rows, at, causal)
 
     def _rows(self, x: Tensor, at: Tensor, causal: bool) -> Tensor:
-        """The result at the positions `at`, (1, L) or (B, L), of the rows x from the first on."""
+        """The result at the positions `at`, (1, L) or (B, L), from all rows x of the sequence."""
         S, n, D = x.shape[1], self.length, self.width
         weight_BLDSD = self.dense.weight.view(n, D, n, D)[at, :, :S]
         if causal:
@@ -264,13 +265,13 @@ def _order(name: str, mask: Mask | None, x: Tensor) -> Order:
             order = order._replace(packed=packing.query.to(x.device))
         else:
             raise ValueError(
-                f"{name} has no weights for pairs and cannot obey {part}; it knows causal(), "
+                f"{name} has no weights for pairs and cannot obey {part}; it supports causal(), "
                 "padding(lengths) and packed(lengths), and MultiHeadAttention every mask"
             )
     return order
 
 
-def _emptied(x: Tensor, lengths: Tensor | None) -> Tensor:
+def _clear_padding(x: Tensor, lengths: Tensor | None) -> Tensor:
     """Sets rows after each sequence's length to zero."""
     if lengths is None:
         return x
@@ -279,23 +280,23 @@ def _emptied(x: Tensor, lengths: Tensor | None) -> Tensor:
 
 
 def _positions(cache: Cache, count: int, x: Tensor) -> Tensor:
-    """Where the next rows of x stand, (1, count), or (B, count) where sequences differ."""
+    """The positions of the next rows of x, (1, count), or (B, count) if lengths differ."""
     at = cache.places(count)
     if isinstance(at, Tensor) and at.ndim:
         return at
     return (torch.as_tensor(at, device=x.device) + torch.arange(count, device=x.device))[None]
 
 
-def _kept(x: Tensor, cache: Cache) -> Tensor:
-    """All rows so far, (B, S, D), in the room for keys; nothing is kept for values."""
+def _append(x: Tensor, cache: Cache) -> Tensor:
+    """Appends x to the cache as keys, without values, and returns all rows so far, (B, S, D)."""
     cache.check(x, 1, x.shape[-1], 0)
     rows, _, _ = cache.extend(lambda: (x[:, None], x[:, None, :, :0]))
     return rows[:, 0]
 
 
-def _check_asked(name: str, causal: bool) -> None:
+def _check_step(name: str, causal: bool) -> None:
     if not causal:
         raise ValueError(
-            f"a cache holds what came before, but {name} would read what comes after as well; "
-            "pass mask=causal()"
+            f"a cache holds only earlier rows, but {name} would read later ones as well; pass "
+            "mask=causal()"
         )

@@ -1,7 +1,7 @@
-"""Builds a model's parts from its config: the one place where a name becomes a class.
+"""Builds a model's parts from its config: the only module that maps names to classes.
 
-Leaf modules know of no config. A custom part is passed as a function that makes it, and replaces
-the one that the config names.
+Leaf modules do not depend on configs. A custom part is passed as a function that makes it, and
+replaces the one that the config names.
 """
 
 from collections.abc import Callable
@@ -87,7 +87,7 @@ class BlockConfig:
 def check(config: object, kind: type, **makers: object) -> set[str]:
     """Checks the type of the config, and that custom parts are passed as functions.
 
-    Returns the names of those that are passed: a model's modules of these names are custom.
+    Returns the names of the custom parts, which are also the names of the model's modules.
     """
     if not isinstance(config, kind):
         raise ValueError(
@@ -115,9 +115,8 @@ def stack(
 ) -> Stack:
     """A stack of blocks; a position that acts inside attention goes into each.
 
-    A `causal` one reads no later tokens.
+    In a `causal` stack no token reads later ones.
     """
-
     check_integer("layers", blocks, least=0)
     if config.window is not None:
         check_integer("window", config.window)
@@ -134,10 +133,11 @@ def stack(
         return part if isinstance(part, AttentionPosition) else None
 
     def block() -> Block:
-        mix, network = attention or partial(mixer, config, causal), feed_forward
+        make_mixer = attention or partial(mixer, config, causal)
+        make_feed_forward = feed_forward or partial(feed_forward_of, config)
         return Block(
-            attention=_module("attention", mix(inside())),
-            feed_forward=_module("feed_forward", network() if network else feed_forward_of(config)),
+            attention=_module("attention", make_mixer(inside())),
+            feed_forward=_module("feed_forward", make_feed_forward()),
             residual=lambda: residual(config),
             cross=multihead(config) if cross else None,
         )
@@ -156,7 +156,7 @@ def _module(name: str, part: object) -> nn.Module:
 
 
 def make_position(position: MakePosition) -> AnyPosition:
-    """Calls the function, and checks that it makes a position."""
+    """Calls the function, and checks that it returns a position."""
     part = position()
     if part is not None and not isinstance(part, InputPosition | AttentionPosition):
         raise ValueError(
@@ -167,13 +167,13 @@ def make_position(position: MakePosition) -> AnyPosition:
 
 
 def input_position(position: MakePosition) -> InputPosition | None:
-    """The same, if it is a position of the input."""
+    """The position that the function makes, if it is added to the input."""
     part = make_position(position)
     return part if isinstance(part, InputPosition) else None
 
 
 def mixer(config: BlockConfig, causal: bool, position: AttentionPosition | None) -> nn.Module:
-    """The layer that mixes tokens; only attention has a use for positions inside it."""
+    """The layer that mixes tokens; only attention can use a position inside it."""
     match config.mixer:
         case "attention":
             return multihead(config, position)

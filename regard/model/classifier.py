@@ -21,7 +21,13 @@ from regard.attention.mask import Packed
 from regard.model import build, init
 from regard.model.build import MakeAttention, MakeFeedForward, MakePosition
 from regard.model.embedding import Tokens
-from regard.model.encoder import EncoderConfig, EncoderShape, TextEncoder, features, reading
+from regard.model.encoder import (
+    EncoderConfig,
+    EncoderShape,
+    TextEncoder,
+    embedding_and_encoder,
+    features,
+)
 from regard.model.lengths import Lengths, lengths_after
 from regard.model.notebook import model_html
 from regard.model.stack import Stack
@@ -74,10 +80,10 @@ class TextClassifier(nn.Module):
         )
         check_integer("classes", config.classes)
         if config.pool not in get_args(TextPool):
-            known = ", ".join(get_args(TextPool))
-            raise ValueError(f"pool ({config.pool!r}) is unknown; choose from {known}")
+            names = ", ".join(get_args(TextPool))
+            raise ValueError(f"pool ({config.pool!r}) is unknown; choose from {names}")
         self.config = config
-        self.tokens, self.encoder = reading(
+        self.tokens, self.encoder = embedding_and_encoder(
             config,
             config.vocabulary,
             position=position,
@@ -94,16 +100,13 @@ class TextClassifier(nn.Module):
 
     @classmethod
     def of(cls, model: "Transformer | TextEncoder", classes: int) -> "TextClassifier":
-        """With the embedding and the encoder of a model that reads text, copied."""
+        """A classifier with copies of a text model's embedding and encoder."""
         source = model.config
         if isinstance(source, EncoderConfig):
             vocabulary, layers, embedding = source.vocabulary, source.layers, model.tokens
         elif isinstance(source.source, TextSource):
-            vocabulary, layers = (
-                source.source.vocabulary or source.vocabulary,
-                source.encoder_layers,
-            )
-            embedding = model.source
+            vocabulary = source.source.vocabulary or source.vocabulary
+            layers, embedding = source.encoder_layers, model.source
         else:
             raise ValueError(
                 f"the Transformer's source is {source.source.kind}; use one whose source is text"
@@ -128,7 +131,7 @@ class TextClassifier(nn.Module):
     def forward(
         self, tokens: Int[Tensor, "B S"], *, lengths: Lengths = None
     ) -> Float[Tensor, "T N"]:
-        """One row for each text, of which a packed batch holds as many as it has lengths."""
+        """Logits with one row for each text, also of a packed batch."""
         return self.head(self.represent(tokens, lengths=lengths))
 
     def represent(
@@ -137,8 +140,8 @@ class TextClassifier(nn.Module):
         """The pooled features of each text, which the head reads."""
         memory = self.features(tokens, lengths=lengths)
         lengths = lengths_after(self.encoder, lengths_after(self.tokens, lengths))
-        pooled = mean_pooled if self.config.pool == "mean" else last_token
-        return pooled(memory, lengths)
+        pool = mean_pool if self.config.pool == "mean" else last_token
+        return pool(memory, lengths)
 
     def features(
         self, tokens: Int[Tensor, "B S"], *, lengths: Lengths = None
@@ -165,7 +168,7 @@ class TextClassifier(nn.Module):
         return self
 
 
-def mean_pooled(memory: Float[Tensor, "B S D"], lengths: Lengths) -> Float[Tensor, "T D"]:
+def mean_pool(memory: Float[Tensor, "B S D"], lengths: Lengths) -> Float[Tensor, "T D"]:
     """Mean pooling over each text's own tokens; zero for an empty text."""
     if lengths is None:
         return memory.mean(1) if memory.shape[1] else memory.sum(1)

@@ -1,11 +1,11 @@
-"""Embeddings: of tokens, of an image's patches, of frames of audio.
+"""Embeddings of tokens, of an image's patches and of frames of audio.
 
     tokens    x_n = √D · E[id_n] + r_n          Vaswani et al. (2017), sections 3.4 and 3.5
     patches   x_n = W vec(patch_n) + b + r_n    Dosovitskiy et al. (2021), equation 1
     frames    x_n = W frame_n + b + r_n
 
-r is the position's vector. All three give (B, S, D), and a decoder that reads them through
-cross-attention cannot tell which it was.
+r is the position's vector. All three return (B, S, D), and a decoder reads all of them through the
+same cross-attention.
 """
 
 import math
@@ -48,15 +48,15 @@ class Embedded(nn.Module):
             )
         return self.width - self.position.width
 
-    def placed(self, x: Float[Tensor, "B S E"], at: Positions) -> Float[Tensor, "B S D"]:
+    def add_position(self, x: Float[Tensor, "B S E"], at: Positions) -> Float[Tensor, "B S D"]:
         return self.dropout(x if self.position is None else self.position(x, at))
 
 
 class Tokens(Embedded):
     """Token embeddings, times √D.
 
-    With tied weights the table is the output layer's too, whose entries should be of the size 1/√D;
-    the factor brings the vectors to the size of the positions.
+    With tied weights the table is also the output layer's matrix, whose entries should be of the
+    size 1/√D; the factor brings the vectors to the size of the positions.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class Tokens(Embedded):
                 f"token ids from {int(ids.min())} to {int(ids.max())} must lie from 0 to "
                 f"{self.table.num_embeddings - 1}; use the tokenizer that the model was built for"
             ) from error
-        return self.placed(x if self.scale == 1.0 else x * self.scale, at)
+        return self.add_position(x if self.scale == 1.0 else x * self.scale, at)
 
     def extra_repr(self) -> str:
         return f"scale={self.scale:g}"
@@ -127,12 +127,12 @@ class Patches(Embedded):
                 f"images of shape {tuple(images.shape)} must be (batch, {want[0]}, {want[1]}, "
                 f"{want[2]}); resize them, or the model: at_size((rows, columns))"
             )
-        # Autocast would narrow them in another pass.
+        # Autocast would cast them in a separate pass.
         narrows = fuses(images) and are_linear(self.projection)
         dtype = compute_dtype(images) if narrows else None
         patches, weight = flat_patches(images, self.patch, dtype), self.projection.weight
         check_input("images", patches, "numbers", weight.shape[1], weight.dtype)
-        return self.placed(self.projection(patches), at)
+        return self.add_position(self.projection(patches), at)
 
     def extra_repr(self) -> str:
         rows, columns = self.image
@@ -163,7 +163,7 @@ class Frames(Embedded):
                 "a frame is one row"
             )
         check_input("frames", frames, "features", weight.shape[1], weight.dtype)
-        return self.placed(self.projection(frames), at)
+        return self.add_position(self.projection(frames), at)
 
 
 def _check_tensor(name: str, x: object) -> None:
@@ -189,7 +189,7 @@ def image_size(image: Size) -> tuple[int, int]:
     """(rows, columns), in pixels or in patches."""
     if not isinstance(image, int) and len(image) != 2:
         raise ValueError(
-            f"image {tuple(image)} must be one number or (rows, columns); channels are said apart"
+            f"image {tuple(image)} must be one number or (rows, columns); channels are separate"
         )
     rows, columns = (image, image) if isinstance(image, int) else image
     check_integer("image rows", rows)
@@ -214,11 +214,11 @@ def nearby_patches(rows: int, columns: int, reach: int, first: bool = False) -> 
 
 
 LARGE = 64
-"""Pixels of a patch's side; a larger one was hardly meant."""
+"""Pixels of a patch's side; a larger one is probably a mistake."""
 
 
 def grid(image: Size, patch: int) -> tuple[int, int]:
-    """How many rows and columns of patches an image has."""
+    """The numbers of rows and columns of patches in an image."""
     rows, columns = image_size(image)
     check_integer("patch", patch)
     if rows % patch or columns % patch:

@@ -1,10 +1,10 @@
-"""An encoder of text by itself, which learns from text alone to fill in what is hidden.
+"""A text encoder, which is trained on text alone to predict masked tokens.
 
-    memory = encoder(embed(tokens))         some of the tokens hidden
-    logits = output(memory_n)               p(token_n | all tokens that are not hidden)
+    memory = encoder(embed(tokens))         some of the tokens masked
+    logits = output(memory_n)               p(token_n | all tokens that are not masked)
 
-Devlin et al. 2019, "BERT", without its second task. What it has learned about a language serves
-others: `TextClassifier.of(encoder, classes)`, `Transformer.of(encoder, config)`.
+Devlin et al. 2019, "BERT", without its second task. A trained encoder initialises other models:
+`TextClassifier.of(encoder, classes)`, `Transformer.of(encoder, config)`.
 """
 
 from collections.abc import Callable
@@ -55,7 +55,7 @@ class EncoderConfig(EncoderShape):
         return cls(vocabulary, width=128, heads=4, feed_forward=256, layers=2)
 
 
-def reading(
+def embedding_and_encoder(
     shape: EncoderShape,
     vocabulary: int,
     *,
@@ -63,7 +63,7 @@ def reading(
     attention: MakeAttention | None = None,
     feed_forward: MakeFeedForward | None = None,
 ) -> tuple[Tokens, Stack]:
-    """What every reader of text has: the embedding of tokens, and the encoder."""
+    """The token embedding and the encoder of a model that reads text."""
     make = position or partial(build.position, shape.position, shape, shape.length)
     tokens = Tokens(
         vocabulary,
@@ -85,7 +85,7 @@ def features(
     lengths: Lengths,
     window: int | None,
 ) -> Float[Tensor, "B R D"]:
-    """The last hidden states of a reader of text."""
+    """The last hidden states of a model that reads text."""
     x = embedding(tokens, places(lengths, tokens))
     lengths = checked_lengths(embedding, lengths, tokens.shape[1], x)
     states = encoder(x, mask=own_mask(lengths, window))
@@ -116,7 +116,7 @@ class TextEncoder(nn.Module):
             feed_forward=feed_forward,
         )
         self.config = config
-        self.tokens, self.encoder = reading(
+        self.tokens, self.encoder = embedding_and_encoder(
             config,
             config.vocabulary,
             position=position,

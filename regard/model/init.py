@@ -1,13 +1,12 @@
-"""Initialisation of every model, with the reasons.
+"""Initialisation of every model, with the reasons for it.
 
 Three schemes, one for each family, as in its paper or its authors' code:
 
-    transformer   Glorot's uniform matrices: the variance of what flows forwards and of the
-                  gradients that flow back stays alike through square layers, whose post-norm
-                  residuals would otherwise drift. The token table has deviation 1/√D: times √D
-                  its vectors are as large as the positions, and as output weights, against
-                  a normalised state, it gives logits of deviation 1. (Vaswani et al. 2017 and its
-                  tensor2tensor code.)
+    transformer   Glorot's uniform matrices: the variances of activations and of gradients stay
+                  equal through square layers, whose post-norm residuals would otherwise drift.
+                  The token table has deviation 1/√D: times √D its vectors are as large as the
+                  positions, and as output weights it gives logits of deviation 1 for a normalised
+                  state. (Vaswani et al. 2017 and its tensor2tensor code.)
     vision        Glorot's matrices in the blocks; the patch map has deviation 1/√(C·P·P), since
                   its input has unit variance and no norm follows; the class token and the last
                   layer start at zero, so that training begins from equal logits and a swapped head
@@ -16,8 +15,8 @@ Three schemes, one for each family, as in its paper or its authors' code:
     language      Normal .02 everywhere; the matrices that end a residual branch are divided by
                   √(2N), since 2N branches add up their variances. (GPT-2: Radford et al. 2019.)
 
-Biases start at zero, LayerNorms at one and zero. A layer used alone starts as its class does.
-On the meta device all of it does nothing, as it should.
+Biases start at zero, LayerNorms at one and zero. A layer used alone is initialised by its class.
+On the meta device these functions do nothing.
 
 A custom part keeps its own initial values. Call one of these functions on it, or on its pieces, for
 the values of a scheme: `init.transformer(part)`, `init.language(part, blocks)`.
@@ -35,14 +34,14 @@ from regard.model.embedding import Frames, Patches
 
 
 def transformer(model: nn.Module, custom: Collection[str] = ()) -> None:
-    """`custom` are the names of custom parts, such as `attention`, here as in the others."""
+    """Initialises a Transformer; `custom` are the names of custom parts, such as `attention`."""
     for module in _modules(model, custom):
         match module:
             case nn.Linear():
                 nn.init.xavier_uniform_(module.weight)
             case nn.Embedding():
                 nn.init.normal_(module.weight, std=module.embedding_dim**-0.5)
-        _same_everywhere(module)
+        _common(module)
     for module in _modules(model, custom):
         if isinstance(module, Patches | Frames):
             _unit_variance(module.projection)
@@ -53,7 +52,7 @@ def vision(model: nn.Module, custom: Collection[str] = ()) -> None:
         match module:
             case nn.Linear():
                 nn.init.xavier_uniform_(module.weight)
-        _same_everywhere(module)
+        _common(module)
     for module in _modules(model, custom):
         if isinstance(module, Patches):
             _unit_variance(module.projection)
@@ -64,7 +63,7 @@ def language(model: nn.Module, blocks: int, custom: Collection[str] = ()) -> Non
         match module:
             case nn.Linear() | nn.Embedding():
                 nn.init.normal_(module.weight, std=0.02)
-        _same_everywhere(module)
+        _common(module)
     for module in _modules(model, custom):
         match module:
             case MultiHeadAttention():
@@ -81,14 +80,14 @@ def classifier(head: nn.Linear) -> None:
 
 
 def _modules(part: nn.Module, custom: Collection[str]) -> Iterator[nn.Module]:
-    """All modules but the custom parts and the modules inside them."""
+    """All modules except custom parts and their submodules."""
     yield part
     for name, child in part.named_children():
         if name not in custom:
             yield from _modules(child, custom)
 
 
-def _same_everywhere(module: nn.Module) -> None:
+def _common(module: nn.Module) -> None:
     match module:
         case nn.Linear() if module.bias is not None:
             nn.init.zeros_(module.bias)

@@ -1,4 +1,4 @@
-"""The lengths of a batch's sequences, and the masks and positions that follow from them.
+"""The lengths of the sequences in a batch, and the masks and positions that follow from them.
 
     None             every row is a whole sequence
     lengths (B,)     a padded batch: row b holds lengths[b] tokens, and then padding
@@ -6,8 +6,8 @@
 
 Padding is never guessed from token ids.
 
-The library's parts leave a row for each row. A custom source or encoder that makes more or fewer
-(latents, pooling, a convolution with a stride) has a method that gives the lengths it leaves:
+The library's parts keep every row. A custom source or encoder that returns more or fewer rows
+(latents, pooling, a convolution with a stride) has a method that returns the new lengths:
 
     def lengths(self, lengths: Int[Tensor, "B"]) -> Int[Tensor, "B"]
 """
@@ -26,18 +26,18 @@ Lengths: TypeAlias = Packed | Tensor | Sequence[int] | None
 
 
 def own_mask(lengths: Lengths, reach: int | None = None) -> Mask | None:
-    """For self-attention: each token sees the tokens of its own sequence, `reach` to either side
-    where there is a window."""
+    """The mask of self-attention: each token sees the tokens of its own sequence, within a window
+    of `reach` to either side if there is one."""
     near = None if reach is None else window(reach)
     if lengths is None:
         return near
-    inside = packed(lengths) if isinstance(lengths, Packed) else padding(lengths)
-    return inside if near is None else near & inside
+    mask = packed(lengths) if isinstance(lengths, Packed) else padding(lengths)
+    return mask if near is None else near & mask
 
 
 def causal_mask(lengths: Lengths, reach: int | None = None) -> Mask:
-    """For a decoder's self-attention: each token sees itself and those before it, or `reach` of
-    them.
+    """The mask of a decoder's self-attention: each token sees itself and those before it, at most
+    `reach` of them.
 
     Padding comes after the real tokens, where a causal mask hides it already: masking it as well
     would only cost the fast kernel.
@@ -46,13 +46,12 @@ def causal_mask(lengths: Lengths, reach: int | None = None) -> Mask:
     return before & packed(lengths) if isinstance(lengths, Packed) else before
 
 
-def cross_attended(
+def memory_and_mask(
     memory: Tensor | None, target: Lengths, source: Lengths
 ) -> tuple[Tensor | None, Mask | None]:
     """The memory as cross-attention reads it, and its mask: each token sees its own source.
 
-    Packed targets may read unpacked memories of one size, such as images: laid end to end, those
-    are packed too.
+    Packed targets may read unpacked memories of one size, such as images, which are packed here.
     """
     if isinstance(target, Packed) and source is None and memory is not None:
         B, S = memory.shape[:2]
@@ -74,17 +73,17 @@ def cross_attended(
 
 
 def keeps_lengths(part: nn.Module) -> bool:
-    """True if the part runs the library's own code, which leaves a row for each row."""
-    part = _original(part)
+    """True if the part runs the library's own code, which keeps every row."""
+    part = _unwrap(part)
     library = type(part).forward.__module__.startswith("regard.")
     return library and "forward" not in vars(part) and not _has_lengths(part)
 
 
 def lengths_after(part: nn.Module, lengths: Lengths) -> Lengths:
-    """The lengths that a part leaves of sequences of these lengths."""
+    """The lengths of a part's output, for sequences of these lengths."""
     if lengths is None or keeps_lengths(part):
         return lengths
-    changing: Any = _original(part)
+    changing: Any = _unwrap(part)
     if not _has_lengths(changing):
         raise ValueError(
             f"{type(changing).__name__} may change the number of rows, so lengths need a method "
@@ -98,8 +97,8 @@ def lengths_after(part: nn.Module, lengths: Lengths) -> Lengths:
     return Packed(after, lengths.offsets.device) if isinstance(lengths, Packed) else after
 
 
-def _original(part: nn.Module) -> nn.Module:
-    """The part that torch.compile wrapped."""
+def _unwrap(part: nn.Module) -> nn.Module:
+    """The part itself, if torch.compile has wrapped it."""
     return getattr(part, "_orig_mod", part)
 
 
@@ -108,7 +107,7 @@ def _has_lengths(part: nn.Module) -> bool:
 
 
 def checked_lengths(part: nn.Module, lengths: Lengths, rows: int | None, out: Tensor) -> Lengths:
-    """The same, checked against the part's output; `rows` of its input, None if unknown."""
+    """`lengths_after`, checked against the part's output; `rows` is None if they are unknown."""
     after = lengths_after(part, lengths)
     if lengths is not None and after is lengths and rows not in (None, out.shape[1]):
         raise ValueError(
@@ -121,13 +120,13 @@ def checked_lengths(part: nn.Module, lengths: Lengths, rows: int | None, out: Te
 
 
 def places(lengths: Lengths, rows: Tensor) -> Positions:
-    """The positions of tokens, from 0 in each row, or in each packed sequence."""
+    """The positions of tokens, which start at 0 in each row or packed sequence."""
     check_lengths(lengths, rows)
     return lengths.to(rows.device).positions() if isinstance(lengths, Packed) else 0
 
 
 def check_lengths(lengths: Lengths, rows: Tensor) -> None:
-    """Raises if the rows are no batch, or the lengths do not fit them."""
+    """Raises if `rows` is not a tensor, or the lengths do not fit it."""
     if not isinstance(rows, Tensor):
         raise ValueError(f"a batch must be a tensor, got {shown(rows)}; use torch.tensor([ids])")
     if lengths is not None and rows.ndim in (2, 3):  # an image's rows are its patches

@@ -1,9 +1,9 @@
-"""Linear layers with weights of 8 bits, as a model's folder stores them: a quarter of float32's.
+"""Linear layers with 8-bit weights, which take a quarter of the space of float32 in a folder.
 
     w_nk ≈ t_n q_nk,     t_n = max |w_n| / 127,  q_nk an integer from -127 to 127
 
-On any device they compute with the weights widened again, W = t ⊙ q. A CPU has kernels that compute
-with the integers themselves: `decode/engine/int8` packs them for those.
+On any device they compute with dequantized weights, W = t ⊙ q. A CPU has kernels that compute with
+the integers themselves: `decode/engine/int8` packs them for these.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -30,7 +30,7 @@ INTEGERS, SCALE, WEIGHT = ".integers", ".scale", ".weight"
 
 
 class QuantizedLinear(nn.Module):
-    """A linear layer whose weights are integers, each row with a scale of its own."""
+    """A linear layer whose weights are integers, with a scale for each row."""
 
     integers: Tensor
     scale: Tensor
@@ -43,34 +43,34 @@ class QuantizedLinear(nn.Module):
         if weight.is_meta:
             integers, scale = weight.to(torch.int8), weight.new_empty(self.out_features)
         else:
-            integers, scale = rounded(weight)
+            integers, scale = round_rows(weight)
         self.register_buffer("integers", integers)
         self.register_buffer("scale", scale)
         self.register_buffer("bias", None if linear.bias is None else linear.bias.detach().clone())
 
     def forward(self, x: Float[Tensor, "*b D"]) -> Float[Tensor, "*b N"]:
-        weight = widened(self.integers, self.scale).to(x.dtype)
+        weight = dequantize(self.integers, self.scale).to(x.dtype)
         return F.linear(x, weight, None if self.bias is None else self.bias.to(x.dtype))
 
     def train(self, mode: bool = True) -> "QuantizedLinear":
         if mode:
-            raise ValueError("8-bit layers cannot be trained; train what they were made of")
+            raise ValueError("8-bit layers cannot be trained; train the model before quantizing it")
         return super().train(mode)
 
     def extra_repr(self) -> str:
         return f"{self.in_features}, {self.out_features}"
 
 
-def rounded(x: Float[Tensor, "R D"]) -> tuple[Int8[Tensor, "R D"], Float[Tensor, "R"]]:
-    """Integers from -127 to 127, and each row's scale: NaN where not all of it is finite."""
-    most = x.abs().amax(1)
-    # Of the smallest numbers the inverse would be infinite.
-    by = (127 / most).clamp(max=torch.finfo(x.dtype).max).where(most > 0, 0.0)
-    integers = (x * by[:, None]).round().nan_to_num(0.0).to(torch.int8)
-    return integers, (most / 127).where(most.isfinite(), torch.nan)
+def round_rows(x: Float[Tensor, "R D"]) -> tuple[Int8[Tensor, "R D"], Float[Tensor, "R"]]:
+    """Integers from -127 to 127, and each row's scale: NaN if not all of the row is finite."""
+    largest = x.abs().amax(1)
+    # The inverse of the smallest numbers would be infinite.
+    factor = (127 / largest).clamp(max=torch.finfo(x.dtype).max).where(largest > 0, 0.0)
+    integers = (x * factor[:, None]).round().nan_to_num(0.0).to(torch.int8)
+    return integers, (largest / 127).where(largest.isfinite(), torch.nan)
 
 
-def widened(integers: Int8[Tensor, "R D"], scale: Float[Tensor, "R"]) -> Float[Tensor, "R D"]:
+def dequantize(integers: Int8[Tensor, "R D"], scale: Float[Tensor, "R"]) -> Float[Tensor, "R D"]:
     return integers * scale[:, None]
 
 
@@ -88,9 +88,9 @@ def quantize(model: Model) -> Model:
 
 
 def replace_linear(part: nn.Module, old: type[nn.Module], new: type[nn.Module]) -> None:
-    """Replaces every layer of exactly this type in a part, however deep, by one made of it.
+    """Replaces every layer of exactly this type in a part, at any depth, by `new(layer)`.
 
-    Only in parts that call their layers: others may read a weight, and keep it.
+    Only parts that call their layers are changed: others may read the weight itself.
     """
     for name, child in part.named_children() if _calls_layers(part) else ():
         if type(child) is old and not is_overridden(child):
@@ -100,7 +100,7 @@ def replace_linear(part: nn.Module, old: type[nn.Module], new: type[nn.Module]) 
 
 
 def float_parts(model: nn.Module) -> list[str]:
-    """Parts of the model's stacks whose linear layers `replace_linear` leaves as they are."""
+    """Parts of the model's stacks whose linear layers `replace_linear` leaves unchanged."""
 
     def search(name: str, part: nn.Module) -> Iterator[str]:
         if not _calls_layers(part):
@@ -142,26 +142,26 @@ def make_room(model: nn.Module, stored: Mapping[str, Tensor]) -> None:
         try:
             part = model.get_submodule(above)
         except AttributeError:
-            continue  # no such layer: the load will say so
+            continue  # no such layer: loading the weights will raise
         if type(child := getattr(part, last, None)) is nn.Linear:
             setattr(part, last, QuantizedLinear(child))
 
 
 def float_weights(stored: Mapping[str, Tensor], ties: Sequence[Sequence[str]]) -> dict[str, Tensor]:
-    """The same tensors with all weights widened.
+    """The same tensors with all weights dequantized.
 
-    An output layer that shares the embedding's table takes that table, which was never rounded.
+    An output layer tied to the embedding's table takes that table, which was never rounded.
     """
     wide = dict(stored)
     for name in layers(stored):
         integers, scale = wide.pop(name + INTEGERS), wide.pop(name + SCALE)
         tied = next((names for names in ties if name + WEIGHT in names), ())
-        if any(one in stored for one in tied):
+        if any(alias in stored for alias in tied):
             continue
         if integers.ndim != 2 or scale.shape != integers.shape[:1]:
             raise ValueError(
                 f"{name}{SCALE} {tuple(scale.shape)} does not fit {name}{INTEGERS} "
                 f"{tuple(integers.shape)}; restore the weights"
             )
-        wide[name + WEIGHT] = widened(integers, scale)
+        wide[name + WEIGHT] = dequantize(integers, scale)
     return wide

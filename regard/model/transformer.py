@@ -5,8 +5,8 @@
 
 Vaswani et al. 2017, "Attention Is All You Need". The source may be text, the patches of an image or
 the frames of a recording: the decoder reads all of them through the same cross-attention, and their
-lengths have nothing to do with the target's. The target is already shifted: its first token is
-BOS, and the logits at position n are for token n + 1.
+lengths are independent of the target's. The target is already shifted: its first token is BOS, and
+the logits at position n are for token n + 1.
 """
 
 from collections.abc import Callable
@@ -34,8 +34,8 @@ from regard.model.lengths import (
     Lengths,
     causal_mask,
     checked_lengths,
-    cross_attended,
     lengths_after,
+    memory_and_mask,
     own_mask,
     places,
 )
@@ -235,7 +235,7 @@ class Transformer(nn.Module):
         return self.decode(target, memory, target_lengths, source_lengths)
 
     def encode(self, source: Tensor, lengths: Lengths = None) -> Float[Tensor, "M S D"]:
-        """The memory, of which `memory_lengths` gives the lengths."""
+        """The memory; its lengths are `memory_lengths(lengths)`."""
         x = self.source(source, places(lengths, source))
         rows = None if source.ndim == 4 else source.shape[1]  # an image's rows are its patches
         lengths = checked_lengths(self.source, lengths, rows, x)
@@ -244,7 +244,7 @@ class Transformer(nn.Module):
         return memory
 
     def memory_lengths(self, lengths: Lengths) -> Lengths:
-        """The memory's lengths, from the source's: other ones only with custom parts."""
+        """The memory's lengths, from the source's: they differ only with custom parts."""
         return lengths_after(self.encoder, lengths_after(self.source, lengths))
 
     def decode(
@@ -289,7 +289,7 @@ class Transformer(nn.Module):
                 "a cache makes it superfluous, after the first step"
             )
         at = places(target_lengths, target) if cache is None else cache.places(target.shape[1])
-        memory, memory_mask = cross_attended(memory, target_lengths, memory_lengths)
+        memory, memory_mask = memory_and_mask(memory, target_lengths, memory_lengths)
         return self.decoder(
             self.target(target, at),
             memory,
@@ -314,14 +314,14 @@ class Transformer(nn.Module):
 
 
 def source_mask(source: nn.Module, lengths: Lengths, reach: int | None) -> Mask | None:
-    """The mask of an encoder that reads this source."""
+    """The self-attention mask of the encoder of this source."""
     if reach is not None and isinstance(source, Patches):
         return nearby_patches(*source.grid, reach)
     return own_mask(lengths, reach)
 
 
 def decoder_shape(config: TransformerConfig) -> TransformerConfig:
-    """The config that the decoder's blocks are of."""
+    """The config of the decoder's blocks."""
     hidden = config.decoder_feed_forward
     return config if hidden is None else replace(config, feed_forward=hidden)
 
@@ -331,13 +331,13 @@ def _source(config: TransformerConfig, position: MakePosition) -> Tokens | Patch
         case TextSource(vocabulary=vocabulary):
             return _tokens(config, vocabulary or config.vocabulary, position)
         case ImageSource() as source:
-            placed = build.grid_position(source.position, config, *grid(source.image, source.patch))
+            size = grid(source.image, source.patch)
             return Patches(
                 source.image,
                 source.patch,
                 source.channels,
                 config.width,
-                position=placed,
+                position=build.grid_position(source.position, config, *size),
                 dropout=config.dropout,
             )
         case AudioSource(features=features):

@@ -5,7 +5,7 @@
     logits = head(y at the class token)        or at the mean of all patches
 
 Dosovitskiy et al. 2021, "An Image Is Worth 16x16 Words". Only the encoder; the class token and the
-positions are learned. There *is* a convolution in it: the map of patches is one (embedding.py).
+positions are learned. The map of patches is a convolution (embedding.py).
 """
 
 import copy
@@ -104,7 +104,7 @@ class VisionConfig(VisionShape):
 class VisionTransformer(nn.Module):
     """Images to logits. `VisionTransformer.base(1000)` is ViT-B/16.
 
-    To use a trained one for something else: `model.with_classes(10).at_size(384).freeze()`.
+    To fine-tune a trained one: `model.with_classes(10).at_size(384).freeze()`.
     """
 
     def __init__(
@@ -139,7 +139,7 @@ class VisionTransformer(nn.Module):
             blocks, config.layers, attention=attention, feed_forward=feed_forward
         )
         self.norm = nn.LayerNorm(config.width, config.epsilon) if config.pool_norm else None
-        # What is no attention, or another one, may not do with a few queries.
+        # Other layers than standard attention may need all rows as queries.
         self.whole = "attention" in self.custom or config.mixer != "attention"
         self.head = Head(config.width, config.classes, config.head_width)
         self.reset_parameters()
@@ -194,7 +194,7 @@ class VisionTransformer(nn.Module):
         return self.encoder(self.embed(images), mask=self._mask())
 
     def _mask(self) -> Mask | None:
-        """The window, which the class token is not bound by."""
+        """The window of the patches; the class token attends to all of them."""
         reach = self.config.window
         if reach is None:
             return None
@@ -203,9 +203,9 @@ class VisionTransformer(nn.Module):
     def embed(self, images: Float[Tensor, "B C Y X"]) -> Float[Tensor, "B S D"]:
         x = self.patches(images)
         if self.class_token is not None:
-            placed = 0 if self.class_position is None else self.class_position
+            position = 0 if self.class_position is None else self.class_position
             # Repeated rather than expanded: contiguous parts are copied four times as fast.
-            x = torch.cat(((self.class_token + placed).repeat(len(x), 1, 1), x), 1)
+            x = torch.cat(((self.class_token + position).repeat(len(x), 1, 1), x), 1)
         return self.dropout(x)
 
     def with_classes(self, classes: int) -> "VisionTransformer":
@@ -256,9 +256,9 @@ class Head(nn.Module):
 
 
 def _with_class_token(config: VisionConfig) -> bool:
-    pool, given = config.pool, config.class_token
+    pool, class_token = config.pool, config.class_token
     if pool not in get_args(Pool):
         raise ValueError(f"pool ({pool!r}) is unknown; choose from {', '.join(get_args(Pool))}")
-    if pool == "class" and given is False:
+    if pool == "class" and class_token is False:
         raise ValueError("pool ('class') reads the class token, but class_token is False; use mean")
-    return pool == "class" if given is None else given
+    return pool == "class" if class_token is None else class_token

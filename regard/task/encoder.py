@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from regard import checkpoint
 from regard.data.batch import Hiding, MaskedBatch, Side, Sizes, capacity, masked_batch, plan
 from regard.data.tokenizer import AnyTokenizer, files, read_pair
-from regard.model.classifier import mean_pooled
+from regard.model.classifier import mean_pool
 from regard.model.encoder import EncoderConfig, EncoderShape, TextEncoder
 from regard.seeding import rng, seeded
 from regard.task import corpus
@@ -331,7 +331,7 @@ class TrainedEncoder:
             batch_ids = [ids[i] for i in indices.tolist()]
             rows, lengths = _pad(batch_ids, self.tokenizer.pad, self._device)
             states = self.model.features(rows, lengths=lengths)
-            vectors[torch.from_numpy(indices)] = mean_pooled(states, lengths).float().cpu()
+            vectors[torch.from_numpy(indices)] = mean_pool(states, lengths).float().cpu()
         return vectors
 
     @torch.inference_mode()

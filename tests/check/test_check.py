@@ -262,7 +262,7 @@ def beams(patch: Patch) -> None:
 
 def batch(patch: Patch) -> None:
     patch.setattr("regard.model.transformer.source_mask", lambda *_: None)
-    patch.setattr("regard.model.transformer.cross_attended", lambda memory, *_: (memory, None))
+    patch.setattr("regard.model.transformer.memory_and_mask", lambda memory, *_: (memory, None))
 
 
 def engine(patch: Patch) -> None:

@@ -10,7 +10,7 @@ from torch import nn
 from regard import checkpoint
 from regard.cli.main import main
 from regard.decode.engine.int8.linear import Int8Linear, int8
-from regard.model.quantized import QuantizedLinear, quantize, rounded, widened
+from regard.model.quantized import QuantizedLinear, dequantize, quantize, round_rows
 from regard.model.transformer import Transformer, TransformerConfig
 from regard.model.vit import VisionTransformer
 from regard.task.load import load
@@ -35,12 +35,12 @@ def saved(folder: Path, share: str = "all", dtype: torch.dtype = torch.float32) 
     return model
 
 
-def test_a_layer_computes_with_its_weights_widened() -> None:
+def test_a_layer_computes_with_its_dequantized_weights() -> None:
     linear, x = nn.Linear(13, 7), torch.randn(3, 5, 13)
     layer = QuantizedLinear(linear)
-    integers, scale = rounded(linear.weight.detach())
+    integers, scale = round_rows(linear.weight.detach())
     assert torch.equal(layer.integers, integers)
-    want = x @ widened(integers, scale).T + linear.bias
+    want = x @ dequantize(integers, scale).T + linear.bias
     torch.testing.assert_close(layer(x), want)
     assert (layer(x) - linear(x)).norm() / linear(x).norm() < 0.01
     assert QuantizedLinear(nn.Linear(13, 7, bias=False))(x).shape == (3, 5, 7)
@@ -71,7 +71,7 @@ def test_widened_it_is_a_model_like_any_other(tmp_path: Path, share: str) -> Non
     assert {name for name, _ in wide.named_parameters()} == {
         name for name, _ in model.named_parameters()
     }
-    # A table that embeds as well was never rounded.
+    # A table that embeds as well was never round_rows.
     assert (share == "all") == torch.equal(wide.output.weight, model.output.weight)
     ids = torch.randint(0, 37, (2, 5))
     assert (wide(ids, ids) - model(ids, ids)).norm() / model(ids, ids).norm() < 0.03

@@ -16,7 +16,7 @@ from regard.decode.engine.int8.linear import (
     pack,
     product,
 )
-from regard.model.quantized import rounded
+from regard.model.quantized import round_rows
 from tests.decode.int8.samples import kernels, made
 
 # Where there is no compiler, the same has to hold through torch.
@@ -36,7 +36,7 @@ def test_products_are_exact_but_for_the_rounding_of_inputs(out: int, inner: int)
     linear = nn.Linear(inner, out)
     x = torch.randn(13, 2, inner) * torch.logspace(-3, 3, 13)[:, None, None]
     y = Int8Linear(linear)(x)
-    (q, s), (w, t) = rounded(x.flatten(0, 1)), rounded(linear.weight.detach())
+    (q, s), (w, t) = round_rows(x.flatten(0, 1)), round_rows(linear.weight.detach())
     exact = (q.double() @ w.double().T) * s.double()[:, None] * t.double() + linear.bias.double()
     torch.testing.assert_close(y.flatten(0, 1).double(), exact, rtol=1e-5, atol=1e-6)
 

@@ -17,7 +17,7 @@ from jaxtyping import Float, Int8, Int32
 from torch import Tensor, nn
 
 from regard.decode.engine.int8 import library as native
-from regard.model.quantized import QuantizedLinear, is_overridden, replace_linear, rounded
+from regard.model.quantized import QuantizedLinear, is_overridden, replace_linear, round_rows
 from regard.model.stack import Stack
 from regard.native.build import address
 
@@ -80,7 +80,7 @@ class Int8Linear(nn.Module):
     def _product(self, x: Tensor) -> Tensor:
         library = native.library() if self.native else None
         if library is None:
-            integers, scale = rounded(x)
+            integers, scale = round_rows(x)
             return (
                 product(integers, self.packed).float() * (scale[:, None] * self.scale) + self.bias
             )
