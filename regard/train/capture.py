@@ -5,10 +5,10 @@ of kernels.
     more     the same for further ones, which add to them
     update   everything else
 
-Batches are filled up to one capacity, so that one capture serves the whole run; one that does not
-fit is computed without it. The first steps are computed one operation at a time, as kernels are
-chosen and compiled then. Random numbers are those that uncaptured steps draw: a replay begins at
-the seed that was set before it.
+Batches are padded to one capacity, so that one capture serves the whole run; a batch that does not
+fit is computed without a graph. The first steps are computed one operation at a time, as kernels
+are chosen and compiled then. Random numbers are those of uncaptured steps: a replay begins at the
+seed that was set before it.
 """
 
 from collections import deque
@@ -43,7 +43,7 @@ PREPARED = 2
 
 
 def refusal(task: Task, config: TrainingConfig, world: World) -> str | None:
-    """Why steps cannot be captured, or None."""
+    """The reason why steps cannot be captured, or None."""
     if config.capture == "no":
         return "capture no"
     if world.device.type != "cuda":
@@ -64,11 +64,11 @@ def capacity(task: Fillable, config: TrainingConfig, world: World) -> Sizes:
     """Sizes that fit the micro-batches of the first epochs; the same when a run resumes."""
     plans = chain.from_iterable(task.plan(epoch) for epoch in range(EPOCHS))
     parts = (share(batch, world.rank, world.size, config.accumulate) for batch in plans)
-    return task.capacity(part for some in parts for part in some if len(part))
+    return task.capacity(part for split in parts for part in split if len(part))
 
 
 class CapturedStep(Step):
-    """Captures a step when the first ones are done, and replays it from then on."""
+    """Captures a step after the first few, and replays it from then on."""
 
     def __init__(self, parts: Parts, size: Sizes, say: Callable[[str], None]):
         super().__init__(parts)
@@ -97,7 +97,7 @@ class CapturedStep(Step):
         before.wait_stream(self._stream)
 
     def backward(self, part: MicroBatch, n: int, last: bool) -> None:
-        batch = self._prepared(part)
+        batch = self._prepare(part)
         filled = batch.fill(self.size) if part.filled else None
         early = self._steps < WARM_UP
         # A replay calls no modules, so a hook that was registered meanwhile would not fire.
@@ -106,18 +106,18 @@ class CapturedStep(Step):
             return
         if self._batch is None:
             self._batch = filled.copy()
-        for into, given in zip(self._batch.tensors(), filled.tensors(), strict=True):
-            into.copy_(given, non_blocking=True)
+        for target, source in zip(self._batch.tensors(), filled.tensors(), strict=True):
+            target.copy_(source, non_blocking=True)
         if not self._replay("more" if n else "first", lambda: self._backward(self._batch, n == 0)):
             self._backward(filled, n == 0)
 
-    def _prepared(self, part: MicroBatch) -> Any:
-        """Copied and augmented by a stream of its own, while the device computes the steps
-        before: many small kernels, which leave most of it idle."""
+    def _prepare(self, part: MicroBatch) -> Any:
+        """Copies and augments the batch on a separate stream, while the device computes earlier
+        steps: many small kernels, which leave most of it idle."""
         if len(self._under_way) >= PREPARED:
             self._ahead.wait_event(self._under_way[-PREPARED])
         with torch.cuda.stream(self._ahead):
-            batch = super()._prepared(part)
+            batch = super()._prepare(part)
         self._stream.wait_stream(self._ahead)
         for tensor in batch.tensors():
             tensor.record_stream(self._stream)
@@ -132,7 +132,7 @@ class CapturedStep(Step):
         if "first" not in self._graphs or not self._replay("update", compute):
             return self._update()
         assert self._row is not None
-        # What holds copies of weights, as engines of decoding do, looks at their versions.
+        # Decoding engines refresh their copies of weights when these versions change.
         increment_version(self._parameters)
         self._under_way.append(torch.cuda.Event())
         self._under_way[-1].record()
@@ -141,7 +141,7 @@ class CapturedStep(Step):
         return self._row.clone()
 
     def _clear(self) -> None:
-        """Once captured, gradients stay where the graphs have them."""
+        """Zeroes gradients in place once the graphs use their memory."""
         if not self._graphs:
             super()._clear()
             return
@@ -149,7 +149,7 @@ class CapturedStep(Step):
         torch._foreach_zero_(grads)
 
     def _replay(self, name: str, compute: Callable[[], None]) -> bool:
-        """Replays a graph, which is captured at first; False where that fails."""
+        """Replays a graph, which is captured at the first call; False if that fails."""
         if name not in self._graphs:
             graph = torch.cuda.CUDAGraph()
             # Other threads make batches meanwhile, and may allocate.

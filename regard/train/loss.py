@@ -18,7 +18,7 @@ from torch.autograd.function import once_differentiable
 from regard.attention.fusing import HALF, are_linear, compute_dtype, fuses
 from regard.train import softmax_cpu
 
-CHUNK = 2**26  # logits held at a time: 256 MB in float32
+CHUNK = 2**26  # logits computed at a time: 256 MB in float32
 CACHED = 2**22  # in half precision on a CPU, whose caches hold them between one cast and the next
 
 
@@ -37,7 +37,7 @@ def cross_entropy(
             f"{tuple(states.shape[:-1])}, got {tuple(targets.shape)}"
         )
     rows, places = states.flatten(0, -2), targets.flatten()
-    if not are_linear(output):  # it is called, and all logits are held at once
+    if not are_linear(output):  # other modules are called, for all logits at once
         ignored = places.masked_fill(places < 0, -100)
         return nn.functional.cross_entropy(
             _wide(output(rows)), ignored, reduction="sum", label_smoothing=float(smoothing)
@@ -81,7 +81,7 @@ class _Chunked(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor | None, ...]:
-        return (*_scaled(ctx, *slopes), None, None, None)
+        return (*_scale(ctx, *slopes), None, None, None)
 
 
 def divergence(
@@ -90,9 +90,9 @@ def divergence(
     output: nn.Module,
     targets: Int[Tensor, "*b"],
 ) -> Float[Tensor, ""]:
-    """½ KL(p ‖ q) + ½ KL(q ‖ p), summed over all targets, of the classes that two passes predict.
+    """½ KL(p ‖ q) + ½ KL(q ‖ p) of the predictions of two passes, summed over all targets.
 
-    This is what R-Drop (Liang et al. 2021) has a model reduce: p and q differ by dropout alone.
+    The loss of R-Drop (Liang et al. 2021): p and q differ by dropout alone.
     """
     rows = one.flatten(0, -2), two.flatten(0, -2)
     if not are_linear(output):
@@ -133,7 +133,7 @@ class _Divergence(torch.autograd.Function):
         slope = torch.zeros_like(weight, dtype=wide)
         shift = None if bias is None else torch.zeros_like(bias, dtype=wide)
         total = torch.zeros((), dtype=wide, device=weight.device)
-        compare = _compare_fused if fused else _compare
+        compare = _fused_compare if fused else _compare
         for part in _parts(one, matrix):
             rows = [x[part].to(dtype) for x in (one, two)]
             first, second = (nn.functional.linear(x, matrix) for x in rows)
@@ -152,7 +152,7 @@ class _Divergence(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor | None, ...]:
-        return (*_scaled(ctx, *slopes), None, None)
+        return (*_scale(ctx, *slopes), None, None)
 
 
 def _compare(
@@ -173,17 +173,17 @@ def _compare(
     return 0.5 * ((p - q) * s).sum(), slopes
 
 
-def _compare_fused(
+def _fused_compare(
     one: Tensor, two: Tensor, bias: Tensor | None, targets: Tensor
 ) -> tuple[Tensor, list[Tensor]]:
-    """The same in one kernel, which turns the logits into their gradients."""
+    """`_compare` in one kernel, which turns the logits into their gradients."""
     from regard.train import softmax
 
     return softmax.divergences(one, two, bias, targets).sum(), [one, two]
 
 
 def _add_product(sums: Tensor, a: Tensor, b: Tensor) -> None:
-    """sums += a b, whose own sums are not rounded to half precision where a device has a kernel."""
+    """sums += a b, without rounding the product to half precision where a kernel allows it."""
     if sums.device.type == "cuda" and sums.dtype != a.dtype:
         torch.addmm(sums, a, b, out_dtype=sums.dtype, out=sums)
     elif sums.dtype == a.dtype:
@@ -192,8 +192,8 @@ def _add_product(sums: Tensor, a: Tensor, b: Tensor) -> None:
         sums.add_(a @ b)
 
 
-def _scaled(ctx: Any, slope: Tensor) -> list[Tensor | None]:
-    """The gradients that the forward pass has kept, times that of the loss."""
+def _scale(ctx: Any, slope: Tensor) -> list[Tensor | None]:
+    """The gradients that the forward pass stored, times that of the loss."""
     return [
         None if grad is None else (grad * slope).to(dtype)
         for grad, dtype in zip(ctx.saved_tensors, ctx.dtypes)
@@ -201,7 +201,7 @@ def _scaled(ctx: Any, slope: Tensor) -> list[Tensor | None]:
 
 
 def _parts(rows: Tensor, matrix: Tensor) -> Iterator[slice]:
-    """So few rows at a time that their logits fit."""
+    """Slices of rows whose logits fit into the limit of a chunk."""
     limit = CACHED if matrix.device.type == "cpu" and matrix.dtype in HALF else CHUNK
     step = max(1, limit // len(matrix))
     return (slice(begin, begin + step) for begin in range(0, len(rows), step))
@@ -262,7 +262,7 @@ def _fused_chunk(
     smoothing: float,
     into: _Gradients,
 ) -> Tensor:
-    """The same in one kernel, which turns the logits into their gradients."""
+    """`_chunk` in one kernel, which turns the logits into their gradients."""
     slope = nn.functional.linear(rows, matrix)
     if slope.device.type == "cpu":
         loss = softmax_cpu.losses(slope, bias, targets, smoothing).sum()

@@ -94,13 +94,13 @@ class Step:
     def backward(self, part: MicroBatch, n: int, last: bool) -> None:
         """Adds micro-batch n to the step's gradients; the last one synchronises processes."""
         distributed.synchronise(self.parts.objective, self.parts.world, last)
-        self._backward(self._prepared(part), n == 0, part.counts)
+        self._backward(self._prepare(part), n == 0, part.counts)
 
     def update(self) -> Tensor:
         """Changes the weights; returns loss, count, signals, limit, elapsed and gradient norm."""
         return self._update()
 
-    def _prepared(self, part: MicroBatch) -> Any:
+    def _prepare(self, part: MicroBatch) -> Any:
         batch = part.batch.to(self.parts.world.device)
         if not isinstance(self.parts.task, Prepares):
             return batch

@@ -1,11 +1,11 @@
-"""What a whole model costs, part by part: by formula from its config, and counted while it runs.
+"""The cost of a whole model, part by part: by formula from its config, and counted while it runs.
 
     embedding · attention projections · attention products · feed-forward · norms · output
 
-and what stands in attention's place, where something does. What a mask hides, a window too, is
-counted as if it were computed.
+and the layers that replace attention, if there are any. Masked pairs, also those outside a window,
+count as if they were computed.
 
-The model is built and run on fake tensors, so that the largest takes no longer than the smallest.
+The model is built and run on fake tensors, so that the cost of counting does not grow with it.
 The operators are those of a CPU, fused attention included.
 """
 
@@ -55,14 +55,14 @@ class ModelCost:
     formula: dict[str, Part]
     measured: dict[str, Part]
     additions: int
-    """Of the forward pass, counted."""
+    """Additions of the forward pass, counted."""
     backward: int
     """Multiply-adds of the backward pass, counted."""
     activations: int
     """Bytes saved for the backward pass, counted without the loss, with the config's dropout."""
     cache_formula: Cached | None
     cache: Cached | None
-    """Counted in a KV cache that was filled."""
+    """The size of a KV cache, counted after a few tokens."""
     every_row: int | None
     """Multiply-adds if the last block also computed the rows that no head reads, as others do."""
 
@@ -110,8 +110,8 @@ def model_cost(
         counter = Counter()
         with _parts(model.eval(), counter), torch.no_grad(), counter:
             model(*inputs)
-        in_cache = _cached(model, length)
-        backward, kept = _train(model.train(), inputs, PRECISIONS[precision])
+        cache = _count_cache(model)
+        backward, activations = _train(model.train(), inputs, PRECISIONS[precision])
     formula = model_formula(config, length, batch)
     counted = {
         name: Part(parameters[name], counts.multiply_adds if counts else 0)
@@ -130,9 +130,9 @@ def model_cost(
         counted,
         counter.total.additions,
         backward,
-        kept,
+        activations,
         cached(config),
-        in_cache,
+        cache,
         every,
     )
 
@@ -157,7 +157,7 @@ def build(config: Config) -> nn.Module:
 
 
 def part_of(module: nn.Module, path: str) -> str | None:
-    """The part that a module is, if it is one."""
+    """The part of the model that a module belongs to, or None."""
     match module:
         case Embedded():
             return "embedding"
@@ -178,15 +178,15 @@ def part_of(module: nn.Module, path: str) -> str | None:
 def _parameters(model: nn.Module) -> dict[str, int]:
     """Parameters of each part, each counted once; tied weights belong to the embedding."""
     counts = dict.fromkeys(PARTS, 0)
-    seen: set[int] = set()
+    counted: set[int] = set()
 
     def visit(module: nn.Module, path: str, part: str) -> None:
         part = part_of(module, path) or part
         for parameter in module.parameters(recurse=False):
-            if id(parameter) not in seen:
-                seen.add(id(parameter))
+            if id(parameter) not in counted:
+                counted.add(id(parameter))
                 counts[part] += parameter.numel()
-        # Weights that the output shares are met in the embedding first.
+        # Tied weights are counted in the embedding, so the output comes last.
         for name, child in sorted(module.named_children(), key=lambda c: c[0] == "output"):
             visit(child, f"{path}.{name}".lstrip("."), part)
 
@@ -196,7 +196,7 @@ def _parameters(model: nn.Module) -> dict[str, int]:
 
 @contextmanager
 def _parts(model: nn.Module, counter: Counter) -> Iterator[None]:
-    """Tells the counter which part of the model is running."""
+    """Sets the counter's current part while a part of the model runs."""
     hooks = []
     for path, module in model.named_modules():
         part = part_of(module, path)
@@ -228,7 +228,7 @@ def _train(model: nn.Module, inputs: tuple[Tensor, ...], dtype: torch.dtype) -> 
     return counter.total.multiply_adds, saved.bytes
 
 
-def _cached(model: nn.Module, length: int) -> Cached | None:
+def _count_cache(model: nn.Module) -> Cached | None:
     """Decodes a few tokens and counts the numbers in the KV cache."""
     target, source = 3, 5
 
@@ -236,8 +236,8 @@ def _cached(model: nn.Module, length: int) -> Cached | None:
         return torch.zeros(1, n, dtype=torch.int64)
 
     def numbers(of: Callable[[Any], Any], cache: StackCache) -> int:
-        held = [of(block).held for block in cache.blocks]
-        return sum(tensor.numel() for pair in held if pair is not None for tensor in pair)
+        pairs = [of(block).held for block in cache.blocks]
+        return sum(tensor.numel() for pair in pairs if pair is not None for tensor in pair)
 
     with torch.no_grad():
         match model:
@@ -249,9 +249,9 @@ def _cached(model: nn.Module, length: int) -> Cached | None:
                 cache = model.cache()
                 memory = torch.zeros(1, source, model.config.width)
                 model.decode(ids(target), memory, cache=cache)
-                own = numbers(lambda block: block.own, cache)
-                cross = numbers(lambda block: block.cross, cache)
-                return Cached(own // target, cross // source)
+                self_numbers = numbers(lambda block: block.own, cache)
+                cross_numbers = numbers(lambda block: block.cross, cache)
+                return Cached(self_numbers // target, cross_numbers // source)
     return None
 
 
