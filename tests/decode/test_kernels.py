@@ -17,7 +17,7 @@ from regard.decode.search.constraints import Constraints
 pytest.importorskip("triton")
 kernels: Any = pytest.importorskip("regard.decode.engine.cuda.kernels")
 from regard.decode.engine.cuda.capture import hidden  # noqa: E402
-from regard.decode.engine.cuda.twin import turns  # noqa: E402
+from regard.decode.engine.cuda.twin import rotation_factors  # noqa: E402
 
 pytestmark = [
     pytest.mark.gpu,
@@ -72,7 +72,7 @@ def test_self_attention(dtype: torch.dtype, layout: Layout | None, window: int |
     )
     rotary, factors = None if layout is None else Rotary(10, layout=layout), None
     if rotary is not None:
-        factors = turns(rotary, K, T, torch.device(DEVICE))
+        factors = rotation_factors(rotary, K, T, torch.device(DEVICE))
     held, moved = slots.clone(), table.to(DEVICE)
     have = kernels.self_attention(
         joint, slots, moved, torch.tensor(filled).to(DEVICE), (H, G, K, V), 0.3, factors, window

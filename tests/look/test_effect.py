@@ -125,7 +125,7 @@ def test_heads_that_are_not_there(head: tuple[str, int], message: str) -> None:
 @pytest.mark.parametrize("ended", [False, True])
 def test_changes_apply_when_checkpointed_blocks_are_recomputed(ended: bool) -> None:
     """In any thread, as a device has one of its own, and after the block has ended."""
-    model, other = small(), small()
+    model, other = small().double(), small().double()
     other.load_state_dict(model.state_dict())
     other.encoder.checkpointing = other.decoder.checkpointing = True
     source, target = torch.randint(31, (2, 7)), torch.randint(31, (2, 5))

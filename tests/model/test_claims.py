@@ -324,8 +324,8 @@ def test_items_29_and_31_which_attention_stands_where() -> None:
     ]
 
 
-def _kind(given: tuple[Tensor, Tensor | None], named: dict[str, object]) -> str:
-    if given[1] is not None:
+def _kind(inputs: tuple[Tensor | None, ...], named: dict[str, object]) -> str:
+    if any(source is not None for source in inputs[1:]):
         return "cross"
     return "self" if named["mask"] is None else "masked self"
 
