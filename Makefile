@@ -52,7 +52,7 @@ lint: $(VENV)/ready-lint
 bench: $(VENV)/ready-test
 	@$(BIN)/python -m bench
 
-# Every published GPU figure and the gpu tests, on a machine with a GPU, in nine minutes:
+# Every published GPU figure and the gpu tests, on a machine with a GPU, in ten minutes:
 # make bench-gpu DATA=folder-of-multi30k OUT=folder
 bench-gpu: $(VENV)/ready-test-kernels
 	@$(BIN)/python -m bench.gpu $(if $(DATA),--data $(DATA)) $(if $(OUT),--out $(OUT))
