@@ -5,7 +5,8 @@ pairs, and whatever form a backend wants is derived from that: a boolean tensor,
 for masks that give each query one range of neighbouring keys, the first and last key of each row.
 """
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import torch
@@ -158,7 +159,11 @@ class Mask:
     @property
     def version(self) -> Hashable:
         """Differs after a tensor that the mask shares with the caller has changed in place."""
-        return tuple(mask.version for mask in self.inner)
+        if self.inner:
+            return tuple(mask.version for mask in self.inner)
+        if type(self).__module__.startswith("regard."):
+            return _versions(_named_tensors(self._rule)) if self.own else ()
+        return _versions(self.tensors)  # a class of your own, which may not copy them
 
     @property
     def parts(self) -> tuple["Mask", ...]:
@@ -594,6 +599,23 @@ class Standing(Joined):
 
     def __str__(self) -> str:
         return f"{self.inner[0]}.at({shown(self.offset)})"
+
+
+def _named_tensors(rule: Any) -> list[Tensor]:
+    """The tensors that a function reads by name: of the functions around it, and globals."""
+    code = getattr(rule, "__code__", None)
+    if code is None:
+        return []
+    values = [rule.__globals__.get(name) for name in code.co_names]
+    for cell in rule.__closure__ or ():
+        with suppress(ValueError):  # not yet assigned
+            values.append(cell.cell_contents)
+    return [value for value in values if isinstance(value, Tensor)]
+
+
+def _versions(tensors: Iterable[Tensor]) -> Hashable:
+    # An inference tensor does not count its changes: it differs from itself, and nothing is cached.
+    return tuple((id(t), object() if t.is_inference() else t._version) for t in tensors)
 
 
 def _move(value: Any, device: torch.device, numbers: bool) -> Any:

@@ -71,9 +71,9 @@ def check_dense(name: str, tensor: Tensor) -> None:
     if kind := _special_kind(tensor):
         remedies = {
             "nested": "lay its sequences end to end and pass mask=packed(lengths)",
-            "quantized": f"pass {name}.dequantize()",
+            "quantized": "pass its dequantize()",
         }
-        remedy = remedies.get(kind, f"pass {name}.to_dense()")
+        remedy = remedies.get(kind, "pass its to_dense()")
         raise ValueError(f"{name} is a {kind} tensor; {remedy}")
 
 

@@ -29,6 +29,9 @@ from regard.attention.sync import on_host
 CHUNK = 2**21
 """Weights held at a time while streaming: 8 MiB in float32, a few times over."""
 
+MAX_PADDED_TOPK = 1024
+"""The largest `topk` where there are fewer keys."""
+
 Edges = tuple[Tensor, Tensor]
 
 
@@ -92,8 +95,8 @@ def statistics(
     On CUDA a Triton kernel streams over the keys, for masks that give each row one range of keys;
     elsewhere, and for other masks, whole rows are computed a chunk at a time.
     """
-    check_integer("topk", topk)
     inputs = arguments(query, key, key, mask, beta, bias)
+    check_integer("topk", topk, most=max(inputs.key.shape[2], MAX_PADDED_TOPK))
     parts = _by_kernel(inputs, topk) if _streams(inputs, topk) else _by_chunks(inputs, topk)
     return Statistics(*(t.reshape(*inputs.lead, *t.shape[2:]) for t in parts))
 

@@ -40,7 +40,7 @@ def missing(subject: Subject, quantize: Callable[[nn.Module], Any]) -> Measured:
     names = [name for group in groups for name in group]
     with plain():
         want = _counts(partial(gradient_step, compute.padded, half=False), model, examples, names)
-    failures = 0
+    failures = len(_uncalled(model, want))
     for path, run in paths.items():
         for group in groups:
             have = _counts(run, model, examples, group)
@@ -58,6 +58,16 @@ def missing(subject: Subject, quantize: Callable[[nn.Module], Any]) -> Measured:
     return Measured(
         float(failures), f"missing calls of hooks on {len(names)} modules: {', '.join(checked)}"
     )
+
+
+def _uncalled(model: nn.Module, counts: Counter[tuple[str, str]]) -> list[str]:
+    """Layers with parameters that the model reads without calling the layer, on every path."""
+    parts = dict(model.named_modules())
+    return [
+        name
+        for name, part in parts.items()
+        if name and any(True for _ in part.parameters(recurse=False)) and not counts[name, ""]
+    ]
 
 
 @contextmanager

@@ -143,6 +143,11 @@ def record(
     for name, module in model.named_modules():
         if isinstance(module, MultiHeadAttention) and wanted(name):
             check_core(module.core, name)
+            if module.core in observers:
+                raise ValueError(
+                    f"{name} shares its core with another attention, so that their calls cannot be "
+                    "told apart; give each a Core of its own, or name one by `wanted`"
+                )
             observers[module.core] = Observer(see=_see(recording, name, module.core))
     foreign = _Foreign(model, recording, wanted)
     with observe(observers), foreign:
@@ -219,7 +224,7 @@ class _Foreign(TorchFunctionMode):
         """Why nothing was recorded, and the remedy."""
         ours = [n for m, n in self.names.items() if isinstance(m, MultiHeadAttention)]
         if waiting := [name for name in ours if self.wanted(name)]:
-            return f"{_quote(waiting)} did not run in this thread while the block did"
+            return f"the core of {_quote(waiting)} was not called in this thread by the block"
         if unwanted := [*ours, *self.unwanted]:
             return f"`wanted` is False for {_quote(unwanted)}"
         for module in self.names:

@@ -34,9 +34,12 @@ def _description(part: nn.Module) -> tuple[type[nn.Module], str]:
     else:
         settings = " ".join(part.extra_repr().split())
     text = f"{kind.__name__}({settings})"
-    replaced = [
-        name
-        for name, value in vars(part).items()
-        if callable(value) and callable(getattr(kind, name, None))
-    ]
+    replaced = replaced_methods(part)
     return kind, text + (f" with another {', '.join(replaced)}" if replaced else "")
+
+
+def replaced_methods(part: nn.Module) -> list[str]:
+    """The methods that were replaced on the instance."""
+    kind = type(part)
+    names = [name for name, value in vars(part).items() if callable(value)]
+    return [name for name in names if callable(getattr(kind, name, None))]

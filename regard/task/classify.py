@@ -26,6 +26,7 @@ from regard.data.batch import LabelBatch, MixedBatch, Sizes, capacity, image_bat
 from regard.data.image import Augmentation, Images
 from regard.data.pixels import Decoding, Fit
 from regard.data.text import OnBad
+from regard.decode.search.hypothesis import check_finite
 from regard.model.embedding import Size, image_size
 from regard.model.vit import VisionConfig, VisionShape, VisionTransformer
 from regard.seeding import seeded
@@ -505,7 +506,9 @@ class Classifier:
         ]
         if not logits:
             return torch.empty(0, len(self.labels))
-        return torch.cat(logits).float().softmax(-1).cpu()
+        results = torch.cat(logits).float().softmax(-1).cpu()
+        check_finite(results)
+        return results
 
 
 TASK = TaskSpec(

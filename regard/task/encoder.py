@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from regard import checkpoint
 from regard.data.batch import Hiding, MaskedBatch, Side, Sizes, capacity, masked_batch, plan
 from regard.data.tokenizer import AnyTokenizer, files, read_pair
+from regard.decode.search.hypothesis import check_finite
 from regard.model.classifier import mean_pool
 from regard.model.encoder import EncoderConfig, EncoderShape, TextEncoder
 from regard.seeding import rng, seeded
@@ -344,6 +345,7 @@ class TrainedEncoder:
         ids, place = self.hide(text)
         states = self.model.features(torch.tensor([ids], device=self._device))[:, place]
         logs = self.guesses(states)[0]
+        check_finite(logs)
         top = logs.exp().topk(min(best, len(logs)))
         words = [self.tokenizer.decode([token]).strip() for token in top.indices.tolist()]
         return list(zip(words, top.values.tolist()))

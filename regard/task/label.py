@@ -26,6 +26,7 @@ from regard.data.problems import Problems, reason
 from regard.data.table import Column
 from regard.data.text import OnBad, Table
 from regard.data.tokenizer import AnyTokenizer, Tokenizer, files, read_pair
+from regard.decode.search.hypothesis import check_finite
 from regard.model.classifier import ClassifierConfig, ClassifierShape, TextClassifier
 from regard.model.encoder import TextEncoder
 from regard.model.transformer import Transformer
@@ -474,6 +475,7 @@ class Labeler:
             rows = label_batch([ids[i] for i in indices.tolist()], [0] * len(indices)).to(device)
             logits = self.model(rows.inputs, lengths=rows.lengths)
             results[torch.from_numpy(indices)] = logits.float().softmax(-1).cpu()
+        check_finite(results)
         return results
 
 

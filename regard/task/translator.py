@@ -27,7 +27,7 @@ from regard.decode.engine.ensemble import Weights, ensemble, shares
 from regard.decode.engine.pick import pick
 from regard.decode.engine.session import Session
 from regard.decode.search.beam import power
-from regard.decode.search.hypothesis import Hypothesis
+from regard.decode.search.hypothesis import Hypothesis, check_finite
 from regard.look.align import Example, Found, Head, Links, cross, links, words
 from regard.look.align import find as find_head
 from regard.model.notebook import model_html
@@ -456,6 +456,7 @@ class Translator:
             scores = self._token_scores([parts[n] for n in indices], [targets[n] for n in indices])
             for n, token_scores in zip(indices, scores):
                 ranking_score = _ranking_score(token_scores, self.search)
+                check_finite(ranking_score)
                 results[n] = Written(pairs[n][1], ranking_score, targets[n], token_scores)
         return [results[n] for n in range(len(pairs))]
 

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from regard.attention.fusing import HALF, are_linear, compute_dtype, fuses
+from regard.attention.sync import on_host
 from regard.train import softmax_cpu
 
 CHUNK = 2**26  # logits computed at a time: 256 MB in float32
@@ -38,14 +39,26 @@ def cross_entropy(
         )
     rows, places = states.flatten(0, -2), targets.flatten()
     if not are_linear(output):  # other modules are called, for all logits at once
+        logits = _wide(output(rows))
+        _check_targets(places, logits.shape[-1])
         ignored = places.masked_fill(places < 0, -100)
         return nn.functional.cross_entropy(
-            _wide(output(rows)), ignored, reduction="sum", label_smoothing=float(smoothing)
+            logits, ignored, reduction="sum", label_smoothing=float(smoothing)
         )
+    assert isinstance(output, nn.Linear)
+    _check_targets(places, output.out_features)
     fused = fuses(states) or softmax_cpu.takes(states)
     return _Chunked.apply(  # type: ignore[no-untyped-call]
         rows, output.weight, output.bias, places, float(smoothing), fused
     )
+
+
+def _check_targets(targets: Tensor, classes: int) -> None:
+    if on_host(targets) and targets.numel() and int(targets.max()) >= classes:
+        raise ValueError(
+            f"a target ({int(targets.max())}) must be below the number of logits ({classes}); "
+            "negative targets are ignored"
+        )
 
 
 class _Chunked(torch.autograd.Function):

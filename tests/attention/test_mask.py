@@ -416,6 +416,20 @@ def test_what_is_asked_again_is_remembered() -> None:
     assert mask.at(2).cached("it", 1, build) == 8  # another mask has another cache
 
 
+class Shared(Mask):
+    """A kind of mask that does not copy its lengths."""
+
+    reads = ("lengths",)
+
+    def __init__(self, lengths: Tensor):
+        super().__init__(lambda at: at.key < self.lengths[at.batch], "shared")
+        self.lengths = lengths
+
+
+def by_name(lengths: Tensor) -> Mask:
+    return Mask(lambda at: at.key < lengths[at.batch], "by name")
+
+
 CHANGING: dict[str, tuple[Tensor, Callable[[Tensor], Mask]]] = {
     # A tensor, and the mask made from it; later the tensor is filled with another value.
     "padding": (torch.tensor([5, 3]), padding),
@@ -432,8 +446,12 @@ CHANGING: dict[str, tuple[Tensor, Callable[[Tensor], Mask]]] = {
         torch.tensor([2, 3]),
         lambda offset: Mask(lambda at: at.key <= at.query, "own").at(offset),
     ),
+    "tensor of an own rule": (torch.tensor([5, 3]), by_name),
+    "causal & own rule": (torch.tensor([5, 3]), lambda lengths: causal() & by_name(lengths)),
+    "tensor of an own class": (torch.tensor([5, 3]), Shared),
 }
-LIVE = {"prefix", "tensor", "not tensor", "offset", "offsets", "offset of an own rule"}
+COPIED = {"padding", "causal & padding", "prefixes", "documents", "documents in pieces"}
+LIVE = CHANGING.keys() - COPIED
 """Masks that share the tensor: a cache's filled length changes in place; a matrix is not copied."""
 
 

@@ -332,6 +332,16 @@ def resumed(patch: Patch) -> None:
     patch.setattr(training, "combined", lambda *_: next(calls))
 
 
+def uncalled(patch: Patch) -> None:
+    """The layers' weights are read, and no path calls the layers."""
+
+    def wrong(self: Any, x: Tensor) -> Tensor:
+        hidden = self.activation(functional.linear(x, self.expand.weight, self.expand.bias))
+        return functional.linear(hidden, self.reduce.weight, self.reduce.bias)
+
+    patch.setattr(FeedForward, "forward", wrong)
+
+
 def unhooked(patch: Patch) -> None:
     """Packed sequences go past the layer."""
     forward = FeedForward.forward
@@ -380,6 +390,7 @@ BROKEN: list[tuple[str, Callable[[Patch], None]]] = [
     ("loaded = saved", saved),
     ("resumed = uninterrupted", resumed),
     ("hooks fire", unhooked),
+    ("hooks fire", uncalled),
     ("evaluation changes nothing", evaluated),
     ("evaluation changes nothing", shaken),
 ]

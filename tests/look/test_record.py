@@ -376,7 +376,7 @@ def test_recording_nothing_warns_with_the_reason(
 
 
 def test_a_model_that_did_not_run_warns() -> None:
-    message = "'encoder.blocks.0.attention', .* and 3 more did not run"
+    message = "'encoder.blocks.0.attention', .* and 3 more was not called"
     with pytest.warns(UserWarning, match=message), record(small()):
         pass
 
@@ -403,3 +403,13 @@ def test_a_compiled_model_is_recorded_and_changed() -> None:
         with changed(model, off=[(CROSS, 2)]):
             torch.testing.assert_close(compiled(*inputs), model(*inputs))
         torch.testing.assert_close(compiled(*inputs), model(*inputs))
+
+
+def test_attentions_that_share_a_core_are_refused() -> None:
+    model = nn.Sequential(MultiHeadAttention(12, 3), MultiHeadAttention(12, 3))
+    model[1].core = model[0].core
+    with pytest.raises(ValueError, match="1 shares its core with another attention"), record(model):
+        pass
+    with record(model, wanted=lambda name: name == "1") as seen:
+        model(torch.randn(2, 5, 12))
+    assert list(seen) == ["1"]

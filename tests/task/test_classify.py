@@ -187,6 +187,10 @@ def test_a_run_and_its_use(photos: Path, tmp_path: Path) -> None:
     torch.testing.assert_close(found, found[:1].expand(7, 2))
     torch.testing.assert_close(found.sum(1), torch.ones(7))
     assert classifier.classify([]) == []
+    other = load(tmp_path / "run")
+    other.model.head.bias.data[0] = torch.nan
+    with pytest.raises(ValueError, match="the logits were not finite"):
+        other.classify(forms)
     # As in training: a held-out image gives the logits of its evaluation.
     pixels = task.validation.batch([0])
     logits = task.model.eval()(task.preparation.normalized(pixels))

@@ -180,6 +180,9 @@ def test_a_run_is_saved_loaded_evaluated_and_resumed(run: Path, config: Config) 
     (found,) = loaded.fill(["ab [MASK]d"], best=3)
     assert len(found) == 3
     assert 0 < sum(chance for _, chance in found) <= 1
+    loaded.model.output.weight.data[7] = torch.nan
+    with pytest.raises(ValueError, match="the logits were not finite"):
+        loaded.fill(["ab [MASK]d"])
     scores = encoder.evaluate(run).scores
     assert scores["perplexity"] < math.inf
     longer = replace(TRAINING, steps=5)

@@ -112,6 +112,9 @@ def test_a_run_labels_texts(tmp_path: Path, config: Config) -> None:
     # Going on from a classifier keeps its head where the labels are the same.
     again = build(replace(config, start=str(run)))
     assert torch.equal(again.model.head.weight, labeler.model.head.weight)
+    labeler.model.head.bias.data[0] = torch.nan
+    with pytest.raises(ValueError, match="the logits were not finite"):
+        labeler.label(texts)
 
 
 def test_a_translators_encoder_transfers(config: Config, translator: str) -> None:

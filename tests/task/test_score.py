@@ -62,6 +62,13 @@ def test_what_was_written_has_the_scores_it_was_written_with(
     assert same
 
 
+def test_scores_that_are_not_finite_are_refused(folder: Path) -> None:
+    translator = Translator.read(folder)
+    translator.model.encoder.blocks[0].add_attention.norm.bias.data[0] = torch.nan
+    with pytest.raises(ValueError, match="the logits were not finite"):
+        translator.score([("ab", "cd")])
+
+
 def test_scores_do_not_depend_on_the_batch(translator: Translator) -> None:
     pairs = [(text, target) for text in TEXTS for target in ("ab", "cd ef gh", "ij")]
     together = translator.score(pairs)

@@ -232,3 +232,9 @@ def test_hooks_of_the_output_layer_fire() -> None:
             parameter.mul_(2)
     for mine, want in zip(have, losses(states, output, targets)):
         torch.testing.assert_close(mine, want)
+
+
+@pytest.mark.parametrize("kind", [nn.Linear, type("Own", (nn.Linear,), {})])
+def test_targets_beyond_the_logits_are_refused(kind: type[nn.Linear]) -> None:
+    with pytest.raises(ValueError, match=r"a target \(13\) must be below .* logits \(13\)"):
+        cross_entropy(torch.randn(2, D), kind(D, N), torch.tensor([N, 1]))

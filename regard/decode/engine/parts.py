@@ -8,6 +8,7 @@ from torch import nn
 from regard.attention import fusing
 from regard.attention.core import Core
 from regard.attention.multihead import MultiHeadAttention
+from regard.model.custom import replaced_methods
 from regard.model.embedding import Tokens
 from regard.model.language import LanguageModel
 from regard.model.lengths import keeps_lengths
@@ -32,14 +33,32 @@ def has_hooks(parts: list[nn.Module]) -> bool:
 
 
 def overridden(model: nn.Module) -> str:
-    """The part with a hook or another `forward` than its class's; empty if there is none."""
+    """The part with a hook or another method than the library's; empty if there is none."""
     if not has_hooks(modules(model)):
-        return ""
+        return _replaced(model)
     if fusing.has_hooks():
         return "hooks are registered for all modules"
     parts = ((name, part) for name, part in model.named_modules() if part is not model)
     name, part = next((name, part) for name, part in parts if fusing.has_hooks(part))
     return f"{name} has a " + ("forward of its own" if "forward" in vars(part) else "hook")
+
+
+def _replaced(model: nn.Module) -> str:
+    kinds = type(model).__mro__
+    library = next(kind for kind in kinds if kind.__module__.startswith("regard."))
+    own = {name for kind in kinds[: kinds.index(library)] for name in vars(kind)}
+    own |= set(replaced_methods(model))
+    # Engines do not call the model itself.
+    if names := sorted(name for name in own - {"forward"} if _is_method(library, name)):
+        return f"{type(model).__name__} has another {names[0]} than {library.__name__}"
+    for name, part in model.named_modules():
+        if part is not model and (names := replaced_methods(part)):
+            return f"{name} has another {names[0]} than its class"
+    return ""
+
+
+def _is_method(kind: type, name: str) -> bool:
+    return not name.startswith("__") and callable(getattr(kind, name, None))
 
 
 def target(model: Model) -> Tokens:

@@ -106,7 +106,9 @@ def check_memory(session: "Session", sentences: int, max_length: Length, width: 
 
 
 def _lengths(name: str, length: Length, sentences: int, least: int) -> list[int]:
-    lengths = [length] * sentences if isinstance(length, int) else list(length)
+    if not isinstance(length, Sequence):
+        check_integer(name, length, least)
+    lengths = list(length) if isinstance(length, Sequence) else [length] * sentences
     if len(lengths) != sentences:
         raise ValueError(
             f"{name} ({shown(length)}) must be one number, or one for each of {sentences}"

@@ -26,6 +26,7 @@ from regard.decode.search import topk
 from regard.decode.search.constraints import Constraints
 from regard.model.baseline import Dense
 from regard.model.language import LanguageModel
+from regard.model.transformer import Transformer
 from tests.decode.int8.samples import KINDS, N, formula, halved, kernels, made, source
 from tests.processes import HANG
 
@@ -601,6 +602,14 @@ REFUSALS: dict[str, tuple[Callable[[Any], Any], str]] = {
     "a norm with a forward of its own": (
         lambda model: setattr(model.decoder.blocks[1].add_cross.norm, "forward", lambda x: x),
         "decoder.blocks.1.add_cross.norm has a forward of its own",
+    ),
+    "another method": (
+        lambda model: setattr(model.decoder.blocks[1].attention, "_rotate", lambda x, at: x),
+        "decoder.blocks.1.attention has another _rotate than its class",
+    ),
+    "another encode": (
+        lambda model: setattr(model, "encode", lambda *inputs: 3 * Transformer.encode(*inputs)),
+        "Transformer has another encode than Transformer",
     ),
     "other numbers": (
         lambda model: model.target.double(),
