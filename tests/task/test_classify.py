@@ -188,7 +188,7 @@ def test_a_run_and_its_use(photos: Path, tmp_path: Path) -> None:
     torch.testing.assert_close(found.sum(1), torch.ones(7))
     assert classifier.classify([]) == []
     other = load(tmp_path / "run")
-    other.model.head.bias.data[0] = torch.nan
+    next(other.model.parameters()).data.fill_(torch.nan)
     with pytest.raises(ValueError, match="the logits were not finite"):
         other.classify(forms)
     # As in training: a held-out image gives the logits of its evaluation.
