@@ -224,7 +224,7 @@ COMMANDS = [
         "steps, the command",
         bench(
             *("steps", "command", "--source", "{train.en}", "--target", "{train.de}"),
-            *("--steps", "100", "--rounds", "3"),
+            *("--steps", "250", "--rounds", "3"),
         ),
         [
             Row(
