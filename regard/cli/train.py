@@ -161,9 +161,6 @@ def _train_recipe(words: list[str]) -> None:
     score(experiment, Path(run), config.training.device, about)
 
 
-_HELP = ("-h", "--help", "--help-all")
-
-
 def short_help(task: TaskSpec, size: Preset) -> list[str]:
     """The help of the most important settings, with the values of the preset."""
     preset = task.preset(size)
