@@ -41,7 +41,7 @@ INTERPRETED = TRITON_INTERPRET=1 CUDA_VISIBLE_DEVICES= $(PYTEST) --dist workstea
 
 test-kernels: $(VENV)/ready-test-kernels
 	@$(INTERPRETED) -m "triton and not slow" \
-	  tests/attention tests/check tests/decode tests/model tests/train
+	  tests/attention tests/checks tests/decode tests/model tests/train
 
 lint: $(VENV)/ready-lint
 	$(BIN)/ruff check

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from bench.timing import Run, replays, turns
-from regard.attention.attend import attend, explain
+from regard.attention.attend import attend, explain_attention
 from regard.attention.backends import flex
 from regard.attention.mask import Mask, causal, documents, padding, window
 
@@ -99,7 +99,7 @@ def compare(
             with run.context():
                 error = (run.call() - expected).norm() / expected.norm()
             assert error < 0.02, f"{rival} differs by {error:.3f} at {name}, L = {L}, K = {K}"
-        row = {"mask": name, "L": L, "K": K, "by": explain(q, k, v, mask).backend}
+        row = {"mask": name, "L": L, "K": K, "by": explain_attention(q, k, v, mask).backend}
         if device == "cuda":
             captured = replays({"ours": ours, **rivals}, calls=6 if L < 8192 else 2)
             best = min(theirs, key=lambda kernel: captured[kernel])

@@ -26,8 +26,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bench.timing import Run, turns
-from regard.attention.mask import Packed, causal, padding
-from regard.attention.position import Sinusoidal
+from regard.attention.mask import PackedLengths, causal, padding
+from regard.attention.position import SinusoidalPositions
 from regard.model.transformer import Transformer, TransformerConfig
 from regard.model.vit import VisionTransformer
 from regard.train.loss import cross_entropy
@@ -64,11 +64,13 @@ class Batch:
         ids, lengths = getattr(self, side), getattr(self, f"{side}_lengths")
         return torch.arange(ids.shape[1], device=ids.device) < lengths[:, None]
 
-    def packed(self) -> tuple[Tensor, Tensor, Tensor, Packed, Packed]:
+    def packed(self) -> tuple[Tensor, Tensor, Tensor, PackedLengths, PackedLengths]:
         source, target = (getattr(self, n)[self.visible(n)][None] for n in ("source", "target"))
         labels = self.labels[self.visible("target")][None]
         device = str(source.device)
-        lengths = [Packed(n.cpu(), device) for n in (self.source_lengths, self.target_lengths)]
+        lengths = [
+            PackedLengths(n.cpu(), device) for n in (self.source_lengths, self.target_lengths)
+        ]
         return source, target, labels, lengths[0], lengths[1]
 
 
@@ -99,7 +101,7 @@ class Ours(nn.Module):
         super().__init__()
         self.model = model
 
-    def forward(self, source: Tensor, target: Tensor, S: Packed, T: Packed) -> Tensor:
+    def forward(self, source: Tensor, target: Tensor, S: PackedLengths, T: PackedLengths) -> Tensor:
         return self.model.states(target, self.model.encode(source, S), T, S)
 
 
@@ -131,7 +133,7 @@ class TorchTransformer(nn.Module):
         self.body = nn.Transformer(
             width, heads, layers, layers, feed_forward, 0.1, batch_first=True
         )
-        self.register_buffer("positions", Sinusoidal(width).encoding(torch.arange(512)))
+        self.register_buffer("positions", SinusoidalPositions(width).encoding(torch.arange(512)))
         self.dropout = nn.Dropout(0.1)
 
     def embed(self, ids: Tensor) -> Tensor:

@@ -9,12 +9,12 @@ import torch.nn.functional as F
 
 from bench.timing import Run, replays
 from regard.attention.mask import Mask, causal, padding, window
-from regard.attention.weights import statistics
+from regard.attention.weights import attention_statistics
 
 MEMORY = """
 from pathlib import Path
 import torch
-from regard import statistics
+from regard import attention_statistics as statistics
 
 def peak():  # of this process alone: what getrusage says includes its parent's
     status = Path("/proc/self/status").read_text()
@@ -40,7 +40,7 @@ def against_forward(L: int, K: int) -> None:
     for name, mask in masks.items():
         flag = name == "causal"
         forward = Run(lambda f=flag: F.scaled_dot_product_attention(q, k, v, is_causal=f))  # type: ignore[misc]
-        ours = Run(lambda m=mask: statistics(q, k, m).entropy)  # type: ignore[misc]
+        ours = Run(lambda m=mask: attention_statistics(q, k, m).entropy)  # type: ignore[misc]
         took = replays({"forward": forward, "ours": ours}, calls=2)
         what = "causal forward" if flag else "full forward"
         ratio = took["ours"] / took["forward"]

@@ -1,7 +1,7 @@
-"""Regard: to look at with attention. The Transformer, complete, fast and see-through.
+"""Regard: to look at with attention. A library for training, running and inspecting Transformers.
 
-The names below are the public face. Each is imported from its module when it is first used, so
-that `import regard` costs nothing and a command that needs no tensors never waits for torch.
+The names below are the public interface. Each is imported from its module at its first use, so that
+`import regard` imports nothing else, and a command that needs no tensors does not import torch.
 """
 
 from typing import TYPE_CHECKING
@@ -9,78 +9,97 @@ from typing import TYPE_CHECKING
 __version__ = "0.1.0"
 
 __all__ = [
-    "Additive",
+    "ALiBi",
+    "AdditiveScore",
+    "AlignmentScore",
+    "AttentionStatistics",
     "AudioSource",
+    "BilinearScore",
+    "Classifier",
     "ClassifierConfig",
     "Concatenated",
     "CrossCache",
-    "Dot",
+    "DotScore",
     "EncoderConfig",
-    "General",
-    "Grid",
+    "Generator",
+    "GridPositions",
     "ImageSource",
+    "Labeler",
     "LanguageConfig",
     "LanguageModel",
-    "Learned",
-    "LearnedGrid",
-    "LinearBias",
+    "LearnedGridPositions",
+    "LearnedPositions",
     "Mask",
     "MultiHeadAttention",
-    "Packed",
-    "Rotary",
-    "ScaledDot",
-    "Score",
+    "PackedLengths",
+    "Reader",
+    "RotaryEmbedding",
+    "ScaledDotScore",
     "SelfCache",
-    "Sinusoidal",
-    "Statistics",
+    "SinusoidalPositions",
+    "Supervised",
     "TextClassifier",
     "TextEncoder",
     "TextSource",
+    "TrainingConfig",
     "Transformer",
     "TransformerConfig",
+    "Translator",
     "VisionConfig",
     "VisionTransformer",
     "__version__",
     "attend",
+    "attention_statistics",
+    "attention_weights",
     "causal",
+    "check",
     "documents",
-    "explain",
+    "explain_attention",
+    "fit",
+    "from_torch",
     "load",
-    "packed",
+    "masks",
     "padding",
     "prefix",
+    "record",
+    "save",
     "scaled_dot_product_attention",
-    "statistics",
-    "weights",
     "window",
 ]
 
 if TYPE_CHECKING:
-    from regard.attention.attend import attend, explain
+    from regard import masks
+    from regard.attention.attend import attend, explain_attention
     from regard.attention.cache import CrossCache, SelfCache
-    from regard.attention.functional import scaled_dot_product_attention
-    from regard.attention.mask import (
-        Mask,
-        Packed,
-        causal,
-        documents,
-        packed,
-        padding,
-        prefix,
-        window,
-    )
+    from regard.attention.functional import from_torch, scaled_dot_product_attention
+    from regard.attention.mask import Mask, causal, documents, padding, prefix, window
+    from regard.attention.mask import packed as packed
     from regard.attention.multihead import MultiHeadAttention
+    from regard.attention.packed import PackedLengths
     from regard.attention.position import (
+        ALiBi,
         Concatenated,
-        Grid,
-        Learned,
-        LearnedGrid,
-        LinearBias,
-        Rotary,
-        Sinusoidal,
+        GridPositions,
+        LearnedGridPositions,
+        LearnedPositions,
+        RotaryEmbedding,
+        SinusoidalPositions,
     )
-    from regard.attention.score import Additive, Dot, General, ScaledDot, Score
-    from regard.attention.weights import Statistics, statistics, weights
+    from regard.attention.score import (
+        AdditiveScore,
+        AlignmentScore,
+        BilinearScore,
+        DotScore,
+        ScaledDotScore,
+    )
+    from regard.attention.weights import (
+        AttentionStatistics,
+        attention_statistics,
+        attention_weights,
+    )
+    from regard.checkpoint import save
+    from regard.checks.contract import check
+    from regard.look.record import record
     from regard.model.classifier import ClassifierConfig, TextClassifier
     from regard.model.encoder import EncoderConfig, TextEncoder
     from regard.model.language import LanguageConfig, LanguageModel
@@ -92,38 +111,91 @@ if TYPE_CHECKING:
         TransformerConfig,
     )
     from regard.model.vit import VisionConfig, VisionTransformer
+    from regard.task.classify import Classifier
+    from regard.task.label import Labeler
+    from regard.task.language import Generator
     from regard.task.load import load
+    from regard.task.read import Reader
+    from regard.task.translator import Translator
+    from regard.train.config import TrainingConfig
+    from regard.train.fit import fit
+    from regard.train.supervised import Supervised
+
+    Additive = AdditiveScore
+    Dot = DotScore
+    General = BilinearScore
+    Learned = LearnedPositions
+    Packed = PackedLengths
+    Rotary = RotaryEmbedding
+    ScaledDot = ScaledDotScore
+    Score = AlignmentScore
+    Sinusoidal = SinusoidalPositions
+    explain = explain_attention
+    statistics = attention_statistics
+    weights = attention_weights
 else:
-    # Out of a type checker's sight, which would otherwise believe in any name at all.
+    # Hidden from type checkers, which would otherwise accept any name at all.
     import sys
     from importlib import import_module
 
-    _HOMES = {
-        "regard.attention.attend": "attend explain",
+    _MODULES = {
+        "regard.attention.attend": "attend explain_attention",
         "regard.attention.cache": "CrossCache SelfCache",
-        "regard.attention.functional": "scaled_dot_product_attention",
-        "regard.attention.mask": "Mask Packed causal documents packed padding prefix window",
+        "regard.attention.functional": "from_torch scaled_dot_product_attention",
+        "regard.attention.mask": "Mask causal documents padding prefix window",
         "regard.attention.multihead": "MultiHeadAttention",
-        "regard.attention.position": "Concatenated Grid Learned LearnedGrid LinearBias Rotary "
-        "Sinusoidal",
-        "regard.attention.score": "Additive Dot General ScaledDot Score",
-        "regard.attention.weights": "Statistics statistics weights",
+        "regard.attention.packed": "PackedLengths",
+        "regard.attention.position": "ALiBi Concatenated GridPositions LearnedGridPositions "
+        "LearnedPositions RotaryEmbedding SinusoidalPositions",
+        "regard.attention.score": "AdditiveScore AlignmentScore BilinearScore DotScore "
+        "ScaledDotScore",
+        "regard.attention.weights": "AttentionStatistics attention_statistics attention_weights",
+        "regard.checkpoint": "save",
+        "regard.checks.contract": "check",
+        "regard.look.record": "record",
         "regard.model.classifier": "ClassifierConfig TextClassifier",
         "regard.model.encoder": "EncoderConfig TextEncoder",
         "regard.model.language": "LanguageConfig LanguageModel",
         "regard.model.transformer": "AudioSource ImageSource TextSource Transformer "
         "TransformerConfig",
         "regard.model.vit": "VisionConfig VisionTransformer",
+        "regard.task.classify": "Classifier",
+        "regard.task.label": "Labeler",
+        "regard.task.language": "Generator",
         "regard.task.load": "load",
+        "regard.task.read": "Reader",
+        "regard.task.translator": "Translator",
+        "regard.train.config": "TrainingConfig",
+        "regard.train.fit": "fit",
+        "regard.train.supervised": "Supervised",
     }
+    _OTHER_NAMES = {
+        "Additive": "AdditiveScore",
+        "Dot": "DotScore",
+        "General": "BilinearScore",
+        "Learned": "LearnedPositions",
+        "Packed": "PackedLengths",
+        "Rotary": "RotaryEmbedding",
+        "ScaledDot": "ScaledDotScore",
+        "Score": "AlignmentScore",
+        "Sinusoidal": "SinusoidalPositions",
+        "explain": "explain_attention",
+        "statistics": "attention_statistics",
+        "weights": "attention_weights",
+    }
+    """Short names that are not in `__all__`: a star import would hide the standard library's."""
 
     def __getattr__(name):
-        for home, names in _HOMES.items():
-            if name in names.split():
-                value = globals()[name] = getattr(import_module(home), name)
+        public = _OTHER_NAMES.get(name, name)
+        for module, names in _MODULES.items():
+            if public in names.split():
+                value = globals()[name] = getattr(import_module(module), public)
                 return value
+        if name in ("masks", "packed"):
+            masks = import_module("regard.masks")
+            return masks if name == "masks" else masks.packed
         regard = sys.modules[__name__]
         raise AttributeError(f"module 'regard' has no attribute {name!r}", name=name, obj=regard)
 
     def __dir__():
-        return sorted({*globals(), *__all__})
+        return __all__

@@ -73,7 +73,7 @@ def test_every_public_name_resolves(name: str) -> None:
 
 def test_a_function_and_its_module_may_share_a_name() -> None:
     module = importlib.import_module("regard.attention.weights")
-    assert module.weights is regard.weights
+    assert module.attention_weights is regard.attention_weights
     assert regard.attention.weights is module
 
 

@@ -13,7 +13,7 @@ from regard import (
     VisionTransformer,
     causal,
     documents,
-    explain,
+    explain_attention,
     packed,
     padding,
     prefix,
@@ -70,7 +70,7 @@ def test_a_large_mask_is_shown_in_part() -> None:
 
 def test_a_plan_is_a_table() -> None:
     x = torch.randn(2, 3, 5, 8)
-    said = explain(x, x, x, mask=causal())
+    said = explain_attention(x, x, x, mask=causal())
     text = "".join(parsed(said._repr_html_()).itertext())
     for part in (said.backend, said.kernel, said.reason):
         assert part in text

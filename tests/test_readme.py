@@ -32,7 +32,7 @@ def test_the_tour_meets_every_part_of_the_public_face() -> None:
     code = "\n".join(code for code, _ in SNIPPETS)
     for name in (
         *("attend", "causal", "explain", "weights", "statistics", "MultiHeadAttention"),
-        *("Transformer", "VisionTransformer", "Packed", "record"),
+        *("Transformer", "VisionTransformer", "PackedLengths", "record"),
     ):
         assert re.search(rf"\b{name}(\.\w+)?\(", code)
     assert re.search(r"\bcache=", code)

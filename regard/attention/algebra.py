@@ -22,7 +22,7 @@ from regard.attention.checks import (
     shown,
 )
 from regard.attention.notebook import picture
-from regard.attention.packed import Packed
+from regard.attention.packed import PackedLengths
 from regard.attention.sync import capturing, current_capture, on_host
 
 if TYPE_CHECKING:
@@ -624,7 +624,7 @@ def _move(value: Any, device: torch.device, numbers: bool) -> Any:
         return value if all(a is b for a, b in zip(moved, value)) else moved
     if isinstance(value, Mask):
         return value.to(device, numbers)
-    return value.to(device) if isinstance(value, Tensor | Packed) else value
+    return value.to(device) if isinstance(value, Tensor | PackedLengths) else value
 
 
 def operand(other: object, sign: str) -> Mask:

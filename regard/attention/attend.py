@@ -114,7 +114,7 @@ def attend(
     return out if out.shape[:-2] == lead else out.reshape(*lead, *out.shape[-2:])
 
 
-def explain(
+def explain_attention(
     query: Float[Tensor, "... L K"],
     key: Float[Tensor, "... S K"],
     value: Float[Tensor, "... S V"],

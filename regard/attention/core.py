@@ -23,8 +23,8 @@ from torch.utils.checkpoint import noop_context_fn
 
 from regard.attention.attend import attend
 from regard.attention.mask import Mask
-from regard.attention.score import Score
-from regard.attention.weights import weights
+from regard.attention.score import AlignmentScore
+from regard.attention.weights import attention_weights
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -134,7 +134,7 @@ class Core(nn.Module):
 
     def __init__(
         self,
-        score: Score | None = None,
+        score: AlignmentScore | None = None,
         beta: float | int | Tensor | None = None,
         dropout: float | int = 0.0,
     ):
@@ -177,7 +177,7 @@ class Core(nn.Module):
         beta = self.beta
         if self.score is not None:
             query, key, beta, bias = self.score.with_bias(query, key, bias)
-        return weights(query, key, mask, beta, bias, rows)
+        return attention_weights(query, key, mask, beta, bias, rows)
 
     def extra_repr(self) -> str:
         beta = "a tensor" if isinstance(self.beta, Tensor) else self.beta
@@ -216,8 +216,8 @@ def _has_its_weights(core: Core) -> bool:
     return next("weights" in space for space in spaces if {"forward", "weights"} & space.keys())
 
 
-def _attends(score: Score) -> bool:
-    return "attend" in vars(score) or type(score).attend is not Score.attend
+def _attends(score: AlignmentScore) -> bool:
+    return "attend" in vars(score) or type(score).attend is not AlignmentScore.attend
 
 
 @uncompiled

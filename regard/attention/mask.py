@@ -27,7 +27,7 @@ from regard.attention.algebra import Mask as Mask
 from regard.attention.algebra import Span, check_batch, check_offset, per_sentence
 from regard.attention.algebra import four_axes as four_axes
 from regard.attention.checks import MAX_LENGTH, check_integer, integer_tensor, shown
-from regard.attention.packed import Packed as Packed
+from regard.attention.packed import PackedLengths as PackedLengths
 from regard.attention.sync import on_host
 
 Offset = int | Tensor | None
@@ -75,17 +75,23 @@ def documents(ids: Sequence[int] | Sequence[Sequence[int]] | Tensor) -> Mask:
 
 
 def packed(
-    query_lengths: Packed | Sequence[int] | Tensor,
-    source_lengths: Packed | Sequence[int] | Tensor | None = None,
+    query_lengths: PackedLengths | Sequence[int] | Tensor,
+    source_lengths: PackedLengths | Sequence[int] | Tensor | None = None,
 ) -> Mask:
     """Sequences laid end to end: each query sees only its own sequence's keys.
 
     Combined with `causal()` or `window()`, positions count within each sequence.
     """
-    query = query_lengths if isinstance(query_lengths, Packed) else Packed(query_lengths)
+    query = (
+        query_lengths if isinstance(query_lengths, PackedLengths) else PackedLengths(query_lengths)
+    )
     if source_lengths is None:
         return Packing(query, query)
-    source = source_lengths if isinstance(source_lengths, Packed) else Packed(source_lengths)
+    source = (
+        source_lengths
+        if isinstance(source_lengths, PackedLengths)
+        else PackedLengths(source_lengths)
+    )
     return Packing(query, source)
 
 
@@ -251,7 +257,7 @@ class Packing(Mask):
     packs = True
     reads = ("query", "source", "_members")
 
-    def __init__(self, query: Packed, source: Packed):
+    def __init__(self, query: PackedLengths, source: PackedLengths):
         if len(query) != len(source):
             raise ValueError(
                 f"packed: {len(query)} query lengths but {len(source)} source lengths; "

@@ -22,16 +22,16 @@ from regard.attention.core import Core
 from regard.attention.fusing import are_linear, fuses
 from regard.attention.mask import Mask
 from regard.attention.position import AttentionPosition, Positions
-from regard.attention.score import Score
+from regard.attention.score import AlignmentScore
 
 
 class MultiHeadAttention(nn.Module):
     """Multi-head attention with queries from x, and keys and values from x or another source.
 
     `key_width` and `value_width` are per head and default to width / heads. `key_heads` fewer than
-    `heads` are shared by groups of query heads. `position` is a Rotary or a LinearBias, `score` an
-    alignment other than the scaled dot product. `value_source_width` is the width of a separate
-    input for the values, if it differs from the source's.
+    `heads` are shared by groups of query heads. `position` is a RotaryEmbedding or an ALiBi,
+    `score` an alignment other than the scaled dot product. `value_source_width` is the width of a
+    separate input for the values, if it differs from the source's.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class MultiHeadAttention(nn.Module):
         value_source_width: int | None = None,
         output_width: int | None = None,
         position: AttentionPosition | None = None,
-        score: Score | None = None,
+        score: AlignmentScore | None = None,
         beta: float | int | Tensor | None = None,
         bias: bool = True,
         dropout: float | int = 0.0,
@@ -76,12 +76,14 @@ class MultiHeadAttention(nn.Module):
             raise ValueError(
                 f"beta ({shown(beta)}) belongs to the dot product; a score has its own scale"
             )
-        if score is not None and not isinstance(score, Score):
-            raise ValueError(f"score ({shown(score)}) must be a Score; for example score=Dot()")
+        if score is not None and not isinstance(score, AlignmentScore):
+            raise ValueError(
+                f"score ({shown(score)}) must be an AlignmentScore; for example score=DotScore()"
+            )
         if position is not None and not isinstance(position, AttentionPosition):
             raise ValueError(
-                f"position ({shown(position)}) must act inside attention, as Rotary(width) and "
-                "LinearBias(heads) do; one with a vector for each position is added to the input"
+                f"position ({shown(position)}) must act inside attention, as RotaryEmbedding(width)"
+                " and ALiBi(heads) do; one with a vector for each position is added to the input"
             )
         self.width, self.heads, self.key_heads = width, heads, key_heads
         self.key_width = key_width

@@ -8,7 +8,7 @@ from torch import Tensor
 from regard.attention.checks import MAX_LENGTH, integer_tensor, shown
 
 
-class Packed:
+class PackedLengths:
     """The lengths of sequences laid end to end in one row of a (1, T) batch, without padding.
 
     `offsets` (int32, on the device) holds where each sequence begins, and the total last;
@@ -32,15 +32,15 @@ class Packed:
         self.offsets = self._offsets(tensor.device if device is None else device)
 
     @staticmethod
-    def even(sequences: int, length: int, device: torch.device | str) -> "Packed":
+    def even(sequences: int, length: int, device: torch.device | str) -> "PackedLengths":
         """Sequences of one length, such as images' patches, for which no device need be asked."""
-        packed = object.__new__(Packed)
+        packed = object.__new__(PackedLengths)
         packed.lengths = torch.full((sequences,), length, device="cpu")
         packed.longest, packed.total = length, sequences * length
         packed.offsets = torch.arange(sequences + 1, dtype=torch.int32, device=device) * length
         return packed
 
-    def filled(self, tokens: int, sequences: int, longest: int) -> "Packed":
+    def filled(self, tokens: int, sequences: int, longest: int) -> "PackedLengths":
         """The same sequences in a batch of a fixed size, whose shapes never change.
 
         The rest of the tokens belong to further sequences of `longest` tokens at most, so that
@@ -54,19 +54,19 @@ class Packed:
                 "in all; raise the capacity"
             )
         filling = torch.tensor(pieces + [0] * (free - len(pieces)))
-        filled = Packed(torch.cat([self.lengths, filling]), "cpu")
+        filled = PackedLengths(torch.cat([self.lengths, filling]), "cpu")
         filled.longest = longest
         return filled
 
-    def pin(self) -> "Packed":
+    def pin(self) -> "PackedLengths":
         """The same with its offsets in pinned memory, from which copies do not wait."""
         return self._with(self.offsets.pin_memory())
 
-    def copy(self) -> "Packed":
+    def copy(self) -> "PackedLengths":
         return self._with(self.offsets.clone())
 
-    def _with(self, offsets: Tensor) -> "Packed":
-        same = object.__new__(Packed)
+    def _with(self, offsets: Tensor) -> "PackedLengths":
+        same = object.__new__(PackedLengths)
         same.lengths, same.longest, same.total = self.lengths, self.longest, self.total
         same.offsets = offsets
         return same
@@ -76,7 +76,7 @@ class Packed:
         offsets[1:] = self.lengths.cumsum(0)
         return offsets.to(device, non_blocking=True)
 
-    def to(self, device: torch.device | str) -> "Packed":
+    def to(self, device: torch.device | str) -> "PackedLengths":
         """The same lengths with their offsets on another device, without synchronising."""
         if self.offsets.device == torch.device(device):
             return self
@@ -98,4 +98,4 @@ class Packed:
         return len(self.offsets) - 1
 
     def __repr__(self) -> str:
-        return f"Packed({shown(self.lengths)})"
+        return f"PackedLengths({shown(self.lengths)})"

@@ -1,11 +1,12 @@
 """Positions: they give attention, which is blind to order, the order of its rows.
 
 An input position gives the row at position n a vector r_n, and the model reads x̃_n = x_n + r_n,
-or [x_n; r_n] through `Concatenated`. `Sinusoidal` is the fixed one of "Attention Is All You Need"
-(Vaswani et al. 2017), `Learned` a table, `Grid` and `LearnedGrid` number the patches of an image.
+or [x_n; r_n] through `Concatenated`. `SinusoidalPositions` is the fixed encoding of "Attention Is
+All You Need" (Vaswani et al. 2017), `LearnedPositions` a table; `GridPositions` and
+`LearnedGridPositions` number the patches of an image.
 
-An attention position acts inside the attention instead: `Rotary` turns queries and keys,
-`LinearBias` lowers the score of distant pairs. `MultiHeadAttention` applies both methods of each.
+An attention position acts inside the attention instead: `RotaryEmbedding` turns queries and keys,
+`ALiBi` lowers the score of distant pairs. `MultiHeadAttention` applies both methods of each.
 
 The positions of the rows are passed as `at`, in the same way everywhere:
 
@@ -91,7 +92,7 @@ class InputPosition(nn.Module):
         return self.encoding(positions, x.dtype)
 
 
-class Sinusoidal(InputPosition):
+class SinusoidalPositions(InputPosition):
     """r_{n,i} = sin(n / base^{i/D}) for even i, cos(n / base^{(i-1)/D}) for odd i, with i from 0.
 
     Section 3.5 of Vaswani et al. (2017). r_{n+k} is a rotation of r_n that depends on k alone, and
@@ -128,7 +129,7 @@ class Sinusoidal(InputPosition):
         return f"{self.width}, base={self.base}, layout={self.layout!r}"
 
 
-class Learned(InputPosition):
+class LearnedPositions(InputPosition):
     """r_n is row n of a table that is trained with the model.
 
     The table starts from a normal distribution of deviation 0.02, as BERT (Devlin et al. 2019) and
@@ -155,8 +156,8 @@ class Learned(InputPosition):
             lowest, highest = int(positions.min()), int(positions.max())
             raise ValueError(
                 f"positions {lowest} to {highest} leave the learned table (0 to "
-                f"{self.table.shape[0] - 1}); use Learned({highest + 1}, {self.width}), shorter "
-                "sequences, or Sinusoidal, which has no end"
+                f"{self.table.shape[0] - 1}); use LearnedPositions({highest + 1}, {self.width}), "
+                "shorter sequences, or SinusoidalPositions, which has no end"
             ) from error
         return vectors.to(dtype or self.table.dtype)
 
@@ -164,14 +165,14 @@ class Learned(InputPosition):
         return f"{self.length}, {self.width}"
 
 
-class Grid(InputPosition):
+class GridPositions(InputPosition):
     """Two-dimensional positions: one vector for the row and one for the column, side by side.
 
     The cells of `rows` × `columns` are numbered row by row, so cell n is in row n // columns and
     column n % columns: r_n = [row_{n // columns}; column_{n % columns}].
 
-        Grid(14, 14, Sinusoidal(96), Sinusoidal(96))        fixed, 192 wide
-        Grid(14, 14, Learned(14, 96), Learned(14, 96))      learned per row and per column
+        GridPositions(14, 14, SinusoidalPositions(96), SinusoidalPositions(96))  fixed
+        GridPositions(14, 14, LearnedPositions(14, 96), LearnedPositions(14, 96))        learned
     """
 
     def __init__(self, rows: int, columns: int, row: InputPosition, column: InputPosition) -> None:
@@ -181,7 +182,8 @@ class Grid(InputPosition):
             if part.length is not None and part.length < count:
                 raise ValueError(
                     f"{name} ({count}) must not exceed the positions of its part ({part.length}); "
-                    f"give the part {count} positions, or a part without an end such as Sinusoidal"
+                    f"give the part {count} positions, or a part without an end such as "
+                    "SinusoidalPositions"
                 )
         super().__init__(row.width + column.width, rows * columns)
         self.rows = rows
@@ -196,15 +198,15 @@ class Grid(InputPosition):
         column = self.column.encoding(positions % self.columns, dtype)
         return torch.cat((row, column), -1)
 
-    def at_size(self, rows: int, columns: int) -> "Grid":
+    def resize(self, rows: int, columns: int) -> "GridPositions":
         """A copy for images of another size; its parts must reach that far."""
-        return Grid(rows, columns, copy.deepcopy(self.row), copy.deepcopy(self.column))
+        return GridPositions(rows, columns, copy.deepcopy(self.row), copy.deepcopy(self.column))
 
     def extra_repr(self) -> str:
         return f"{self.rows}, {self.columns}"
 
 
-class LearnedGrid(Learned):
+class LearnedGridPositions(LearnedPositions):
     """A learned vector for every cell of a `rows` × `columns` grid, numbered row by row (ViT)."""
 
     def __init__(self, rows: int, columns: int, width: int) -> None:
@@ -214,13 +216,13 @@ class LearnedGrid(Learned):
         self.rows = rows
         self.columns = columns
 
-    def at_size(self, rows: int, columns: int) -> "LearnedGrid":
+    def resize(self, rows: int, columns: int) -> "LearnedGridPositions":
         """A new grid with the table resized bicubically, to use a trained model at another size.
 
         Shrinking averages over the cells that fall together (antialiasing) and skips none.
         """
         with torch.device("meta"):  # nothing is drawn: the values come from this table
-            resized = LearnedGrid(rows, columns, self.width)
+            resized = LearnedGridPositions(rows, columns, self.width)
         with torch.no_grad():
             dtype = torch.promote_types(self.table.dtype, torch.float32)
             image_1DYX = self.table.to(dtype).T.unflatten(-1, (self.rows, self.columns))[None]
@@ -287,7 +289,7 @@ class AttentionPosition(nn.Module):
         return None
 
 
-class Rotary(AttentionPosition):
+class RotaryEmbedding(AttentionPosition):
     """Turns pair k of the columns at position n by the angle n / base^{2k/width}.
 
     (a, b) ↦ (a cos - b sin, a sin + b cos). Turning a query at i and a key at j leaves a score that
@@ -319,7 +321,7 @@ class Rotary(AttentionPosition):
         if x.shape[-1] < self.width:
             raise ValueError(
                 f"width ({self.width}) must not exceed the key width ({x.shape[-1]}); "
-                f"try Rotary({x.shape[-1] // 2 * 2})"
+                f"try RotaryEmbedding({x.shape[-1] // 2 * 2})"
             )
         if isinstance(at, Tensor) and at.shape == (1, x.shape[-2]) and x.ndim == 4 and len(x) == 1:
             halves = self.pair_axis == -2
@@ -345,7 +347,10 @@ class Rotary(AttentionPosition):
         return f"{self.width}, base={self.base}, layout={self.layout!r}"
 
 
-class LinearBias(AttentionPosition):
+Rotary = RotaryEmbedding
+
+
+class ALiBi(AttentionPosition):
     """ALiBi: head h's score of query i and key j is lowered by slope_h |i - j|.
 
     slope_h = 2^{-8h/H} for h = 1…H where H is a power of two. Otherwise the slopes of the next
@@ -454,7 +459,7 @@ def _check_reach(length: int, at: Positions, rows: int) -> None:
     if first + rows > length and not (isinstance(at, Tensor) and at.ndim):
         raise ValueError(
             f"position {first + rows - 1} is beyond the {length} positions there are; use one with "
-            f"{first + rows} positions, shorter sequences, or Sinusoidal, which has no end"
+            f"{first + rows} positions, shorter sequences, or SinusoidalPositions, which has no end"
         )
 
 

@@ -1,4 +1,4 @@
-// Rotary positions: pairs of columns rotate by an angle that grows with the token's position.
+// RotaryEmbedding positions: pairs of columns rotate by an angle that grows with the token's position.
 //
 //     (a, b) -> (a cos - b sin, a sin + b cos)        backwards by the opposite angle
 

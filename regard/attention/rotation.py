@@ -1,4 +1,4 @@
-"""Rotary positions in one kernel each way, for training on CUDA in half precision.
+"""RotaryEmbedding positions in one kernel each way, for training on CUDA in half precision.
 
 Position times frequency is computed in float64 and reduced to one turn before it is rounded, so
 that cosines and sines have float32's precision at any position. Only sine and cosine themselves

@@ -1,4 +1,4 @@
-"""Rotary positions in one pass each way on a CPU (`rotation.cpp`), for packed sequences.
+"""RotaryEmbedding positions in one pass each way on a CPU (`rotation.cpp`), for packed sequences.
 
 Cosines and sines are computed in float64, once for each position, and rounded to float32.
 """

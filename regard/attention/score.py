@@ -1,9 +1,9 @@
 """Alignment scores: how well the key of a source position answers a query.
 
-    Dot         q·k                   Luong et al. (2015)
-    ScaledDot   q·k / √K              Vaswani et al. (2017), the default of `attend`
-    General     qᵀ W k                Luong et al. (2015)
-    Additive    vᵀ tanh(W q + U k)    Bahdanau et al. (2015)
+    DotScore         q·k                   Luong et al. (2015)
+    ScaledDotScore   q·k / √K              Vaswani et al. (2017), the default of `attend`
+    BilinearScore    qᵀ W k                Luong et al. (2015)
+    AdditiveScore    vᵀ tanh(W q + U k)    Bahdanau et al. (2015)
 
 They are interchangeable: `MultiHeadAttention(score=…)` calls `score.attend` where it would call
 `attend`. A score that is a dot product of mapped queries and keys keeps the fused kernel, since the
@@ -20,7 +20,7 @@ from regard.attention.attend import attend
 from regard.attention.checks import broadcast_shape, broadcasts, check_vectors
 from regard.attention.mask import Mask, four_axes
 
-# The most numbers held at once inside Additive: 64 MiB in float32.
+# The most numbers held at once inside AdditiveScore: 64 MiB in float32.
 CHUNK = 1 << 24
 
 
@@ -34,7 +34,7 @@ class Projected(NamedTuple):
     """None where the scores are a dot product."""
 
 
-class Score(nn.Module):
+class AlignmentScore(nn.Module):
     """A score for each pair of a query and a key; a custom score overrides `forward` alone.
 
     Leading axes are free. With `heads` a score has parameters for each head, and the axis before
@@ -87,7 +87,7 @@ class Score(nn.Module):
         return projected._replace(bias=scores if bias is None else bias)
 
 
-class DotProduct(Score):
+class DotProduct(AlignmentScore):
     """A score that is β q'·k' for mapped queries and keys; a custom one overrides `project`."""
 
     dot_product = True
@@ -102,7 +102,7 @@ class DotProduct(Score):
         raise NotImplementedError(f"{type(self).__name__} does not define project")
 
 
-class Dot(DotProduct):
+class DotScore(DotProduct):
     """q·k."""
 
     def project(self, query: Float[Tensor, "... L K"], key: Float[Tensor, "... S J"]) -> Projected:
@@ -111,19 +111,20 @@ class Dot(DotProduct):
         if query.shape[-1] != key.shape[-1]:
             raise ValueError(
                 f"query width ({query.shape[-1]}) must be key width ({key.shape[-1]}) in a dot "
-                f"product; try General({query.shape[-1]}, {key.shape[-1]}), which maps between them"
+                f"product; try BilinearScore({query.shape[-1]}, {key.shape[-1]}), which maps "
+                "between them"
             )
         return Projected(query, key, 1.0, None)
 
 
-class ScaledDot(Dot):
+class ScaledDotScore(DotScore):
     """q·k / √K, so that the scores of random queries and keys of variance 1 have variance 1."""
 
     def project(self, query: Float[Tensor, "... L K"], key: Float[Tensor, "... S J"]) -> Projected:
         return super().project(query, key)._replace(beta=query.shape[-1] ** -0.5)
 
 
-class General(DotProduct):
+class BilinearScore(DotProduct):
     """qᵀ W k: a dot product after a learned map, which is applied to the queries.
 
     W starts with deviation 1/√(query_width · key_width), for scores of variance 1.
@@ -150,7 +151,7 @@ class General(DotProduct):
         return f"{self.query_width}, {self.key_width}, heads={self.heads}"
 
 
-class Additive(Score):
+class AdditiveScore(AlignmentScore):
     """vᵀ tanh(W q + U k): a small network with `hidden` units looks at each pair.
 
     This is not a dot product, and costs `hidden` numbers for each pair of positions; they are

@@ -35,7 +35,7 @@ MAX_PADDED_TOPK = 1024
 Edges = tuple[Tensor, Tensor]
 
 
-class Statistics(NamedTuple):
+class AttentionStatistics(NamedTuple):
     entropy: Float[Tensor, "... L"]
     """Entropy of each row's weights, in nats; 0 for a row that attends to nothing."""
     received: Float[Tensor, "... S"]
@@ -63,7 +63,7 @@ class Statistics(NamedTuple):
         )
 
 
-def weights(
+def attention_weights(
     query: Float[Tensor, "... L K"],
     key: Float[Tensor, "... S K"],
     mask: Mask | None = None,
@@ -82,14 +82,14 @@ def weights(
 
 
 @torch.no_grad()
-def statistics(
+def attention_statistics(
     query: Float[Tensor, "... L K"],
     key: Float[Tensor, "... S K"],
     mask: Mask | None = None,
     beta: float | int | Tensor | None = None,
     bias: Float[Tensor, "..."] | None = None,
     topk: int = 4,
-) -> Statistics:
+) -> AttentionStatistics:
     """Entropy, top weights and mass received over all rows, in O(L + S) memory.
 
     On CUDA a Triton kernel streams over the keys, for masks that give each row one range of keys;
@@ -98,7 +98,7 @@ def statistics(
     inputs = arguments(query, key, key, mask, beta, bias)
     check_integer("topk", topk, most=max(inputs.key.shape[2], MAX_PADDED_TOPK))
     parts = _by_kernel(inputs, topk) if _streams(inputs, topk) else _by_chunks(inputs, topk)
-    return Statistics(*(t.reshape(*inputs.lead, *t.shape[2:]) for t in parts))
+    return AttentionStatistics(*(t.reshape(*inputs.lead, *t.shape[2:]) for t in parts))
 
 
 def _weights(inputs: Arguments, rows: Tensor) -> Tensor:

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from regard.check import Finding
-from regard.check import check as measured
+from regard.checks import Finding
+from regard.checks import check as measured
 from regard.cli.arguments import with_folder
 from regard.device import use
 

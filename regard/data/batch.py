@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int, Int64, Integer, UInt8
 from torch import Tensor
 
-from regard.attention.packed import Packed
+from regard.attention.packed import PackedLengths
 from regard.seeding import rng
 
 Indices: TypeAlias = Int64[np.ndarray, "_"]
@@ -190,7 +190,7 @@ class Tensors:
 
     def copy(self: T) -> T:
         """The same in tensors of its own."""
-        return self._each(Tensor.clone, Packed.copy)
+        return self._each(Tensor.clone, PackedLengths.copy)
 
     def to(self: T, device: torch.device | str) -> T:
         """The same on a device; copied from pinned memory without waiting."""
@@ -202,22 +202,24 @@ class Tensors:
         """The same in pinned memory where there is a CUDA device."""
         if not torch.cuda.is_available():
             return self
-        return self._each(Tensor.pin_memory, Packed.pin)
+        return self._each(Tensor.pin_memory, PackedLengths.pin)
 
-    def _each(self: T, move: Callable[[Tensor], Tensor], pack: Callable[[Packed], Packed]) -> T:
+    def _each(
+        self: T, move: Callable[[Tensor], Tensor], pack: Callable[[PackedLengths], PackedLengths]
+    ) -> T:
         moved: dict[str, Any] = {}
         for field in fields(cast(Any, self)):
             value = getattr(self, field.name)
             if isinstance(value, Tensor):
                 moved[field.name] = move(value)
-            elif isinstance(value, Packed):
+            elif isinstance(value, PackedLengths):
                 moved[field.name] = pack(value)
         return cast(T, replace(cast(Any, self), **moved))
 
     def tensors(self) -> list[Tensor]:
         """All tensors, in their order; of packed lengths their offsets."""
         values = [getattr(self, field.name) for field in fields(cast(Any, self))]
-        values = [value.offsets if isinstance(value, Packed) else value for value in values]
+        values = [value.offsets if isinstance(value, PackedLengths) else value for value in values]
         return [value for value in values if isinstance(value, Tensor)]
 
 
@@ -227,11 +229,11 @@ class Batch(Tensors):
 
     source: Int[Tensor, "1 S"] | UInt8[Tensor, "B C Y X"] | Float[Tensor, "B C Y X"]
     """Ids end to end, or images: pixels, or as the model wants them."""
-    source_lengths: Packed | None
+    source_lengths: PackedLengths | None
     """None for images."""
     target: Int[Tensor, "1 L"]
     """The decoder's input: the start token, and the target."""
-    target_lengths: Packed
+    target_lengths: PackedLengths
     labels: Int[Tensor, "1 L"]
     """The decoder's labels: the target, and the end token."""
     tokens: Int[Tensor, ""]
@@ -265,7 +267,7 @@ class LanguageBatch(Tensors):
     """Text for a language model: `model(inputs, lengths=lengths)`."""
 
     inputs: Int[Tensor, "B L"]
-    lengths: Packed | None
+    lengths: PackedLengths | None
     """None where each row is a window: what fills up its end is behind all that counts."""
     labels: Int[Tensor, "B L"]
     tokens: Int[Tensor, ""]
@@ -289,7 +291,7 @@ class LanguageBatch(Tensors):
             self.tokens,
         )
 
-    def _in_rows(self, lengths: Packed, count: int, longest: int) -> "LanguageBatch | None":
+    def _in_rows(self, lengths: PackedLengths, count: int, longest: int) -> "LanguageBatch | None":
         if len(lengths) > count or lengths.longest > longest:
             return None
         each = lengths.lengths
@@ -306,7 +308,7 @@ class MaskedBatch(Tensors):
     """Text in which some tokens are hidden: `model.features(inputs, lengths=lengths)`."""
 
     inputs: Int[Tensor, "1 S"]
-    lengths: Packed
+    lengths: PackedLengths
     hidden: Int[Tensor, "M"]
     """Places of the hidden tokens among the inputs."""
     labels: Int[Tensor, "M"]
@@ -336,7 +338,7 @@ class LabelBatch(Tensors):
     """Images, or texts end to end, and the number of each one's class."""
 
     inputs: UInt8[Tensor, "B C Y X"] | Int[Tensor, "1 S"]
-    lengths: Packed | None
+    lengths: PackedLengths | None
     """None for images."""
     labels: Int[Tensor, "B"]
     tokens: Int[Tensor, ""]
@@ -383,14 +385,14 @@ class MixedBatch(Tensors):
         )
 
 
-def _full(size: Sizes, *sides: Packed) -> bool:
+def _full(size: Sizes, *sides: PackedLengths) -> bool:
     """Whether these sequences fill a capacity already."""
     return len(sides[0]) == size.sequences and all(
         given.total == side.tokens for given, side in zip(sides, size.sides, strict=True)
     )
 
 
-def _fit(size: Sizes, *sides: Packed) -> bool:
+def _fit(size: Sizes, *sides: PackedLengths) -> bool:
     """Whether these sequences, and what fills them up, are within a capacity."""
     within = [
         given.total <= side.tokens and given.longest <= side.longest
@@ -403,7 +405,9 @@ def _fit(size: Sizes, *sides: Packed) -> bool:
     return all(within) and len(sides[0]) + max(pieces) <= size.sequences
 
 
-def _filled(ids: Tensor, lengths: Packed, size: Sizes, side: int) -> tuple[Tensor, Packed]:
+def _filled(
+    ids: Tensor, lengths: PackedLengths, size: Sizes, side: int
+) -> tuple[Tensor, PackedLengths]:
     tokens, longest = size.sides[side]
     return _extended(ids, tokens, 0), lengths.filled(tokens, size.sequences, longest)
 
@@ -450,7 +454,7 @@ def text_batch(
     return packed_batch(source, target, start, end, source_end=source_end)
 
 
-def text_source(texts: Sequence[Ids], end: int) -> tuple[Int[Tensor, "1 T"], Packed]:
+def text_source(texts: Sequence[Ids], end: int) -> tuple[Int[Tensor, "1 T"], PackedLengths]:
     """Sources alone, closed by EOS, for whoever will write the targets."""
     return _packed(EndToEnd.of(texts), after=end)
 
@@ -472,7 +476,7 @@ def image_text_batch(
 
 
 def _with_targets(
-    source: Tensor, lengths: Packed | None, targets: EndToEnd, start: int, end: int
+    source: Tensor, lengths: PackedLengths | None, targets: EndToEnd, start: int, end: int
 ) -> Batch:
     target, target_lengths = _packed(targets, before=start)
     labels, _ = _packed(targets, after=end)
@@ -588,7 +592,7 @@ def _classes(labels: Any) -> Tensor:
 
 def _packed(
     texts: EndToEnd, before: int | None = None, after: int | None = None
-) -> tuple[Tensor, Packed]:
+) -> tuple[Tensor, PackedLengths]:
     """All texts end to end, (1, T), each with a special token before or after it."""
     ids, lengths = texts
     extra = (before is not None) + (after is not None)
@@ -601,4 +605,4 @@ def _packed(
         whole[ends - lengths - extra] = before
     if after is not None:
         whole[ends - 1] = after
-    return torch.from_numpy(whole)[None], Packed(torch.from_numpy(lengths + extra))
+    return torch.from_numpy(whole)[None], PackedLengths(torch.from_numpy(lengths + extra))

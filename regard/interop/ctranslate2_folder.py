@@ -13,7 +13,7 @@ from typing import Any, get_type_hints
 import torch
 from torch import Tensor
 
-from regard.attention.position import Sinusoidal
+from regard.attention.position import SinusoidalPositions
 from regard.checkpoint import unfilled
 from regard.config import from_json
 from regard.interop import model_bin
@@ -231,8 +231,8 @@ def _position(
         )
     rows = torch.arange(len(table))
     known = {
-        "sinusoidal": Sinusoidal(width),
-        "sinusoidal-halves": Sinusoidal(width, layout="halves"),
+        "sinusoidal": SinusoidalPositions(width),
+        "sinusoidal-halves": SinusoidalPositions(width, layout="halves"),
     }
     for kind, position in known.items():
         expected = position.encoding(rows, torch.float32)

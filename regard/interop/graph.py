@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.attention.multihead import MultiHeadAttention
-from regard.attention.position import LinearBias, Rotary
+from regard.attention.position import ALiBi, RotaryEmbedding
 from regard.model.block import Block, PreNorm
 from regard.model.classifier import TextClassifier
 from regard.model.embedding import Frames, Patches, Tokens, flat_patches
@@ -47,7 +47,7 @@ class Turning(nn.Module):
     def __init__(self, position: nn.Module | None):
         super().__init__()
         self.axis = 0
-        if isinstance(position, Rotary):
+        if isinstance(position, RotaryEmbedding):
             self.axis, self.pairs = position.pair_axis, position.width // 2
             # Turning (1, 0) gives (cos, sin) of every angle.
             unit = torch.zeros(2, POSITIONS, self.pairs)
@@ -55,7 +55,7 @@ class Turning(nn.Module):
             turned = position.rotate(self._joined(*unit))
             for name, table in zip(("cos", "sin"), self._apart(turned)):
                 self.register_buffer(name, table.contiguous(), persistent=False)
-        slopes = position.slopes() if isinstance(position, LinearBias) else None
+        slopes = position.slopes() if isinstance(position, ALiBi) else None
         self.register_buffer("slopes", slopes, persistent=False)
 
     def turned(self, x: Tensor, at: Tensor) -> Tensor:

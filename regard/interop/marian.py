@@ -23,7 +23,7 @@ from typing import Any, Literal, TypeVar, get_type_hints
 import torch
 from torch import Tensor, nn
 
-from regard.attention.position import Sinusoidal
+from regard.attention.position import SinusoidalPositions
 from regard.checkpoint import unfilled
 from regard.config import from_json
 from regard.interop.format import Imported, Task
@@ -249,7 +249,7 @@ def _check_positions(tensors: Tensors, config: TransformerConfig, source: Path) 
     In a folder of ours the decoder's first one also has the vector that decoding starts with, which
     is returned.
     """
-    position = Sinusoidal(config.width, layout="halves")
+    position = SinusoidalPositions(config.width, layout="halves")
     first = None
     for side in ("encoder", "decoder"):
         name = f"model.{side}.embed_positions.weight"
@@ -358,7 +358,9 @@ def _start_from_padding(tensors: Tensors, config: TransformerConfig, start: int)
     tensors["model.shared.weight"] = torch.cat((table, torch.zeros_like(table[:1])))
     tensors["final_logits_bias"] = torch.cat((bias, torch.full_like(bias[:, :1], NEVER)), 1)
     positions = torch.arange(config.length)
-    sinusoids = Sinusoidal(config.width, layout="halves").encoding(positions, torch.float32)
+    sinusoids = SinusoidalPositions(config.width, layout="halves").encoding(
+        positions, torch.float32
+    )
     scale = math.sqrt(config.width) if config.scale else 1.0
     sinusoids[0] += scale * table[start].float()
     tensors["model.decoder.embed_positions.weight"] = sinusoids.to(table.dtype)

@@ -41,7 +41,7 @@ SHAPE: Mapping[str, object] = {
 }
 """What a model is trained with, and by which tasks, that is to be written here."""
 
-HEADLESS = "it has no head: model.with_classes(n) gives it one, to be trained"
+HEADLESS = "it has no head: model.replace_head(n) gives it one, to be trained"
 
 
 def read(source: Path) -> Imported:

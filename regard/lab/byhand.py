@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 from torch import Tensor
 
-from regard.attention.attend import attend, explain
+from regard.attention.attend import attend, explain_attention
 from regard.attention.mask import Mask, causal, documents, packed, padding, prefix, window
 from regard.lab.export import Shown
 from regard.lab.layer import Layer, Part, outputs, projections
@@ -153,11 +153,11 @@ DRAWN: Sequence[tuple[int, int, str, Sequence[Mask]]] = (
 
 TRY = """\
 import torch
-from regard import attend, causal, explain, packed
+from regard import attend, causal, explain_attention, packed
 print((packed([3, 5]) & causal()).draw(8, 8))
 x = torch.randn(8, 4)
 print(attend(x, x, x, mask=causal()))
-print(explain(x, x, x, mask=causal()))
+print(explain_attention(x, x, x, mask=causal()))
 """
 """What `demo` suggests to type."""
 
@@ -212,7 +212,7 @@ def _check(console: Console, right: Steps) -> None:
     facts = Table.grid(padding=(0, 2))
     facts.add_row("largest difference", f"{difference:.1e}")
     facts.add_row("rounding in float64", f"{rounding:.1e}")
-    facts.add_row("explain(Q, K, V)", Text(explain(*inputs)))
+    facts.add_row("explain_attention(Q, K, V)", Text(explain_attention(*inputs)))
     console.print(indented(facts), "")
 
 

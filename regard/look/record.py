@@ -36,7 +36,7 @@ from regard.attention.core import (
 from regard.attention.functional import from_torch, scaled_dot_product_attention
 from regard.attention.mask import Mask
 from regard.attention.multihead import MultiHeadAttention
-from regard.attention.weights import Statistics, statistics, weights
+from regard.attention.weights import AttentionStatistics, attention_statistics, attention_weights
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Asked:
     ) -> Float[Tensor, "B H R S"]:
         """The weights of these rows, or of all."""
         if self.core is None:
-            return weights(self.query, self.key, self.mask, self.beta, self.bias, rows)
+            return attention_weights(self.query, self.key, self.mask, self.beta, self.bias, rows)
         if _versions(self.core) != self.versions:
             raise ValueError(
                 f"the parameters of {type(self.core).__name__} have changed since it was recorded; "
@@ -68,14 +68,14 @@ class Asked:
             )
         return self.core.weights(self.query, self.key, self.mask, self.bias, rows)
 
-    def statistics(self, topk: int = 4) -> Statistics:
+    def statistics(self, topk: int = 4) -> AttentionStatistics:
         """Entropy, top weights and mass received, without the matrix of weights."""
         if self.core is not None:
             raise ValueError(
                 f"statistics are those of a softmax, which {type(self.core).__name__} is not; "
                 "use weights(rows)"
             )
-        return statistics(self.query, self.key, self.mask, self.beta, self.bias, topk)
+        return attention_statistics(self.query, self.key, self.mask, self.beta, self.bias, topk)
 
     def overview(self, cells: int = 256, rows: int = 256) -> Float[Tensor, "B H R C"]:
         """The whole matrix in at most `cells` rows and columns, about `rows` rows at a time.

@@ -24,7 +24,7 @@ from regard.attention.arguments import check_input, check_mask
 from regard.attention.cache import Cache, SelfCache
 from regard.attention.checks import check_divides, check_integer, shown
 from regard.attention.mask import Band, Mask, Padding
-from regard.attention.packed import Packed
+from regard.attention.packed import PackedLengths
 
 Kind: TypeAlias = Literal["lstm", "gru"]
 
@@ -34,7 +34,7 @@ class Order(NamedTuple):
 
     causal: bool = False
     lengths: Tensor | None = None
-    packed: Packed | None = None
+    packed: PackedLengths | None = None
 
 
 class Baseline(nn.Module):

@@ -14,14 +14,14 @@ from torch import nn
 from regard.attention.checks import check_divides, check_integer, shown
 from regard.attention.multihead import MultiHeadAttention
 from regard.attention.position import (
+    ALiBi,
     AttentionPosition,
-    Grid,
+    GridPositions,
     InputPosition,
-    Learned,
-    LearnedGrid,
-    LinearBias,
-    Rotary,
-    Sinusoidal,
+    LearnedGridPositions,
+    LearnedPositions,
+    RotaryEmbedding,
+    SinusoidalPositions,
 )
 from regard.model.baseline import Convolution, Recurrent
 from regard.model.block import (
@@ -160,8 +160,8 @@ def make_position(position: MakePosition) -> AnyPosition:
     part = position()
     if part is not None and not isinstance(part, InputPosition | AttentionPosition):
         raise ValueError(
-            f"position made {shown(part)}, which is none; make a Sinusoidal, Learned, "
-            "Concatenated, Rotary or LinearBias, or None"
+            f"position made {shown(part)}, which is none; make a SinusoidalPositions, "
+            "Concatenated, RotaryEmbedding or ALiBi, or None"
         )
     return part
 
@@ -221,16 +221,16 @@ def position(name: Position, config: BlockConfig, length: int) -> AnyPosition:
     """The position of a sequence; `length` bounds learned ones alone."""
     match name:
         case "sinusoidal":
-            return Sinusoidal(config.width)
+            return SinusoidalPositions(config.width)
         case "sinusoidal-halves":
-            return Sinusoidal(config.width, layout="halves")
+            return SinusoidalPositions(config.width, layout="halves")
         case "learned":
-            return Learned(length, config.width)
+            return LearnedPositions(length, config.width)
         case "rotary":
-            return Rotary(_head_width(config, each=2))
+            return RotaryEmbedding(_head_width(config, each=2))
         case "linear-bias":
             _head_width(config)
-            return LinearBias(config.heads)
+            return ALiBi(config.heads)
         case "none":
             return None
     raise _unknown("position", name, Position)
@@ -256,10 +256,12 @@ def grid_position(
     """The position of an image's patches."""
     match name:
         case "learned":
-            return LearnedGrid(rows, columns, config.width)
+            return LearnedGridPositions(rows, columns, config.width)
         case "sinusoidal":
             half = config.width // 2
-            return Grid(rows, columns, Sinusoidal(half), Sinusoidal(config.width - half))
+            return GridPositions(
+                rows, columns, SinusoidalPositions(half), SinusoidalPositions(config.width - half)
+            )
         case "none":
             return None
     raise _unknown("position", name, GridPosition)

@@ -17,7 +17,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from regard.attention.checks import check_integer, integer_tensor
-from regard.attention.mask import Packed
+from regard.attention.mask import PackedLengths
 from regard.model import build, init
 from regard.model.build import MakeAttention, MakeFeedForward, MakePosition
 from regard.model.embedding import Tokens
@@ -149,7 +149,7 @@ class TextClassifier(nn.Module):
         """The last hidden states of all tokens."""
         return features(self.tokens, self.encoder, tokens, lengths, self.config.window)
 
-    def with_classes(self, classes: int) -> "TextClassifier":
+    def replace_head(self, classes: int) -> "TextClassifier":
         """A copy with a new head, for other labels."""
         check_integer("classes", classes)
         model = copy.deepcopy(self)
@@ -159,7 +159,7 @@ class TextClassifier(nn.Module):
         init.classifier(model.head)
         return model
 
-    def freeze(self) -> "TextClassifier":
+    def freeze_backbone(self) -> "TextClassifier":
         """Freezes all but the head: the rest becomes a fixed feature extractor."""
         for parameter in self.parameters():
             parameter.requires_grad_(False)
@@ -172,7 +172,7 @@ def mean_pool(memory: Float[Tensor, "B S D"], lengths: Lengths) -> Float[Tensor,
     """Mean pooling over each text's own tokens; zero for an empty text."""
     if lengths is None:
         return memory.mean(1) if memory.shape[1] else memory.sum(1)
-    if isinstance(lengths, Packed):
+    if isinstance(lengths, PackedLengths):
         packed = lengths.to(memory.device)
         sums = memory.new_zeros(len(packed), memory.shape[-1])
         sums = sums.index_add(0, packed.sequence(), memory[0])
@@ -186,11 +186,11 @@ def mean_pool(memory: Float[Tensor, "B S D"], lengths: Lengths) -> Float[Tensor,
 def last_token(memory: Float[Tensor, "B S D"], lengths: Lengths) -> Float[Tensor, "T D"]:
     """The vector of each text's last token; zero for an empty text."""
     if memory.shape[1] == 0:  # no text has a token
-        texts = len(lengths) if isinstance(lengths, Packed) else len(memory)
+        texts = len(lengths) if isinstance(lengths, PackedLengths) else len(memory)
         return memory.new_zeros(texts, memory.shape[2])
     if lengths is None:
         return memory[:, -1]
-    if isinstance(lengths, Packed):
+    if isinstance(lengths, PackedLengths):
         ends = lengths.to(memory.device).offsets.long()
         last, counts = memory[0, (ends[1:] - 1).clamp(min=0)], ends.diff()
     else:

@@ -125,7 +125,7 @@ class Patches(Embedded):
         if images.ndim != 4 or images.shape[1:] != want:
             raise ValueError(
                 f"images of shape {tuple(images.shape)} must be (batch, {want[0]}, {want[1]}, "
-                f"{want[2]}); resize them, or the model: at_size((rows, columns))"
+                f"{want[2]}); resize them, or the model: resize_images((rows, columns))"
             )
         # Autocast would cast them in a separate pass.
         narrows = fuses(images) and are_linear(self.projection)

@@ -28,7 +28,7 @@ from collections.abc import Collection, Iterator
 from torch import nn
 
 from regard.attention.multihead import MultiHeadAttention
-from regard.attention.position import Learned
+from regard.attention.position import LearnedPositions
 from regard.model.block import FeedForward, GatedFeedForward
 from regard.model.embedding import Frames, Patches
 
@@ -93,7 +93,7 @@ def _common(module: nn.Module) -> None:
             nn.init.zeros_(module.bias)
         case nn.LayerNorm():
             module.reset_parameters()
-        case Learned():
+        case LearnedPositions():
             nn.init.normal_(module.table, std=0.02)
 
 

@@ -2,7 +2,7 @@
 
     None             every row is a whole sequence
     lengths (B,)     a padded batch: row b holds lengths[b] tokens, and then padding
-    Packed(lengths)  a packed batch, (1, T): all sequences end to end, without padding
+    PackedLengths(lengths)  a packed batch, (1, T): all sequences end to end, without padding
 
 Padding is never guessed from token ids.
 
@@ -18,11 +18,11 @@ from typing import Any, TypeAlias
 from torch import Tensor, nn
 
 from regard.attention.checks import integer_tensor, shown
-from regard.attention.mask import Mask, Packed, causal, packed, padding, window
+from regard.attention.mask import Mask, PackedLengths, causal, packed, padding, window
 from regard.attention.position import Positions
 from regard.attention.sync import on_host
 
-Lengths: TypeAlias = Packed | Tensor | Sequence[int] | None
+Lengths: TypeAlias = PackedLengths | Tensor | Sequence[int] | None
 
 
 def own_mask(lengths: Lengths, reach: int | None = None) -> Mask | None:
@@ -31,7 +31,7 @@ def own_mask(lengths: Lengths, reach: int | None = None) -> Mask | None:
     near = None if reach is None else window(reach)
     if lengths is None:
         return near
-    mask = packed(lengths) if isinstance(lengths, Packed) else padding(lengths)
+    mask = packed(lengths) if isinstance(lengths, PackedLengths) else padding(lengths)
     return mask if near is None else near & mask
 
 
@@ -43,7 +43,7 @@ def causal_mask(lengths: Lengths, reach: int | None = None) -> Mask:
     would only cost the fast kernel.
     """
     before = causal() if reach is None else window(reach, 0)
-    return before & packed(lengths) if isinstance(lengths, Packed) else before
+    return before & packed(lengths) if isinstance(lengths, PackedLengths) else before
 
 
 def memory_and_mask(
@@ -53,16 +53,16 @@ def memory_and_mask(
 
     Packed targets may read unpacked memories of one size, such as images, which are packed here.
     """
-    if isinstance(target, Packed) and source is None and memory is not None:
+    if isinstance(target, PackedLengths) and source is None and memory is not None:
         B, S = memory.shape[:2]
-        memory, source = memory.flatten(0, 1)[None], Packed.even(B, S, memory.device)
-    if isinstance(target, Packed) != isinstance(source, Packed):
+        memory, source = memory.flatten(0, 1)[None], PackedLengths.even(B, S, memory.device)
+    if isinstance(target, PackedLengths) != isinstance(source, PackedLengths):
         kinds = [type(lengths).__name__ for lengths in (target, source)]
         raise ValueError(
-            f"target_lengths ({kinds[0]}) and source_lengths ({kinds[1]}) must both be Packed, "
-            "or neither; pack the other as well"
+            f"target_lengths ({kinds[0]}) and source_lengths ({kinds[1]}) must both be "
+            "PackedLengths, or neither; pack the other as well"
         )
-    if isinstance(target, Packed) and isinstance(source, Packed):
+    if isinstance(target, PackedLengths) and isinstance(source, PackedLengths):
         if len(target) != len(source):
             raise ValueError(
                 f"packed targets ({len(target)}) need as many packed sources ({len(source)}); "
@@ -90,11 +90,19 @@ def lengths_after(part: nn.Module, lengths: Lengths) -> Lengths:
             "lengths(lengths) on it, which returns those that it leaves; return them as they are "
             "if it keeps every row"
         )
-    counts = lengths.lengths if isinstance(lengths, Packed) else integer_tensor(lengths, "lengths")
+    counts = (
+        lengths.lengths
+        if isinstance(lengths, PackedLengths)
+        else integer_tensor(lengths, "lengths")
+    )
     after: Tensor = changing.lengths(counts)
     if after is counts:
         return lengths
-    return Packed(after, lengths.offsets.device) if isinstance(lengths, Packed) else after
+    return (
+        PackedLengths(after, lengths.offsets.device)
+        if isinstance(lengths, PackedLengths)
+        else after
+    )
 
 
 def _unwrap(part: nn.Module) -> nn.Module:
@@ -122,7 +130,7 @@ def checked_lengths(part: nn.Module, lengths: Lengths, rows: int | None, out: Te
 def places(lengths: Lengths, rows: Tensor) -> Positions:
     """The positions of tokens, which start at 0 in each row or packed sequence."""
     check_lengths(lengths, rows)
-    return lengths.to(rows.device).positions() if isinstance(lengths, Packed) else 0
+    return lengths.to(rows.device).positions() if isinstance(lengths, PackedLengths) else 0
 
 
 def check_lengths(lengths: Lengths, rows: Tensor) -> None:
@@ -133,8 +141,8 @@ def check_lengths(lengths: Lengths, rows: Tensor) -> None:
         _check(lengths, *rows.shape[:2])
 
 
-def _check(lengths: Packed | Tensor | Sequence[int], B: int, L: int) -> None:
-    if isinstance(lengths, Packed):
+def _check(lengths: PackedLengths | Tensor | Sequence[int], B: int, L: int) -> None:
+    if isinstance(lengths, PackedLengths):
         if B != 1 or lengths.total != L:
             raise ValueError(
                 f"{lengths} adds up to {lengths.total} tokens, but the batch has {B} rows of {L}; "

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from regard.attention.checks import check_integer
 from regard.attention.mask import Mask
-from regard.attention.position import Grid, LearnedGrid
+from regard.attention.position import GridPositions, LearnedGridPositions
 from regard.model import build, init
 from regard.model.block import Activation, Norm
 from regard.model.build import BlockConfig, GridPosition, MakeAttention, MakeFeedForward
@@ -104,7 +104,7 @@ class VisionConfig(VisionShape):
 class VisionTransformer(nn.Module):
     """Images to logits. `VisionTransformer.base(1000)` is ViT-B/16.
 
-    To fine-tune a trained one: `model.with_classes(10).at_size(384).freeze()`.
+    To fine-tune a trained one: `model.replace_head(10).resize_images(384).freeze_backbone()`.
     """
 
     def __init__(
@@ -208,7 +208,7 @@ class VisionTransformer(nn.Module):
             x = torch.cat(((self.class_token + position).repeat(len(x), 1, 1), x), 1)
         return self.dropout(x)
 
-    def with_classes(self, classes: int) -> "VisionTransformer":
+    def replace_head(self, classes: int) -> "VisionTransformer":
         """A copy with a new head of one linear layer, for other labels."""
         check_integer("classes", classes)
         model = copy.deepcopy(self)
@@ -219,18 +219,18 @@ class VisionTransformer(nn.Module):
         model.head = head.to(old.device, old.dtype)
         return model
 
-    def at_size(self, image: Size) -> "VisionTransformer":
+    def resize_images(self, image: Size) -> "VisionTransformer":
         """A copy for images of another size, with interpolated positional embeddings."""
         rows, columns = grid(image, self.config.patch)
         model = copy.deepcopy(self)
         model.config = replace(self.config, image=image)
         position = self.patches.position
-        if isinstance(position, LearnedGrid | Grid):
-            model.patches.position = position.at_size(rows, columns)
+        if isinstance(position, LearnedGridPositions | GridPositions):
+            model.patches.position = position.resize(rows, columns)
         model.patches.image, model.patches.grid = image_size(image), (rows, columns)
         return model
 
-    def freeze(self) -> "VisionTransformer":
+    def freeze_backbone(self) -> "VisionTransformer":
         """Freezes all but the head: the rest becomes a fixed feature extractor."""
         for parameter in self.parameters():
             parameter.requires_grad_(False)

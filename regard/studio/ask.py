@@ -362,12 +362,12 @@ def mask(question: Question) -> Any:
     """A composed mask: its cells, the backend that runs, and the reason."""
     import torch
 
-    from regard.attention.attend import explain
+    from regard.attention.attend import explain_attention
 
     L, S = question["queries"], question["keys"]
     composed = _mask(question["mask"], L, S)
     query, key = torch.zeros(1, 2, L, 8), torch.zeros(1, 2, S, 8)
-    plan = explain(query, key, key, mask=composed)
+    plan = explain_attention(query, key, key, mask=composed)
     allowed = torch.ones(L, S, dtype=torch.bool)
     if composed is not None:
         allowed = composed.tensor(L, S)[0, 0]

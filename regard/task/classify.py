@@ -449,15 +449,15 @@ def _fit_model(
     """Adapts a trained model to these images; new classes get a new head."""
     if task.get("labels") != list(train.classes):
         with seeded(config.training.seed):
-            model = model.with_classes(len(train.classes))
+            model = model.replace_head(len(train.classes))
     if (size := train.shape[1:]) != image_size(model.config.image):
-        model = model.at_size(size)
+        model = model.resize_images(size)
     check_obeyed(config, preset, model.config, task)
     if config.patch not in (None, model.config.patch):
         raise ValueError(
             f"patch ({config.patch}) must be {config.start}'s ({model.config.patch}); leave it out"
         )
-    return model.freeze() if config.freeze else model
+    return model.freeze_backbone() if config.freeze else model
 
 
 # Use

@@ -358,14 +358,14 @@ def _model(
                 model = TextClassifier.of(trained_on_text, len(labels))
             case TextClassifier() as trained:
                 same = (saved.task or {}).get("labels") == list(labels)
-                model = trained if same else trained.with_classes(len(labels))
+                model = trained if same else trained.replace_head(len(labels))
             case other:
                 raise ValueError(
                     f"start ({config.start}) holds a {type(other).__name__}; name the folder of an "
                     "encoder, a translator or a text classifier"
                 )
         check_obeyed(config, preset, model.config, saved.task, "words", "vocabulary")
-    return model.freeze() if config.freeze else model
+    return model.freeze_backbone() if config.freeze else model
 
 
 def measure(model: TextClassifier, held: Texts, budget: int) -> dict[str, float]:

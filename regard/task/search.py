@@ -13,7 +13,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from regard.attention.packed import Packed
+from regard.attention.packed import PackedLengths
 from regard.data.tokenizer import AnyTokenizer
 from regard.decode.engine.pick import open_session
 from regard.decode.engine.session import Session
@@ -84,7 +84,7 @@ class SearchSettings:
 def search(
     model: Transformer,
     source: Tensor,
-    lengths: Packed | None,
+    lengths: PackedLengths | None,
     settings: SearchSettings,
     *,
     most: int | Sequence[int] | None = None,
@@ -97,7 +97,12 @@ def search(
 
 
 def open_reading(
-    model: Transformer, source: Tensor, lengths: Packed | None, *, beams: int = 1, length: int = 64
+    model: Transformer,
+    source: Tensor,
+    lengths: PackedLengths | None,
+    *,
+    beams: int = 1,
+    length: int = 64,
 ) -> Session:
     """A session of sources that may be anywhere."""
     check_beams(beams, model.config.vocabulary)

@@ -15,10 +15,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from regard.attention import plan
 from regard.attention.arguments import arguments
-from regard.attention.attend import attend, distribution, explain, formula
+from regard.attention.attend import attend, distribution, explain_attention, formula
 from regard.attention.backends import flex
 from regard.attention.mask import Mask, causal, documents, packed, padding, prefix, window
-from regard.attention.weights import statistics, weights
+from regard.attention.weights import attention_statistics, attention_weights
 from tests.attention.problems import MASKS, TOLERANCE, close, expresses, problem
 
 BACKENDS = ["auto", "formula", "sdpa", "packed"]
@@ -68,7 +68,7 @@ def test_long_enough_to_be_cut_into_rectangles(name: str) -> None:
         case.compare("auto", dtype)
         case.compare("packed", dtype)
     if name in ("window", "packed & causal"):
-        assert explain(case.query, case.key, case.value, case.mask).backend == "packed"
+        assert explain_attention(case.query, case.key, case.value, case.mask).backend == "packed"
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -137,10 +137,10 @@ def test_an_empty_batch_has_an_empty_result(make: Callable[[], Mask]) -> None:
         out = attend(query, key, value, make(), backend=backend)
         assert out.shape == (0, 3, 5, 2)
         assert torch.autograd.grad(out.sum(), query)[0].shape == query.shape
-    assert weights(query, key, make()).shape == (0, 3, 5, 7)
+    assert attention_weights(query, key, make()).shape == (0, 3, 5, 7)
     shapes = [(0, 3, 5), (0, 3, 7), (0, 3, 5, 4), (0, 3, 5, 4)]
-    assert [tensor.shape for tensor in statistics(query, key, make())] == shapes
-    assert explain(query, key, value, make()).backend == "formula"
+    assert [tensor.shape for tensor in attention_statistics(query, key, make())] == shapes
+    assert explain_attention(query, key, value, make()).backend == "formula"
     row = torch.randn(1, 3, 0, 4)
     assert attend(row, row, row, packed([]) & causal()).shape == row.shape
 
@@ -288,7 +288,7 @@ def test_who_may_attend_to_nothing_gets_zeros_and_touches_nobody(
 
 def plan_of(L: int, S: int, mask: Mask | None, **more: object) -> str:
     q, k = torch.randn(2, 3, L, 8), torch.randn(2, 3, S, 8)
-    return explain(q, k, k, mask, **more)
+    return explain_attention(q, k, k, mask, **more)
 
 
 EMPTY_MASKS: dict[str, Callable[[], Mask | None]] = {
@@ -334,21 +334,25 @@ def test_a_bias_that_hides_every_key_gives_zeros_and_zero_gradients(
             out = attend(query, key, value, make(), beta, **options)
             check(out, [query, bias, key, value])
             if not dropout:
-                near = weights(query, key, make(), beta, added).double() @ value.double()
+                near = attention_weights(query, key, make(), beta, added).double() @ value.double()
                 torch.testing.assert_close(out.double(), near, atol=0.05, rtol=0.05)
     rows = torch.tensor([3, 1])
-    chosen = weights(query, key, make(), beta, bias.masked_fill(hidden, -math.inf), rows=rows)
+    chosen = attention_weights(
+        query, key, make(), beta, bias.masked_fill(hidden, -math.inf), rows=rows
+    )
     whole = chosen.new_zeros(2, 3, 5, 7).index_copy(2, rows, chosen)
     check(whole, [query, bias, key])
-    entropy = statistics(query, key, make(), beta, bias.masked_fill(hidden, -math.inf)).entropy
+    entropy = attention_statistics(
+        query, key, make(), beta, bias.masked_fill(hidden, -math.inf)
+    ).entropy
     assert bool((entropy[empty] == 0).all())
 
 
 def test_hard_attention_skips_what_a_bias_hides() -> None:
     query, key = torch.ones(1, 1), torch.tensor([[3.0], [2.0], [1.0]])
     bias = torch.tensor([-math.inf, 0.0, 0.0])
-    assert weights(query, key, beta=math.inf, bias=bias).tolist() == [[0, 1, 0]]
-    assert weights(query, key, beta=1e4, bias=bias).tolist() == [[0, 1, 0]]  # its limit
+    assert attention_weights(query, key, beta=math.inf, bias=bias).tolist() == [[0, 1, 0]]
+    assert attention_weights(query, key, beta=1e4, bias=bias).tolist() == [[0, 1, 0]]  # its limit
 
 
 def test_flags_serve_where_they_can() -> None:
@@ -376,8 +380,8 @@ def test_no_tensor_is_built_where_a_flag_serves(monkeypatch: pytest.MonkeyPatch)
 
 def test_different_widths_keep_the_fused_kernel() -> None:
     q, v = torch.randn(2, 3, 5, 8), torch.randn(2, 3, 5, 13)
-    assert explain(q, q, v).kernel == "FlashAttention"
-    assert explain(q, q, v, padding([1, 2])).kernel == "FlashAttention"
+    assert explain_attention(q, q, v).kernel == "FlashAttention"
+    assert explain_attention(q, q, v, padding([1, 2])).kernel == "FlashAttention"
 
 
 def test_without_a_compiler_it_runs_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

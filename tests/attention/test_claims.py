@@ -17,9 +17,9 @@ from torch import Tensor
 
 from regard.attention.attend import attend, distribution
 from regard.attention.multihead import MultiHeadAttention
-from regard.attention.position import Concatenated, Sinusoidal
-from regard.attention.score import Dot
-from regard.attention.weights import weights
+from regard.attention.position import Concatenated, SinusoidalPositions
+from regard.attention.score import DotScore
+from regard.attention.weights import attention_weights
 
 
 def matrix(*rows: tuple[float, ...]) -> Tensor:
@@ -53,15 +53,15 @@ VALUE = matrix((1, 2, -2), (1, 1, 2), (0, 1, -1))
 def test_one_query_over_three_states() -> None:
     states = matrix((1, 2, 3), (1, 2, 1), (0, 1, -1))
     query = matrix((1, 2, 1))
-    scores = Dot()(query, states)
+    scores = DotScore()(query, states)
     assert scores.tolist() == [[8, 6, 1]]
-    assert rounded(weights(query, states, beta=1.0), 4) == [0.8801, 0.1191, 0.0008]
+    assert rounded(attention_weights(query, states, beta=1.0), 4) == [0.8801, 0.1191, 0.0008]
     context = attend(query, states, states, beta=1.0)
     assert rounded(context, 4) == [0.9992, 1.9992, 2.7586]
     exponentials = [math.exp(s) for s in (8, 6, 1)]
     shares = matrix(tuple(e / math.fsum(exponentials) for e in exponentials))
     same(context, shares @ states)
-    same(weights(query, states, beta=1.0), scores.softmax(-1))
+    same(attention_weights(query, states, beta=1.0), scores.softmax(-1))
 
 
 # Item 6
@@ -143,7 +143,7 @@ def test_operations_by_formula(n_q: int, n_k: int, d_k: int, d_v: int) -> None:
 
 
 def test_exercise_3() -> None:
-    shares = weights(QUERY, KEY)
+    shares = attention_weights(QUERY, KEY)
     assert rounded(shares, 3) == [0.576, 0.284, 0.140, 0.882, 0.106, 0.013]
     output = attend(QUERY, KEY, VALUE)
     assert rounded(output, 3) == [0.860, 1.576, -0.724, 0.987, 1.882, -1.565]
@@ -157,7 +157,7 @@ def test_exercise_3() -> None:
 def test_wrong_answers_to_exercise_3() -> None:
     assert rounded(attend(QUERY, KEY, VALUE, beta=1.0)[0], 3) == [0.910, 1.665, -0.931]
     # A softmax down the columns is one over the queries: keys and queries change places.
-    columns = weights(KEY, QUERY).T
+    columns = attention_weights(KEY, QUERY).T
     assert rounded((columns @ VALUE)[0], 3) == [0.437, 1.214, -0.223]
     same(columns.sum(0), torch.ones(3).double())
     assert (columns.sum(1) - 1).abs().min() > 0.1
@@ -168,7 +168,7 @@ def test_wrong_answers_to_exercise_3() -> None:
 
 def test_cold_means_a_large_beta() -> None:
     betas = (0.0, 0.1, 1 / math.sqrt(2), 2.0, 10.0)
-    first = torch.stack([weights(QUERY, KEY, beta=beta)[0, 0] for beta in betas])
+    first = torch.stack([attention_weights(QUERY, KEY, beta=beta)[0, 0] for beta in betas])
     assert rounded(first, 3) == [0.333, 0.367, 0.576, 0.867, 1.000]
     # The scores of the first query are 4, 3 and 2.
     same(first, matrix(tuple(1 / (1 + math.exp(-b) + math.exp(-2 * b)) for b in betas))[0])
@@ -176,7 +176,7 @@ def test_cold_means_a_large_beta() -> None:
 
 
 def test_a_value_is_preserved_by_one_hot_weights_that_are_no_identity() -> None:
-    hard = weights(QUERY, KEY, beta=math.inf)
+    hard = attention_weights(QUERY, KEY, beta=math.inf)
     assert hard.tolist() == [[1, 0, 0], [1, 0, 0]]
     assert torch.equal(attend(QUERY, KEY, VALUE, beta=math.inf), VALUE[[0, 0]])
     same(attend(QUERY, KEY, VALUE, beta=100.0), VALUE[[0, 0]])
@@ -195,7 +195,7 @@ class Perturbed:
         j = 2
         epsilon = sigma * normal(draws, 1, K)
         moved = torch.cat((key[:, :j], key[:, j : j + 1] + epsilon, key[:, j + 1 :]), 1)
-        before, after = weights(query, key), weights(query, moved)
+        before, after = attention_weights(query, key), attention_weights(query, moved)
         self.a, self.a_after = before[..., j], after[..., j]
         self.h = attend(query, key, value)[:, 0]
         self.h_after = attend(query, moved, value)[:, 0]
@@ -262,7 +262,7 @@ def test_a_longer_key_wins_or_loses_by_its_direction(sign: float, limit: float) 
     for alpha in (1.0, 2.0, 5.0, 1e3):
         longer = key.clone()
         longer[3] *= alpha
-        found.append(float(weights(query, longer)[0, 3]))
+        found.append(float(attention_weights(query, longer)[0, 3]))
     assert all(sign * a < sign * b for a, b in pairwise(found))
     assert found[-1] == pytest.approx(limit, abs=1e-15)
 
@@ -273,7 +273,7 @@ def test_a_longer_key_at_a_right_angle_changes_nothing() -> None:
     assert float(query[0] @ key[3]) == 0
     longer = key.clone()
     longer[3] *= 1e3
-    assert torch.equal(weights(query, longer), weights(query, key))
+    assert torch.equal(attention_weights(query, longer), attention_weights(query, key))
 
 
 # Item 49
@@ -282,7 +282,7 @@ def test_a_longer_key_at_a_right_angle_changes_nothing() -> None:
 def test_self_attention_over_orthonormal_rows_is_not_the_identity() -> None:
     for beta, digits, printed in ((1.0, 3, 0.576), (10.0, 5, 0.99991)):
         for x in (torch.eye(3).double(), orthonormal(3, 5)):
-            shares = weights(x, x, beta=beta)
+            shares = attention_weights(x, x, beta=beta)
             assert rounded(shares.diag(), digits) == [printed] * 3
             diagonal = math.exp(beta) / (math.exp(beta) + 2)
             rest = (1 - diagonal) / 2
@@ -320,7 +320,7 @@ def test_attention_as_a_permutation() -> None:
     for beta in (1.0, 5.0, 20.0):
         query = beta * key[permutation]
         missed[beta] = (n - 1) / (math.exp(beta) + n - 1)
-        shares = weights(query, key, beta=1.0)
+        shares = attention_weights(query, key, beta=1.0)
         same(
             shares[torch.arange(n), permutation],
             torch.full((n,), 1 - missed[beta], dtype=torch.float64),
@@ -374,7 +374,7 @@ def convolving(kernel: Tensor, width: int, beta: float) -> MultiHeadAttention:
 
 @pytest.mark.parametrize("shift", [-1, 0, 1, 17])
 def test_a_matrix_shifts_every_position(shift: int) -> None:
-    position = Sinusoidal(64)
+    position = SinusoidalPositions(64)
     n = torch.arange(-3, 101)
     shifted = position.encoding(n, torch.float64) @ rotation(shift, 64).T
     same(shifted, position.encoding(n + shift, torch.float64), 1e-13)
@@ -387,7 +387,7 @@ def test_k_heads_with_positions_are_a_convolution() -> None:
     errors = {}
     for beta in (10.0, 100.0):
         layer = convolving(kernel, width, beta)
-        output = layer(Concatenated(Sinusoidal(width))(x)).detach()
+        output = layer(Concatenated(SinusoidalPositions(width))(x)).detach()
         errors[beta] = float((output - convolution)[1:-1].abs().max())
     # 4e-4 was printed for numbers unknown: what they change is the factor of this share.
     assert 1e-4 < errors[10.0] < 1e-3
@@ -396,10 +396,10 @@ def test_k_heads_with_positions_are_a_convolution() -> None:
 
 def test_how_far_a_head_sees_beside_its_position() -> None:
     """A neighbour's score is lower by Σ (1 - cos ω_k), over 32 frequencies about 1.08."""
-    r = Sinusoidal(64).encoding(torch.arange(31), torch.float64)
+    r = SinusoidalPositions(64).encoding(torch.arange(31), torch.float64)
     gap = sum(1 - math.cos(10000 ** (-i / 64)) for i in range(0, 64, 2))
     for beta in (10.0, 100.0):
-        shares = weights(r, r, beta=beta)[15]
+        shares = attention_weights(r, r, beta=beta)[15]
         expected = shares[15] * math.exp(-beta * gap)
         torch.testing.assert_close(shares[[14, 16]], expected.expand(2), atol=0, rtol=1e-9)
         # At β = 100 the neighbours' share is below what float64 can take from 1.
@@ -408,7 +408,7 @@ def test_how_far_a_head_sees_beside_its_position() -> None:
 
 def test_one_head_alone_has_taps_of_one_matrix_and_one_sign() -> None:
     n, middle = 31, 15
-    r = Sinusoidal(64).encoding(torch.arange(n), torch.float64)
+    r = SinusoidalPositions(64).encoding(torch.arange(n), torch.float64)
     # A query that likes the right neighbour best and dislikes the left one.
     query = (r @ (2 * rotation(1, 64) - rotation(-1, 64)).T)[[middle]]
     tap = normal(3, 5)
@@ -417,7 +417,7 @@ def test_one_head_alone_has_taps_of_one_matrix_and_one_sign() -> None:
         return attend(query, r, x @ tap)[0]
 
     taps_OSC = torch.autograd.functional.jacobian(head, normal(n, 3))
-    shares = weights(query, r)[0]
+    shares = attention_weights(query, r)[0]
     assert (shares > 0).all()
     same(taps_OSC, torch.einsum("co,s->osc", tap, shares))
     # So [-1, 0, 1] is out of its reach, whereas two heads give it.
@@ -425,7 +425,7 @@ def test_one_head_alone_has_taps_of_one_matrix_and_one_sign() -> None:
     assert (ratio > 0).all()
     difference = torch.tensor([-1.0, 0.0, 1.0]).double().view(1, 1, 3)
     x = normal(n, 1)
-    output = convolving(difference, 64, 100.0)(Concatenated(Sinusoidal(64))(x)).detach()
+    output = convolving(difference, 64, 100.0)(Concatenated(SinusoidalPositions(64))(x)).detach()
     same(output[1:-1], x[2:] - x[:-2], 1e-13)
 
 
@@ -436,11 +436,11 @@ def test_four_words_in_any_projection() -> None:
     words = matrix((1, 0, 0), (0, 1, 0), (1, 1, 0), (0, 0, 1))
     w_q, w_k, w_v = normal(3, 2), normal(3, 2), normal(3, 2)
     query, key, value = words @ w_q, words @ w_k, words @ w_v
-    scores = Dot()(query, key)
+    scores = DotScore()(query, key)
     # The third word is the sum of the first two, as a key and as a query.
     same(scores[:, 2], scores[:, 0] + scores[:, 1])
     same(scores[2], scores[0] + scores[1])
-    shares = weights(query, key, beta=1.0)
+    shares = attention_weights(query, key, beta=1.0)
     same(shares[:, 2] / (shares[:, 0] * shares[:, 1]), scores.exp().sum(-1), 1e-11)
     same(attend(query, key, value, beta=1.0), scores.softmax(-1) @ value)
 
@@ -456,7 +456,7 @@ def test_shuffling_key_value_pairs_changes_nothing() -> None:
     query, key, value = normal(7, 5), normal(11, 5), normal(11, 2)
     output = attend(query, key, value)
     same(attend(query, key[shuffle], value[shuffle]), output)
-    same(weights(query, key[shuffle]), weights(query, key)[:, shuffle])
+    same(attention_weights(query, key[shuffle]), attention_weights(query, key)[:, shuffle])
     # Pairs must stay pairs, and the queries' order is the output's.
     assert (attend(query, key, value[shuffle]) - output).abs().max() > 0.1
     order = torch.randperm(7)
@@ -467,7 +467,7 @@ def test_shuffling_key_value_pairs_changes_nothing() -> None:
 
 
 def test_frequencies_are_counted_from_zero() -> None:
-    right = Sinusoidal(4).encoding(torch.tensor([1]), torch.float64)[0]
+    right = SinusoidalPositions(4).encoding(torch.tensor([1]), torch.float64)[0]
     assert rounded(right, 2) == [0.84, 0.54, 0.01, 1.0]
     frequencies = [10000 ** (-2 * k / 4) for k in (0, 1)]
     same(right, matrix(tuple(f(w) for w in frequencies for f in (math.sin, math.cos)))[0])
@@ -480,7 +480,7 @@ def test_frequencies_are_counted_from_zero() -> None:
         1.0,
     ]
     zero = matrix((0, 1, 0, 1))[0]
-    same(Sinusoidal(4).encoding(torch.tensor([0]), torch.float64)[0], zero, 0)
+    same(SinusoidalPositions(4).encoding(torch.tensor([0]), torch.float64)[0], zero, 0)
     assert float((right - zero).norm()) > 0.9
     assert float((wrong - zero).norm()) < 0.011
 
@@ -489,4 +489,4 @@ def test_frequencies_are_counted_from_zero() -> None:
 
 
 def test_the_weights_are_those_of_the_formula() -> None:
-    same(weights(QUERY, KEY), distribution(QUERY, KEY, beta=1 / math.sqrt(2)))
+    same(attention_weights(QUERY, KEY), distribution(QUERY, KEY, beta=1 / math.sqrt(2)))

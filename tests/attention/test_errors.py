@@ -9,27 +9,27 @@ import torch
 from torch import Tensor
 
 from regard import (
+    ALiBi,
     CrossCache,
-    LinearBias,
     Mask,
     MultiHeadAttention,
-    Packed,
-    Rotary,
+    PackedLengths,
+    RotaryEmbedding,
     SelfCache,
-    Sinusoidal,
+    SinusoidalPositions,
     attend,
+    attention_statistics,
+    attention_weights,
     causal,
     documents,
-    explain,
+    explain_attention,
     packed,
     padding,
     prefix,
-    statistics,
-    weights,
     window,
 )
 from regard.attention.functional import scaled_dot_product_attention
-from regard.attention.score import Dot, General
+from regard.attention.score import BilinearScore, DotScore
 
 Case = tuple[Callable[[], object], *tuple[str, ...]]
 """A call, and what its error must hold: the values that are wrong or disagree, and a remedy."""
@@ -68,14 +68,38 @@ UNDER_3 = r"from -3 to 2: the number of queries is 3"
 
 VECTORS: dict[str, Case] = {
     "widths": (lambda: attend(Q, zeros(2, 6, 4, 7), V), r"width \(5\)", r"width \(7\)", "project"),
-    "widths, weights": (lambda: weights(Q, zeros(2, 6, 4, 7)), r"\(5\)", r"\(7\)", "project"),
-    "widths, statistics": (lambda: statistics(Q, zeros(2, 6, 4, 7)), r"\(5\)", r"\(7\)", "project"),
-    "widths, explain": (lambda: explain(Q, zeros(2, 6, 4, 7), V), r"\(5\)", r"\(7\)", "project"),
+    "widths, weights": (
+        lambda: attention_weights(Q, zeros(2, 6, 4, 7)),
+        r"\(5\)",
+        r"\(7\)",
+        "project",
+    ),
+    "widths, statistics": (
+        lambda: attention_statistics(Q, zeros(2, 6, 4, 7)),
+        r"\(5\)",
+        r"\(7\)",
+        "project",
+    ),
+    "widths, explain": (
+        lambda: explain_attention(Q, zeros(2, 6, 4, 7), V),
+        r"\(5\)",
+        r"\(7\)",
+        "project",
+    ),
     "widths of matrices": (lambda: attend(zeros(3, 5), zeros(4, 2), zeros(4, 2)), "5", "2"),
     "keys and values": (lambda: attend(Q, K, zeros(2, 6, 3, 7)), "4 keys", "3 values", "one value"),
     "integers": (lambda: attend(Q.int(), K, V), "query", "int32", r"query\.float\(\)"),
-    "integers, weights": (lambda: weights(Q.long(), K), "query", "int64", r"query\.float\(\)"),
-    "integers, statistics": (lambda: statistics(Q.bool(), K), "bool", r"query\.float\(\)"),
+    "integers, weights": (
+        lambda: attention_weights(Q.long(), K),
+        "query",
+        "int64",
+        r"query\.float\(\)",
+    ),
+    "integers, statistics": (
+        lambda: attention_statistics(Q.bool(), K),
+        "bool",
+        r"query\.float\(\)",
+    ),
     "complex": (lambda: attend(Q.cfloat(), K, V), "complex64", r"floating-point"),
     "integer keys": (lambda: attend(Q, K.int(), V), "float32", "key is torch.int32", "convert"),
     "mixed dtypes": (lambda: attend(Q, K.double(), V), "float32", "key.*float64", "convert"),
@@ -87,9 +111,18 @@ VECTORS: dict[str, Case] = {
         "None",
         "length, width",
     ),
-    "values missing, explain": (lambda: explain(Q, K, None), "value must be a tensor", "None"),
-    "keys missing": (lambda: weights(Q, None), "key must be a tensor", "None", "length, width"),
-    "queries missing": (lambda: statistics(None, K), "query must be a tensor", "None"),
+    "values missing, explain": (
+        lambda: explain_attention(Q, K, None),
+        "value must be a tensor",
+        "None",
+    ),
+    "keys missing": (
+        lambda: attention_weights(Q, None),
+        "key must be a tensor",
+        "None",
+        "length, width",
+    ),
+    "queries missing": (lambda: attention_statistics(None, K), "query must be a tensor", "None"),
     "a list": (lambda: attend([[1.0]], K, V), r"query.*\[\[1\.0\]\]", r"torch\.tensor\("),
     "lists": (lambda: attend(Q, K, V.tolist()), "value.*a list", r"torch\.tensor\("),
     "an array": (lambda: attend(Q, K.numpy(), V), "key.*a ndarray", r"torch\.tensor\("),
@@ -97,14 +130,19 @@ VECTORS: dict[str, Case] = {
     "query vector": (lambda: attend(zeros(5), K, V), r"query.*\(5,\)", r"vector\[None\]"),
     "key vector": (lambda: attend(Q, zeros(5), V), r"key.*\(5,\)", r"vector\[None\]"),
     "value vector": (lambda: attend(Q, K, zeros(7)), r"value.*\(7,\)", r"vector\[None\]"),
-    "no axis": (lambda: weights(torch.tensor(1.0), K), r"query.*\(\)", r"length, width"),
+    "no axis": (lambda: attention_weights(torch.tensor(1.0), K), r"query.*\(\)", r"length, width"),
     "key heads": (
         lambda: attend(Q, K[:, :4], V[:, :4]),
         r"\(4\)",
         r"\(6\)",
         "try 1 or 2 or 3 or 6",
     ),
-    "key heads, weights": (lambda: weights(Q, K[:, :4]), r"\(4\)", r"\(6\)", "try 1 or 2 or 3"),
+    "key heads, weights": (
+        lambda: attention_weights(Q, K[:, :4]),
+        r"\(4\)",
+        r"\(6\)",
+        "try 1 or 2 or 3",
+    ),
     "fewer query heads": (lambda: attend(Q[:, :4], K, V), r"\(6\)", r"\(4\)", "try 1 or 2 or 4"),
     "value heads": (lambda: attend(Q, K[:, :3], V[:, :2]), "3 key", "2 value", "one value"),
     "batches": (
@@ -122,9 +160,21 @@ SCALES: dict[str, Case] = {
     "negative beta": (lambda: attend(Q, K, V, beta=-1), r"\(-1\)", "negative", "0.*to infinity"),
     "minus infinity": (lambda: attend(Q, K, V, beta=-math.inf), r"\(-inf\)", "0.*to infinity"),
     "NaN": (lambda: attend(Q, K, V, beta=math.nan), r"\(nan\)", "NaN", "0.*to infinity"),
-    "negative beta, weights": (lambda: weights(Q, K, beta=-0.5), r"\(-0.5\)", "0.*to infinity"),
-    "NaN, statistics": (lambda: statistics(Q, K, beta=math.nan), r"\(nan\)", "0.*to infinity"),
-    "negative beta, explain": (lambda: explain(Q, K, V, beta=-2), r"\(-2\)", "0.*to infinity"),
+    "negative beta, weights": (
+        lambda: attention_weights(Q, K, beta=-0.5),
+        r"\(-0.5\)",
+        "0.*to infinity",
+    ),
+    "NaN, statistics": (
+        lambda: attention_statistics(Q, K, beta=math.nan),
+        r"\(nan\)",
+        "0.*to infinity",
+    ),
+    "negative beta, explain": (
+        lambda: explain_attention(Q, K, V, beta=-2),
+        r"\(-2\)",
+        "0.*to infinity",
+    ),
     "negative beta in a tensor": (
         lambda: attend(Q, K, V, beta=torch.tensor(-1.0)),
         *(r"-1\.0", "negative", "0.*to infinity"),
@@ -157,12 +207,16 @@ SCALES: dict[str, Case] = {
         *("beta is torch.complex64", r"beta\.float\(\)"),
     ),
     "boolean beta": (
-        lambda: weights(Q, K, beta=true(6)),
+        lambda: attention_weights(Q, K, beta=true(6)),
         *("beta is torch.bool", r"beta\.float\(\)"),
     ),
     "dropout in words": (lambda: attend(Q, K, V, dropout="a"), r"\('a'\)", "number", "below 1"),
     "no dropout": (lambda: attend(Q, K, V, dropout=None), r"\(None\)", "number", "below 1"),
-    "dropout of all, explain": (lambda: explain(Q, K, V, dropout=1.0), r"\(1\.0\)", "below 1"),
+    "dropout of all, explain": (
+        lambda: explain_attention(Q, K, V, dropout=1.0),
+        r"\(1\.0\)",
+        "below 1",
+    ),
     "dropout of all": (lambda: attend(Q, K, V, dropout=1.0), r"\(1\.0\)", "below 1"),
     "negative dropout": (lambda: attend(Q, K, V, dropout=-0.1), r"\(-0\.1\)", "at least 0"),
     "NaN dropout": (lambda: attend(Q, K, V, dropout=math.nan), r"\(nan\)", "at least 0"),
@@ -175,11 +229,11 @@ SCALES: dict[str, Case] = {
         *(r"\(6, 3, 4\)", r"\(2, 6, 3, 4\)", "B is 6"),
     ),
     "bias of other heads": (
-        lambda: weights(Q, K, bias=zeros(2, 5, 3, 4)),
+        lambda: attention_weights(Q, K, bias=zeros(2, 5, 3, 4)),
         *(r"\(2, 5, 3, 4\)", r"\(2, 6, 3, 4\)", "H is 5"),
     ),
     "bias of more rows": (
-        lambda: statistics(Q, K, bias=zeros(4, 4)),
+        lambda: attention_statistics(Q, K, bias=zeros(4, 4)),
         *(r"\(4, 4\)", r"\(2, 6, 3, 4\)", "L is 4"),
     ),
     "bias with five axes": (
@@ -199,7 +253,12 @@ SCALES: dict[str, Case] = {
 BACKENDS: dict[str, Case] = {
     "unknown": (lambda: attend(Q, K, V, backend="flash"), "'flash'", "auto", "sdpa", "flex"),
     "whole": (lambda: attend(Q, Q, Q, backend="whole"), "'whole'", "CUDA", "auto"),
-    "unknown, explain": (lambda: explain(Q, K, V, backend="fast"), "'fast'", "choose", "auto"),
+    "unknown, explain": (
+        lambda: explain_attention(Q, K, V, backend="fast"),
+        "'fast'",
+        "choose",
+        "auto",
+    ),
     "no backend": (lambda: attend(Q, K, V, backend=None), "None", "choose", "auto"),
     "packed without a mask": (
         lambda: attend(Q, K, V, backend="packed"),
@@ -241,13 +300,25 @@ BACKENDS: dict[str, Case] = {
 
 MASKS: dict[str, Case] = {
     "not called": (lambda: attend(Q, K, V, mask=causal), "function causal", r"mask=causal\(\)"),
-    "not called, weights": (lambda: weights(Q, K, mask=causal), "causal", r"mask=causal\(\)"),
-    "not called, explain": (lambda: explain(Q, K, V, causal), "causal", r"mask=causal\(\)"),
+    "not called, weights": (
+        lambda: attention_weights(Q, K, mask=causal),
+        "causal",
+        r"mask=causal\(\)",
+    ),
+    "not called, explain": (
+        lambda: explain_attention(Q, K, V, causal),
+        "causal",
+        r"mask=causal\(\)",
+    ),
     "a word": (lambda: attend(Q, K, V, mask="causal"), "'causal'", r"mask=causal\(\)"),
     "a bool": (lambda: attend(Q, K, V, mask=True), "True", r"mask=causal\(\)"),
     "a boolean tensor": (lambda: attend(Q, K, V, mask=true(3, 4)), "torch.bool", TENSOR),
     "a float tensor": (lambda: attend(Q, K, V, mask=zeros(3, 4)), "float32", TENSOR, "bias"),
-    "a tensor, statistics": (lambda: statistics(Q, K, mask=true(3, 4)), "torch.bool", TENSOR),
+    "a tensor, statistics": (
+        lambda: attention_statistics(Q, K, mask=true(3, 4)),
+        "torch.bool",
+        TENSOR,
+    ),
     "floats": (lambda: Mask.from_tensor(zeros(3, 4)), "float32", "boolean", "bias"),
     "integers": (lambda: Mask.from_tensor(zeros(3, 4).int()), "int32", "boolean", "convert"),
     "a list": (lambda: Mask.from_tensor([[True]]), "list", "boolean", "convert"),
@@ -314,7 +385,7 @@ MASKS: dict[str, Case] = {
         *("rule of own", "torch.float32", r"at\.key <= at\.query"),
     ),
     "a rule of another shape": (
-        lambda: weights(Q, K, causal() & Mask(lambda at: true(5, 4), "own")),
+        lambda: attention_weights(Q, K, causal() & Mask(lambda at: true(5, 4), "own")),
         *("rule of own", r"\(5, 4\)", "combine the indices"),
     ),
     "a rule of more axes": (
@@ -384,11 +455,11 @@ LENGTHS: dict[str, Case] = {
         *(r"\(5\)", "S = 4", "number of real keys"),
     ),
     "longer than the keys, weights": (
-        lambda: weights(Q, K, padding([9, 1])),
+        lambda: attention_weights(Q, K, padding([9, 1])),
         *(r"\(9\)", "S = 4", "number of real keys"),
     ),
     "longer than the keys, statistics": (
-        lambda: statistics(Q, K, causal() & padding([9, 1])),
+        lambda: attention_statistics(Q, K, causal() & padding([9, 1])),
         *(r"\(9\)", "S = 4", "number of real keys"),
     ),
     "longer than the keys, tensor": (lambda: padding([5]).tensor(3, 4), r"\(5\)", "S = 4"),
@@ -405,7 +476,12 @@ LENGTHS: dict[str, Case] = {
     "a number": (lambda: padding(3), "1 axis", r"\(\)", r"such as \[3, 5\]"),
     "a table": (lambda: padding([[1, 2]]), "1 axis", r"\(1, 2\)", r"such as \[3, 5\]"),
     "words": (lambda: padding("ab"), "integers", "'ab'", r"such as \[3, 5\]"),
-    "packed ones": (lambda: padding(Packed([1, 2])), "integers", r"Packed\(\[1, 2\]\)", "such as"),
+    "packed ones": (
+        lambda: padding(PackedLengths([1, 2])),
+        "integers",
+        r"PackedLengths\(\[1, 2\]\)",
+        "such as",
+    ),
     "negative prefix": (lambda: prefix(-1), r"\(-1\)", "count keys"),
     "a negative prefix among others": (lambda: prefix([-1, 2]), r"\[-1, 2\]", "count keys"),
     "half a prefix": (lambda: prefix(1.5), "prefix", "float32", r"\.long\(\)"),
@@ -446,10 +522,10 @@ PACKINGS: dict[str, Case] = {
         *(r"\[2147483647, 1\]", "more than 2147483647 tokens", "fewer sequences"),
     ),
     "float lengths": (lambda: packed([1.0, 2.0]), "lengths", "float32", r"\.long\(\)"),
-    "half a length": (lambda: Packed([1.5]), "lengths", "float32", r"\.long\(\)"),
+    "half a length": (lambda: PackedLengths([1.5]), "lengths", "float32", r"\.long\(\)"),
     "negative": (lambda: packed([3, -1]), "negative", r"\[3, -1\]", "count tokens"),
-    "negative Packed": (lambda: Packed([-1]), "negative", r"\[-1\]", "count tokens"),
-    "a number": (lambda: Packed(3), "1 axis", r"\(\)", r"such as \[3, 5\]"),
+    "negative PackedLengths": (lambda: PackedLengths([-1]), "negative", r"\[-1\]", "count tokens"),
+    "a number": (lambda: PackedLengths(3), "1 axis", r"\(\)", r"such as \[3, 5\]"),
     "a table": (lambda: packed([[1]]), "1 axis", r"\(1, 1\)", r"such as \[3, 5\]"),
     "a mask": (lambda: packed(causal()), "integers", r"causal\(\)", r"such as \[3, 5\]"),
     "lengths that do not pair": (
@@ -486,25 +562,56 @@ PACKINGS: dict[str, Case] = {
 }
 
 LOOKING: dict[str, Case] = {
-    "a row too far": (lambda: weights(Q, K, rows=3), r"\[3\]", UNDER_3),
-    "a row too far from the end": (lambda: weights(Q, K, rows=-4), r"\[-4\]", UNDER_3),
-    "a row among others": (lambda: weights(Q, K, rows=[0, 5]), r"\[0, 5\]", UNDER_3),
-    "rows in a tensor": (lambda: weights(Q, K, rows=torch.tensor([7])), r"\[7\]", UNDER_3),
-    "a row of none": (lambda: weights(Q[:, :, :0], K, rows=0), r"\[0\]", "number of queries is 0"),
-    "half a slice": (lambda: weights(Q, K, rows=slice(0.5, 2)), r"slice\(0\.5", r"slice\(0, 3\)"),
+    "a row too far": (lambda: attention_weights(Q, K, rows=3), r"\[3\]", UNDER_3),
+    "a row too far from the end": (lambda: attention_weights(Q, K, rows=-4), r"\[-4\]", UNDER_3),
+    "a row among others": (lambda: attention_weights(Q, K, rows=[0, 5]), r"\[0, 5\]", UNDER_3),
+    "rows in a tensor": (
+        lambda: attention_weights(Q, K, rows=torch.tensor([7])),
+        r"\[7\]",
+        UNDER_3,
+    ),
+    "a row of none": (
+        lambda: attention_weights(Q[:, :, :0], K, rows=0),
+        r"\[0\]",
+        "number of queries is 0",
+    ),
+    "half a slice": (
+        lambda: attention_weights(Q, K, rows=slice(0.5, 2)),
+        r"slice\(0\.5",
+        r"slice\(0, 3\)",
+    ),
     "a slice of no step": (
-        lambda: weights(Q, K, rows=slice(0, 2, 0)),
+        lambda: attention_weights(Q, K, rows=slice(0, 2, 0)),
         *(r"slice\(0, 2, 0\)", "step", r"try slice\(0, 3\)"),
     ),
-    "float rows": (lambda: weights(Q, K, rows=[0.5]), "rows", "float32", r"\.long\(\)"),
-    "half a row": (lambda: weights(Q, K, rows=1.5), "rows", "float32", r"\.long\(\)"),
-    "a mask of rows": (lambda: weights(Q, K, rows=true(3)), "rows", "bool", r"\.long\(\)"),
-    "rows in words": (lambda: weights(Q, K, rows="all"), "rows", "integers", "'all'", "such as"),
-    "a table of rows": (lambda: weights(Q, K, rows=zeros(1, 2).long()), "1 axis", r"\(1, 2\)"),
-    "top none": (lambda: statistics(Q, K, topk=0), r"\(0\)", "1 or more"),
-    "top minus one": (lambda: statistics(Q, K, topk=-1), r"\(-1\)", "1 or more"),
-    "top that is true": (lambda: statistics(Q, K, topk=True), r"\(True\)", "whole number"),
-    "top and a half": (lambda: statistics(Q, K, topk=1.5), r"\(1\.5\)", "whole number"),
+    "float rows": (lambda: attention_weights(Q, K, rows=[0.5]), "rows", "float32", r"\.long\(\)"),
+    "half a row": (lambda: attention_weights(Q, K, rows=1.5), "rows", "float32", r"\.long\(\)"),
+    "a mask of rows": (
+        lambda: attention_weights(Q, K, rows=true(3)),
+        "rows",
+        "bool",
+        r"\.long\(\)",
+    ),
+    "rows in words": (
+        lambda: attention_weights(Q, K, rows="all"),
+        "rows",
+        "integers",
+        "'all'",
+        "such as",
+    ),
+    "a table of rows": (
+        lambda: attention_weights(Q, K, rows=zeros(1, 2).long()),
+        "1 axis",
+        r"\(1, 2\)",
+    ),
+    "top none": (lambda: attention_statistics(Q, K, topk=0), r"\(0\)", "1 or more"),
+    "top minus one": (lambda: attention_statistics(Q, K, topk=-1), r"\(-1\)", "1 or more"),
+    "top that is true": (
+        lambda: attention_statistics(Q, K, topk=True),
+        r"\(True\)",
+        "whole number",
+    ),
+    "top and a half": (lambda: attention_statistics(Q, K, topk=1.5), r"\(1\.5\)", "whole number"),
 }
 
 
@@ -578,7 +685,7 @@ MODULES: dict[str, Case] = {
     "NaN dropout": (lambda: heads_3(dropout=math.nan), r"\(nan\)", "at least 0"),
     "dropout in words": (lambda: heads_3(dropout="a"), r"\('a'\)", "number"),
     "no dropout": (lambda: heads_3(dropout=None), r"\(None\)", "number"),
-    "a score and beta": (lambda: heads_3(beta=1.5, score=Dot()), r"\(1\.5\)", "score"),
+    "a score and beta": (lambda: heads_3(beta=1.5, score=DotScore()), r"\(1\.5\)", "score"),
     "negative beta": (lambda: heads_3(beta=-1.0), r"\(-1\.0\)", "0.*to infinity"),
     "NaN beta": (lambda: heads_3(beta=math.nan), r"\(nan\)", "0.*to infinity"),
     "negative beta in a tensor": (
@@ -589,27 +696,40 @@ MODULES: dict[str, Case] = {
         lambda: heads_3(beta=torch.ones(2)),
         *(r"\(2,\)", "3 heads", "one per head"),
     ),
-    "score in words": (lambda: heads_3(score="dot"), r"score \('dot'\)", r"score=Dot\(\)"),
-    "score not called": (lambda: heads_3(score=Dot), r"score \(class Dot\)", r"score=Dot\(\)"),
-    "position in words": (lambda: heads_3(position="rotary"), r"'rotary'", r"Rotary\(width\)"),
+    "score in words": (lambda: heads_3(score="dot"), r"score \('dot'\)", r"score=DotScore\(\)"),
+    "score not called": (
+        lambda: heads_3(score=DotScore),
+        r"score \(class DotScore\)",
+        r"score=DotScore\(\)",
+    ),
+    "position in words": (
+        lambda: heads_3(position="rotary"),
+        r"'rotary'",
+        r"RotaryEmbedding\(width\)",
+    ),
     "position not called": (
-        lambda: heads_3(position=Rotary),
-        *(r"\(class Rotary\)", r"Rotary\(width\)"),
+        lambda: heads_3(position=RotaryEmbedding),
+        *(r"\(class RotaryEmbedding\)", r"RotaryEmbedding\(width\)"),
     ),
     "position for the input": (
-        lambda: heads_3(position=Sinusoidal(4)),
-        *(r"\(Sinusoidal\(4", r"Rotary\(width\)", "added to the input"),
+        lambda: heads_3(position=SinusoidalPositions(4)),
+        *(r"\(SinusoidalPositions\(4", r"RotaryEmbedding\(width\)", "added to the input"),
     ),
     "score of other heads": (
-        lambda: heads_3(score=General(4, 4, heads=2))(X),
+        lambda: heads_3(score=BilinearScore(4, 4, heads=2))(X),
         *("3, 3, 4", "2 heads", "without heads"),
     ),
     "score of another width": (
-        lambda: heads_3(score=General(5, 4))(X),
+        lambda: heads_3(score=BilinearScore(5, 4))(X),
         *(r"3, 4\)", "5 wide", "query_width"),
     ),
-    "rotary too wide": (lambda: heads_3(position=Rotary(6))(X), r"\(6\)", r"\(4\)", r"Rotary\(4\)"),
-    "linear bias of other heads": (lambda: heads_3(position=LinearBias(4))(X), "4", "3", "H is 4"),
+    "rotary too wide": (
+        lambda: heads_3(position=RotaryEmbedding(6))(X),
+        r"\(6\)",
+        r"\(4\)",
+        r"RotaryEmbedding\(4\)",
+    ),
+    "linear bias of other heads": (lambda: heads_3(position=ALiBi(4))(X), "4", "3", "H is 4"),
     "another width": (lambda: heads_3()(zeros(2, 3, 11)), r"\(2, 3, 11\)", "width = 12"),
     "a vector": (lambda: heads_3()(zeros(12)), r"\(12,\)", "length"),
     "nothing": (lambda: heads_3()(None), "x must be a tensor", r"length, 12\)", "None"),
@@ -659,20 +779,20 @@ MODULES: dict[str, Case] = {
         *("SelfCache", r"\(2, 4, 12\)", r"use CrossCache\(\)"),
     ),
     "rotary with sources": (
-        lambda: heads_3(position=Rotary(4))(X, cache=filled(CrossCache())),
-        *("Rotary", "cross-attention", "leave position out"),
+        lambda: heads_3(position=RotaryEmbedding(4))(X, cache=filled(CrossCache())),
+        *("RotaryEmbedding", "cross-attention", "leave position out"),
     ),
     "packed and growing": (
         lambda: heads_3()(X[:1], mask=packed([1, 2]), cache=SelfCache()),
         *(r"packed\(\[1, 2\]\)", "SelfCache", "one row for each sequence"),
     ),
     "rotary across": (
-        lambda: heads_3(position=Rotary(4))(X, zeros(2, 4, 12)),
-        *("Rotary", "cross-attention", "leave position out"),
+        lambda: heads_3(position=RotaryEmbedding(4))(X, zeros(2, 4, 12)),
+        *("RotaryEmbedding", "cross-attention", "leave position out"),
     ),
     "linear bias across": (
-        lambda: heads_3(position=LinearBias(3))(X, zeros(2, 4, 12)),
-        *("LinearBias", "cross-attention", "leave position out"),
+        lambda: heads_3(position=ALiBi(3))(X, zeros(2, 4, 12)),
+        *("ALiBi", "cross-attention", "leave position out"),
     ),
     "lengths too long": (
         lambda: heads_3()(X, mask=padding([3, 4])),
@@ -684,7 +804,7 @@ MODULES: dict[str, Case] = {
         *("add up to 2", "are 3", "this very batch"),
     ),
     "packed total, turned": (
-        lambda: heads_3(position=Rotary(4))(X[:1], mask=packed([2])),
+        lambda: heads_3(position=RotaryEmbedding(4))(X[:1], mask=packed([2])),
         *("add up to 2", "are 3", "this very batch"),
     ),
     "no capacity": (lambda: SelfCache(0), r"capacity \(0\)", "whole number", "1 or more"),
@@ -788,10 +908,10 @@ KINDS: dict[str, Callable[[Tensor], object]] = {
 }
 PLACES: dict[str, Callable[[object], object]] = {
     "query": lambda x: attend(x, K, V),
-    "key": lambda x: explain(Q, x, V),
+    "key": lambda x: explain_attention(Q, x, V),
     "value": lambda x: attend(Q, K, x),
-    "query of weights": lambda x: weights(x, K),
-    "key of statistics": lambda x: statistics(Q, x),
+    "query of weights": lambda x: attention_weights(x, K),
+    "key of statistics": lambda x: attention_statistics(Q, x),
     "bias": lambda x: attend(Q, K, V, bias=x),
     "mask": lambda x: attend(Q, K, V, mask=x),
     "mask tensor": Mask.from_tensor,
@@ -799,8 +919,8 @@ PLACES: dict[str, Callable[[object], object]] = {
     "beta": lambda x: attend(Q, K, V, beta=x),
     "dropout": lambda x: attend(Q, K, V, dropout=x),
     "backend": lambda x: attend(Q, K, V, backend=x),
-    "rows": lambda x: weights(Q, K, rows=x),
-    "topk": lambda x: statistics(Q, K, topk=x),
+    "rows": lambda x: attention_weights(Q, K, rows=x),
+    "topk": lambda x: attention_statistics(Q, K, topk=x),
     "window": window,
     "offset": causal,
     "lengths": padding,
@@ -812,8 +932,8 @@ PLACES: dict[str, Callable[[object], object]] = {
     "input": lambda x: MultiHeadAttention(5, 1)(x),
     "source": lambda x: MultiHeadAttention(5, 1)(Q[0], x),
     "cache": lambda x: MultiHeadAttention(5, 1)(Q[0], cache=x),
-    "score": lambda x: General(5, 5).attend(x, K, V),
-    "dot product": lambda x: Dot().attend(Q, x, V),
+    "score": lambda x: BilinearScore(5, 5).attend(x, K, V),
+    "dot product": lambda x: DotScore().attend(Q, x, V),
     "torch's key": lambda x: scaled_dot_product_attention(Q, x, V),
     "torch's mask": lambda x: scaled_dot_product_attention(Q, K, V, x),
     "trimmed lengths": lambda x: grown().trim(x),

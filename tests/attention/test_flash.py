@@ -11,7 +11,7 @@ from torch import Tensor
 from regard.attention.arguments import arguments
 from regard.attention.attend import formula
 from regard.attention.backends import Call, flash
-from regard.attention.mask import Mask, Packed, causal, documents, packed, padding, window
+from regard.attention.mask import Mask, PackedLengths, causal, documents, packed, padding, window
 from regard.attention.plan import _packed_plan_on_cuda
 from tests.attention.problems import close
 
@@ -65,7 +65,7 @@ CASES: list[tuple[Mask, int, int, int]] = [
     (padding([11, 0, 4]), 3, 7, 11),
     (padding([5]), 3, 7, 11),
     (packed([3, 0, 4], [5, 6, 0]), 1, 7, 11),
-    (packed(Packed([3, 4]), Packed([5, 6])) & causal(), 1, 7, 11),
+    (packed(PackedLengths([3, 4]), PackedLengths([5, 6])) & causal(), 1, 7, 11),
     (packed([3, 8]) & window(2, 1), 1, 11, 11),
     (documents([[0] * 4 + [1] * 7, [5] * 11]), 2, 11, 11),
     (causal() & documents([2] * 3 + [0] * 8), 2, 11, 11),

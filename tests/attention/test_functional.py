@@ -23,7 +23,13 @@ from hypothesis import given, settings
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from regard import attend, causal, explain, scaled_dot_product_attention, weights
+from regard import (
+    attend,
+    attention_weights,
+    causal,
+    explain_attention,
+    scaled_dot_product_attention,
+)
 from regard.attention.functional import from_torch
 from tests.processes import HANG
 
@@ -199,14 +205,14 @@ def test_mixed_dtypes_under_autocast(dtypes: tuple[str, str, str]) -> None:
         expected = theirs(*tensors)
         found = scaled_dot_product_attention(*tensors)
         formula = attend(*tensors, backend="formula")
-        exact = weights(*tensors[:2])
+        exact = attention_weights(*tensors[:2])
     assert found.dtype == formula.dtype == expected.dtype == torch.bfloat16
     torch.testing.assert_close(found, expected, atol=0.02, rtol=0.02)
     torch.testing.assert_close(formula, expected, atol=0.02, rtol=0.02)
     # Weights are those of the tensors in autocast's dtype, but computed in float32.
     assert exact.dtype == torch.float32
     rounded = [tensor.bfloat16().float() for tensor in tensors]
-    torch.testing.assert_close(exact, weights(*rounded[:2]))
+    torch.testing.assert_close(exact, attention_weights(*rounded[:2]))
 
 
 def test_autocast_leaves_float64_alone() -> None:
@@ -297,8 +303,8 @@ def test_what_regard_calls_the_same() -> None:
     assert found.beta == 0.5
     torch.testing.assert_close(attend(*found), theirs(query, key, value, is_causal=True, scale=0.5))
     square = from_torch(query, query, query, is_causal=True)
-    assert explain(*square).reason == "the causal mask is a kernel flag; no mask is built"
-    exact = weights(found.query, found.key, found.mask, found.beta, found.bias)
+    assert explain_attention(*square).reason == "the causal mask is a kernel flag; no mask is built"
+    exact = attention_weights(found.query, found.key, found.mask, found.beta, found.bias)
     torch.testing.assert_close(exact @ value, attend(*found))
 
 

@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from regard.attention.attend import attend, explain
-from regard.attention.mask import Mask, Packed, causal, documents, packed, padding, window
-from regard.attention.weights import _by_chunks, arguments, statistics, weights
+from regard.attention.attend import attend, explain_attention
+from regard.attention.mask import Mask, PackedLengths, causal, documents, packed, padding, window
+from regard.attention.weights import _by_chunks, arguments, attention_statistics, attention_weights
 from tests.attention.problems import MASKS, close, expresses, problem
 from tests.devices import no_waiting
 
@@ -73,10 +73,10 @@ def test_many_short_sequences_train_in_a_kernel_of_our_own(length: int, width: i
     case.compare("auto", torch.bfloat16, "cuda")
     case.compare("whole", torch.bfloat16, "cuda")
     x = torch.randn(67, 4, length, width, device="cuda", dtype=torch.bfloat16)
-    assert explain(x, x, x).backend == "sdpa"
+    assert explain_attention(x, x, x).backend == "sdpa"
     x.requires_grad_()
-    assert explain(x, x, x).backend == "whole"
-    assert explain(x, x, x, causal()).backend == "sdpa"
+    assert explain_attention(x, x, x).backend == "whole"
+    assert explain_attention(x, x, x, causal()).backend == "sdpa"
 
 
 def some_masks(B: int, L: int) -> list[Mask | None]:
@@ -92,7 +92,7 @@ def some_masks(B: int, L: int) -> list[Mask | None]:
         window(9),
         documents(ids),
         documents(ids.cpu()),
-        packed(Packed([L // 3, L - L // 3], "cuda")) & causal(),
+        packed(PackedLengths([L // 3, L - L // 3], "cuda")) & causal(),
     ]
 
 
@@ -117,7 +117,7 @@ def test_different_widths_keep_a_fused_kernel() -> None:
         q = torch.randn(2, 4, 256, K, device="cuda", dtype=torch.bfloat16)
         v = torch.randn(2, 4, 256, V, device="cuda", dtype=torch.bfloat16)
         for mask in (None, causal(), padding([256, 3]), window(9)):
-            assert "plain matrix" not in explain(q, q, v, mask)
+            assert "plain matrix" not in explain_attention(q, q, v, mask)
 
 
 @pytest.mark.parametrize("name", FLEX)
@@ -126,7 +126,7 @@ def test_statistics(name: str, dtype: torch.dtype) -> None:
     for L, S, K, topk in ((131, 2061, 40, 4), (67, 71, 64, 3)):
         case = problem(name, 3, 2, 4, L, S, K, K)
         q, k = (2 * t.to("cuda", dtype) for t in (case.query, case.key))
-        have = statistics(q, k, case.mask, topk=topk)
+        have = attention_statistics(q, k, case.mask, topk=topk)
         want = _by_chunks(
             arguments(q.double(), k.double(), k.double(), case.mask, None, None), topk
         )
@@ -135,7 +135,7 @@ def test_statistics(name: str, dtype: torch.dtype) -> None:
             torch.testing.assert_close(mine.double(), right, atol=tolerance * 5, rtol=tolerance)
         found = have.top_positions
         assert bool(((found == -1) == (want[3] == -1)).all())
-        full = weights(q.double(), k.double(), case.mask)
+        full = attention_weights(q.double(), k.double(), case.mask)
         at = full.gather(-1, found.clamp_min(0)).masked_fill(found == -1, 0)
         torch.testing.assert_close(at, have.top_weights.double(), atol=1e-3, rtol=1e-2)
 
@@ -143,7 +143,7 @@ def test_statistics(name: str, dtype: torch.dtype) -> None:
 def test_statistics_stream_and_take_a_bias() -> None:
     q, k = (torch.randn(2, 4, 300, 32, device="cuda") for _ in range(2))
     bias = torch.randn(1, 4, 300, 300, device="cuda")
-    have = statistics(q, k, causal(), bias=bias, topk=1)
+    have = attention_statistics(q, k, causal(), bias=bias, topk=1)
     want = _by_chunks(arguments(q, k, k, causal(), None, bias), 1)
     for mine, right in zip(have, want):
         torch.testing.assert_close(mine, right, atol=1e-4, rtol=1e-4)
@@ -151,7 +151,7 @@ def test_statistics_stream_and_take_a_bias() -> None:
     q, k = (torch.randn(1, 8, 8192, 64, device="cuda", dtype=torch.bfloat16) for _ in range(2))
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
-    statistics(q, k, causal())
+    attention_statistics(q, k, causal())
     assert torch.cuda.max_memory_allocated() - before < 64e6  # the matrix would be 2.1 GB
 
 
@@ -166,7 +166,7 @@ def test_statistics_of_scores_that_leave_the_level(mask: Mask | None, dtype: tor
         q = torch.zeros(1, 1, S, 64, device="cuda", dtype=dtype)
         k = torch.zeros_like(q)
         q[..., 0], k[..., 0] = 1, scores.to("cuda", dtype)
-        have = statistics(q, k, mask, beta=1.0)
+        have = attention_statistics(q, k, mask, beta=1.0)
         wide = (t.double() for t in (q, k, k))
         want = _by_chunks(arguments(*wide, mask, 1.0, None), 4)
         # In units of log 2, float32 holds scores of 1e4 to 2^-10.
@@ -176,12 +176,12 @@ def test_statistics_of_scores_that_leave_the_level(mask: Mask | None, dtype: tor
 
 def test_statistics_keep_ties_and_what_a_bias_hides() -> None:
     q, k = torch.ones(1, 2, 67, 32, device="cuda"), torch.ones(1, 2, 3001, 32, device="cuda")
-    found = statistics(q, k, topk=16).top_positions
+    found = attention_statistics(q, k, topk=16).top_positions
     assert bool((found.sort(-1).values.diff(dim=-1) > 0).all())
     assert bool(((found >= 0) & (found < 3001)).all())
     bias = torch.zeros(1, 1, 67, 3001, device="cuda")
     bias[..., 100:2900], bias[:, :, 7] = -torch.inf, -torch.inf
-    have = statistics(q, k, bias=bias, topk=3)
+    have = attention_statistics(q, k, bias=bias, topk=3)
     want = _by_chunks(arguments(q, k, k, None, None, bias), 3)
     for mine, right in zip(have[:3], want[:3]):
         torch.testing.assert_close(mine, right, atol=1e-4, rtol=1e-4)

@@ -10,7 +10,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from regard import Mask, Packed, attend, causal, documents, packed, padding, prefix, weights, window
+from regard import (
+    Mask,
+    PackedLengths,
+    attend,
+    attention_weights,
+    causal,
+    documents,
+    packed,
+    padding,
+    prefix,
+    window,
+)
 from regard.attention.mask import At
 from tests.attention.problems import MASKS, problem
 
@@ -164,14 +175,14 @@ def test_packed_documents() -> None:
 
 
 def test_the_lengths_of_packed_sequences() -> None:
-    lengths = Packed([3, 0, 4, 1])
+    lengths = PackedLengths([3, 0, 4, 1])
     assert lengths.offsets.tolist() == [0, 3, 3, 7, 8]
     assert lengths.offsets.dtype == torch.int32
     assert (lengths.longest, lengths.total, len(lengths)) == (4, 8, 4)
     assert lengths.lengths.tolist() == [3, 0, 4, 1]
     assert lengths.sequence().tolist() == [0, 0, 0, 2, 2, 2, 2, 3]
     assert lengths.positions().tolist() == [[0, 1, 2, 0, 1, 2, 3, 0]]
-    assert repr(lengths) == "Packed([3, 0, 4, 1])"
+    assert repr(lengths) == "PackedLengths([3, 0, 4, 1])"
     assert lengths.to("cpu") is lengths
     there = lengths.to("meta")
     assert there.offsets.device.type == "meta"
@@ -179,11 +190,11 @@ def test_the_lengths_of_packed_sequences() -> None:
     assert (there.longest, there.total, len(there)) == (4, 8, 4)
     back = there.to("cpu")  # from the lengths, which stay on the host
     assert back.offsets.tolist() == lengths.offsets.tolist()
-    assert Packed(torch.tensor([3, 1]), "meta").offsets.device.type == "meta"
+    assert PackedLengths(torch.tensor([3, 1]), "meta").offsets.device.type == "meta"
 
 
 def test_packing_nothing() -> None:
-    for lengths in (Packed([]), Packed([0, 0])):
+    for lengths in (PackedLengths([]), PackedLengths([0, 0])):
         assert (lengths.longest, lengths.total) == (0, 0)
         assert lengths.positions().shape == (1, 0)
         assert packed(lengths).tensor(0, 0).shape == (1, 1, 0, 0)
@@ -469,7 +480,7 @@ def test_every_path_sees_the_same_mask_after_a_change_in_place(name: str, infere
         tensor.fill_(1 if tensor.dtype != torch.bool else False)
         after = mask.tensor(7, 7)
         assert torch.equal(before, after) == (name not in LIVE)
-        want = weights(query, query, mask)
+        want = attention_weights(query, query, mask)
         assert torch.equal(want > 0, after.expand(2, 1, 7, 7))
         for backend in ("auto", "sdpa", "formula"):
             have = attend(query, query, value, mask, backend=backend)
@@ -478,7 +489,7 @@ def test_every_path_sees_the_same_mask_after_a_change_in_place(name: str, infere
 
 def test_packed_lengths_are_copied() -> None:
     lengths = torch.tensor([3, 4])
-    sequences = Packed(lengths)
+    sequences = PackedLengths(lengths)
     lengths.fill_(1)
     assert sequences.lengths.tolist() == [3, 4]
     assert sequences.filled(11, 4, 4).lengths.tolist() == [3, 4, 4, 0]

@@ -13,23 +13,23 @@ import torch
 from torch import Tensor, nn
 
 from regard import (
+    ALiBi,
     CrossCache,
-    LinearBias,
     Mask,
     MultiHeadAttention,
-    Packed,
-    Rotary,
+    PackedLengths,
+    RotaryEmbedding,
     SelfCache,
     attend,
+    attention_weights,
     causal,
     documents,
     packed,
     padding,
     prefix,
-    weights,
     window,
 )
-from regard.attention.score import Additive, Dot, General
+from regard.attention.score import AdditiveScore, BilinearScore, DotScore
 
 B, L, S, D, E = 2, 7, 5, 12, 13
 
@@ -205,7 +205,7 @@ def test_leading_axes_are_the_batch_of_a_mask() -> None:
         close(alone, want[5])
 
 
-@pytest.mark.parametrize("position", [None, Rotary(4), LinearBias(3)], ids=str)
+@pytest.mark.parametrize("position", [None, RotaryEmbedding(4), ALiBi(3)], ids=str)
 def test_a_single_sequence_needs_no_batch_axis(position: nn.Module | None) -> None:
     module = build(position=position)
     x = normal(L, D)
@@ -288,7 +288,7 @@ def test_a_rule_of_ones_own_may_look_at_heads_and_sentences() -> None:
         close(module(x, mask=mine), module(x, mask=plain))
 
 
-def additive(score: Additive) -> Callable[[Tensor, Tensor, int], Tensor]:
+def additive(score: AdditiveScore) -> Callable[[Tensor, Tensor, int], Tensor]:
     def scores(query: Tensor, key: Tensor, h: int) -> Tensor:
         rows = []
         for i in range(query.shape[-2]):
@@ -300,13 +300,13 @@ def additive(score: Additive) -> Callable[[Tensor, Tensor, int], Tensor]:
 
 
 SCORES: dict[str, tuple[Callable[[], nn.Module], Callable[[Any], Any]]] = {
-    "dot": (Dot, lambda score: lambda q, k, h: q @ k.mT),
-    "general": (lambda: General(4, 4), lambda score: lambda q, k, h: q @ score.weight @ k.mT),
+    "dot": (DotScore, lambda score: lambda q, k, h: q @ k.mT),
+    "general": (lambda: BilinearScore(4, 4), lambda score: lambda q, k, h: q @ score.weight @ k.mT),
     "general per head": (
-        lambda: General(4, 4, heads=3),
+        lambda: BilinearScore(4, 4, heads=3),
         lambda score: lambda q, k, h: q @ score.weight[h] @ k.mT,
     ),
-    "additive": (lambda: Additive(4, 4, 5), additive),
+    "additive": (lambda: AdditiveScore(4, 4, 5), additive),
 }
 
 
@@ -427,7 +427,7 @@ def test_the_core_receives_queries_keys_and_values_per_head(cross: bool) -> None
     assert key.shape == (B, 2, length, 5)
     assert value.shape == (B, 2, length, 7)
     assert context.shape == (B, 6, L, 7)
-    close(weights(query, key, mask=mask) @ value.repeat_interleave(3, 1), context)
+    close(attention_weights(query, key, mask=mask) @ value.repeat_interleave(3, 1), context)
     close(attend(query, key, value, mask=mask), context)
     close(module.output(context.transpose(1, 2).flatten(2)), out)
     close(query[1, 4], rows_of(module.query, 4, 5)(x[1]))
@@ -463,7 +463,7 @@ def turned(x: Tensor, at: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("options", [{}, {"heads": 6, "key_heads": 2, "key_width": 4}], ids=str)
 def test_rotary(options: dict[str, Any]) -> None:
-    module = build(position=Rotary(4), **options)
+    module = build(position=RotaryEmbedding(4), **options)
     x, at = normal(B, L, D), torch.arange(L)
     want = head_by_head(module, x, scores=lambda q, k, h: turned(q, at) @ turned(k, at).mT / 2)
     close(module(x), want)
@@ -471,7 +471,7 @@ def test_rotary(options: dict[str, Any]) -> None:
 
 
 def test_linear_bias() -> None:
-    module = build(heads=4, position=LinearBias(4))
+    module = build(heads=4, position=ALiBi(4))
     x, at = normal(B, L, D), torch.arange(L)
     distance = (at[:, None] - at).abs()
     want = head_by_head(
@@ -492,8 +492,8 @@ def test_linear_bias() -> None:
 
 POSITIONS: dict[str, Callable[[], nn.Module | None]] = {
     "no position": lambda: None,
-    "rotary": lambda: Rotary(2),
-    "linear bias": lambda: LinearBias(6),
+    "rotary": lambda: RotaryEmbedding(2),
+    "linear bias": lambda: ALiBi(6),
 }
 positions = pytest.mark.parametrize("position", POSITIONS.values(), ids=POSITIONS.keys())
 capacities = pytest.mark.parametrize("capacity", [None, 11, 17], ids=["grows", "full", "roomy"])
@@ -540,7 +540,7 @@ def test_cached_steps_in_lower_precision(
 
 @capacities
 def test_single_steps_need_no_mask(capacity: int | None) -> None:
-    module = build(position=Rotary(4))
+    module = build(position=RotaryEmbedding(4))
     x = normal(B, 11, D)
     close(in_steps(module, x, [1] * 11, SelfCache(capacity)), module(x, mask=causal()))
 
@@ -810,7 +810,7 @@ def test_packed_is_padded_is_one_by_one(
     position: Callable[[], nn.Module | None], extra: Callable[[], Mask] | None
 ) -> None:
     module = build(heads=6, key_heads=2, position=position())
-    lengths = Packed([5, 0, 3, 7, 1])
+    lengths = PackedLengths([5, 0, 3, 7, 1])
     sequences = [normal(n, D).requires_grad_() for n in lengths.lengths.tolist()]
     inside = [None if extra is None else extra()] * len(sequences)
     alone = [module(x[None], mask=m)[0] for x, m in zip(sequences, inside)]
@@ -840,7 +840,7 @@ def test_packed_is_padded_is_one_by_one(
 @pytest.mark.parametrize("causally", [False, True], ids=["", "causal"])
 def test_packed_cross_attention(causally: bool) -> None:
     module = build(source_width=E)
-    lengths, source_lengths = Packed([3, 1, 4, 2]), Packed([5, 2, 0, 7])
+    lengths, source_lengths = PackedLengths([3, 1, 4, 2]), PackedLengths([5, 2, 0, 7])
     xs = [normal(n, D).requires_grad_() for n in lengths.lengths.tolist()]
     sources = [normal(n, E).requires_grad_() for n in source_lengths.lengths.tolist()]
     own = causal() if causally else None
@@ -876,7 +876,8 @@ COMPILED = """
 import json, torch
 from torch._dynamo.testing import CompileCounter
 from regard import (
-    Mask, MultiHeadAttention, Packed, Rotary, SelfCache, causal, packed, padding, window
+    Mask, MultiHeadAttention, PackedLengths, RotaryEmbedding, SelfCache, causal, packed, padding,
+    window,
 )
 
 torch.manual_seed(0)
@@ -890,11 +891,11 @@ CALLS = {
     ),
     "packed": (
         lambda x, lengths: module(x, mask=causal() & packed(lengths)),
-        lambda n: [randn(1, n, 12), Packed([3, n - 3])],
+        lambda n: [randn(1, n, 12), PackedLengths([3, n - 3])],
     ),
     "packed cross": (
         lambda x, s, a, b: module(x, s, mask=packed(a, b)),
-        lambda n: [randn(1, n, 12), randn(1, 9, 12), Packed([3, n - 3]), Packed([5, 4])],
+        lambda n: [randn(1, n, 12), randn(1, 9, 12), *map(PackedLengths, ([3, n - 3], [5, 4]))],
     ),
 }
 
@@ -917,7 +918,7 @@ def gradients(name):
     return 1
 
 def steps(capacity, mask):
-    turning, x = MultiHeadAttention(12, 3, position=Rotary(4)), randn(2, 11, 12)
+    turning, x = MultiHeadAttention(12, 3, position=RotaryEmbedding(4)), randn(2, 11, 12)
     counter, cache = CompileCounter(), SelfCache(capacity)
     step = torch.compile(
         lambda x, cache: turning(x, mask=mask, cache=cache), backend=counter, fullgraph=True
@@ -979,7 +980,10 @@ def test_construction_on_the_meta_device(position: Callable[[], nn.Module | None
 def test_state_dict_and_deepcopy() -> None:
     def fresh() -> MultiHeadAttention:
         return build(
-            score=General(4, 4, heads=3), position=Rotary(4), key_heads=1, dtype=torch.float32
+            score=BilinearScore(4, 4, heads=3),
+            position=RotaryEmbedding(4),
+            key_heads=1,
+            dtype=torch.float32,
         )
 
     module, other = fresh(), fresh()

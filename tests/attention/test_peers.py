@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import regard.interop.keras as keras_layers
-from regard import Mask, MultiHeadAttention, attend, causal, padding, weights, window
+from regard import Mask, MultiHeadAttention, attend, attention_weights, causal, padding, window
 from regard.interop import torch_nn
 
 B, L, S, D, E = 2, 7, 5, 12, 13
@@ -40,7 +40,7 @@ class Recorded:
         self.query, self.key = inputs[:2]
 
     def weights(self, mask: Mask | None = None) -> Tensor:
-        return weights(self.query, self.key, mask=mask)
+        return attention_weights(self.query, self.key, mask=mask)
 
 
 # --- torch.nn.MultiheadAttention
@@ -278,5 +278,5 @@ def test_keras_attention_without_projections(keras: Any) -> None:
     query, key, value = single(B, L, 5), single(B, S, 5), single(B, S, 3)
     expected, scores = keras.layers.Attention()([query, value, key], return_attention_scores=True)
     assert_alike(attend(query, key, value, beta=1.0), expected, [query, key, value], 1e-5)
-    have = weights(query, key, beta=1.0)
+    have = attention_weights(query, key, beta=1.0)
     torch.testing.assert_close(have, scores, atol=1e-6, rtol=0)

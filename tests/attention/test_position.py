@@ -14,35 +14,35 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from regard.attention import rotation_cpu
-from regard.attention.packed import Packed
+from regard.attention.packed import PackedLengths
 from regard.attention.position import (
+    ALiBi,
     AttentionPosition,
     Concatenated,
-    Grid,
+    GridPositions,
     InputPosition,
     Layout,
-    Learned,
-    LearnedGrid,
-    LinearBias,
-    Rotary,
-    Sinusoidal,
+    LearnedGridPositions,
+    LearnedPositions,
+    RotaryEmbedding,
+    SinusoidalPositions,
 )
 from tests.devices import no_waiting
 
 # Built anew by each test; all 7 wide, with at least 53 positions.
 INPUTS: dict[str, Callable[[], InputPosition]] = {
-    "sinusoidal": lambda: Sinusoidal(7),
-    "sinusoidal halves": lambda: Sinusoidal(7, base=100.0, layout="halves"),
-    "learned": lambda: Learned(53, 7),
-    "grid": lambda: Grid(5, 11, Sinusoidal(4), Sinusoidal(3)),
-    "grid learned": lambda: Grid(5, 11, Learned(5, 3), Learned(13, 4)),
-    "learned grid": lambda: LearnedGrid(5, 11, 7),
+    "sinusoidal": lambda: SinusoidalPositions(7),
+    "sinusoidal halves": lambda: SinusoidalPositions(7, base=100.0, layout="halves"),
+    "learned": lambda: LearnedPositions(53, 7),
+    "grid": lambda: GridPositions(5, 11, SinusoidalPositions(4), SinusoidalPositions(3)),
+    "grid learned": lambda: GridPositions(5, 11, LearnedPositions(5, 3), LearnedPositions(13, 4)),
+    "learned grid": lambda: LearnedGridPositions(5, 11, 7),
 }
 inputs = pytest.mark.parametrize("build", INPUTS.values(), ids=INPUTS.keys())
 
-ROTARIES: dict[str, Callable[[], Rotary]] = {
-    "interleaved": lambda: Rotary(6),
-    "halves": lambda: Rotary(6, base=100.0, layout="halves"),
+ROTARIES: dict[str, Callable[[], RotaryEmbedding]] = {
+    "interleaved": lambda: RotaryEmbedding(6),
+    "halves": lambda: RotaryEmbedding(6, base=100.0, layout="halves"),
 }
 rotaries = pytest.mark.parametrize("build", ROTARIES.values(), ids=ROTARIES.keys())
 
@@ -71,11 +71,11 @@ def sinusoids(positions: list[int], width: int, base: float = 10000) -> Tensor:
     return torch.tensor([sinusoid(n, width, base) for n in positions], dtype=torch.float64)
 
 
-# --- Sinusoidal
+# --- SinusoidalPositions
 
 
 def test_the_worked_numbers_at_width_four() -> None:
-    first = Sinusoidal(4).encoding(torch.tensor(1), torch.float64)
+    first = SinusoidalPositions(4).encoding(torch.tensor(1), torch.float64)
     assert [round(v, 2) for v in first.tolist()] == [0.84, 0.54, 0.01, 1.0]
     assert first.tolist() == pytest.approx(
         [math.sin(1), math.cos(1), math.sin(0.01), math.cos(0.01)]
@@ -89,24 +89,24 @@ def test_the_worked_numbers_at_width_four() -> None:
 @pytest.mark.parametrize("base", [10000, 37.5])
 def test_sinusoidal_is_its_formula(width: int, base: float) -> None:
     positions = [0, 1, 2, 3, 29, 1009, 99991, 2**24 + 1]  # the last is none of float32's
-    got = Sinusoidal(width, base).encoding(torch.tensor(positions), torch.float64)
+    got = SinusoidalPositions(width, base).encoding(torch.tensor(positions), torch.float64)
     torch.testing.assert_close(got, sinusoids(positions, width, base), rtol=0, atol=1e-9)
 
 
 @pytest.mark.parametrize("width", [1, 2, 3, 7, 8])
 def test_halves_are_the_sines_and_then_the_cosines(width: int) -> None:
     positions = torch.tensor([0, 1, 5, 31])
-    plain = Sinusoidal(width).encoding(positions)
-    halves = Sinusoidal(width, layout="halves").encoding(positions)
+    plain = SinusoidalPositions(width).encoding(positions)
+    halves = SinusoidalPositions(width, layout="halves").encoding(positions)
     assert torch.equal(halves, torch.cat((plain[:, 0::2], plain[:, 1::2]), -1))
 
 
 def test_far_positions_are_as_exact_as_near_ones() -> None:
     positions = torch.cat((torch.arange(97), torch.arange(99_900, 100_101)))
     exact = sinusoids(positions.tolist(), 63)
-    single = Sinusoidal(63).encoding(positions, torch.float32).double()
+    single = SinusoidalPositions(63).encoding(positions, torch.float32).double()
     assert (single - exact).abs().max() < 3.1e-8
-    half = Sinusoidal(63).encoding(positions, torch.bfloat16)
+    half = SinusoidalPositions(63).encoding(positions, torch.bfloat16)
     assert (half.double() - exact).abs().max() <= 2**-9
     # The bound has something to say: angles in float32 break it.
     naive = torch.sin(positions.float()[:, None] / 10000 ** (torch.arange(0, 63, 2) / 63))
@@ -114,7 +114,7 @@ def test_far_positions_are_as_exact_as_near_ones() -> None:
 
 
 def test_a_half_precision_model_keeps_exact_angles() -> None:
-    position = Sinusoidal(7).to(torch.bfloat16)
+    position = SinusoidalPositions(7).to(torch.bfloat16)
     got = position(torch.zeros(3, 7, dtype=torch.bfloat16), at=100_003)
     assert got.dtype == torch.bfloat16
     torch.testing.assert_close(
@@ -123,7 +123,7 @@ def test_a_half_precision_model_keeps_exact_angles() -> None:
 
 
 def test_a_shift_is_a_rotation_that_knows_only_its_distance() -> None:
-    r = Sinusoidal(8).encoding(torch.arange(41), torch.float64)
+    r = SinusoidalPositions(8).encoding(torch.arange(41), torch.float64)
     shift = torch.zeros(8, 8, dtype=torch.float64)
     for i in range(0, 8, 2):
         angle = 3 / 10000 ** (i / 8)
@@ -134,7 +134,7 @@ def test_a_shift_is_a_rotation_that_knows_only_its_distance() -> None:
 
 def test_the_kernel_of_sinusoids_is_no_bell() -> None:
     """Item 96: Σ cos ω(i-j) never falls far and is not monotone."""
-    r = Sinusoidal(64).encoding(torch.arange(200), torch.float64)
+    r = SinusoidalPositions(64).encoding(torch.arange(200), torch.float64)
     kernel = r @ r.T
     expected = [
         sum(math.cos(d / 10000 ** (2 * k / 64)) for k in range(32)) / 32 for d in range(200)
@@ -148,7 +148,7 @@ def test_the_kernel_of_sinusoids_is_no_bell() -> None:
 
 def test_heads_that_look_one_step_aside_are_a_convolution() -> None:
     """Item 52: a query moved by δ finds position i + δ, so that k heads are k taps."""
-    r = Sinusoidal(64).encoding(torch.arange(23), torch.float64)
+    r = SinusoidalPositions(64).encoding(torch.arange(23), torch.float64)
     x = torch.randn(23, 5, dtype=torch.float64)
     taps = torch.randn(3, 5, 4, dtype=torch.float64)
     wanted = torch.stack(
@@ -158,7 +158,7 @@ def test_heads_that_look_one_step_aside_are_a_convolution() -> None:
     for beta in (10.0, 100.0):
         heads = torch.zeros(21, 4, dtype=torch.float64)
         for delta in (-1, 0, 1):
-            query = Sinusoidal(64).encoding(torch.arange(1, 22) + delta, torch.float64)
+            query = SinusoidalPositions(64).encoding(torch.arange(1, 22) + delta, torch.float64)
             heads += (beta * query @ r.T).softmax(-1) @ x @ taps[delta + 1]
         errors.append((heads - wanted).abs().max().item())
     assert 1e-6 < errors[0] < 1e-2
@@ -166,14 +166,14 @@ def test_heads_that_look_one_step_aside_are_a_convolution() -> None:
 
 
 def test_sinusoidal_has_no_parameters_and_no_state() -> None:
-    position = Sinusoidal(7)
+    position = SinusoidalPositions(7)
     assert list(position.parameters()) == []
     assert list(position.buffers()) == []
     assert position.state_dict() == {}
 
 
 def test_negative_positions_have_sinusoids_too() -> None:
-    got = Sinusoidal(7)(torch.zeros(3, 7, dtype=torch.float64), at=-2)
+    got = SinusoidalPositions(7)(torch.zeros(3, 7, dtype=torch.float64), at=-2)
     torch.testing.assert_close(got, sinusoids([-2, -1, 0], 7))
 
 
@@ -287,8 +287,8 @@ def test_positions_are_never_read_back(build: Callable[[], InputPosition]) -> No
 def test_positions_inside_attention_are_never_read_back() -> None:
     with torch.device("meta"):
         at = torch.empty((), dtype=torch.long)
-        assert Rotary(6).rotate(torch.empty(2, 3, 5, 7), at).shape == (2, 3, 5, 7)
-        assert LinearBias(3).bias(5, 11, at).shape == (1, 3, 5, 11)
+        assert RotaryEmbedding(6).rotate(torch.empty(2, 3, 5, 7), at).shape == (2, 3, 5, 7)
+        assert ALiBi(3).bias(5, 11, at).shape == (1, 3, 5, 11)
 
 
 @inputs
@@ -312,11 +312,11 @@ def test_copying_and_printing(build: Callable[[], InputPosition]) -> None:
     assert type(position).__name__ in repr(position)
 
 
-# --- Learned
+# --- LearnedPositions
 
 
 def test_learned_is_a_table_of_small_normal_numbers() -> None:
-    position = Learned(997, 101)
+    position = LearnedPositions(997, 101)
     assert position.table.shape == (997, 101)
     assert position.table.mean().abs() < 3e-4
     assert position.table.std().item() == pytest.approx(0.02, rel=0.02)
@@ -324,7 +324,7 @@ def test_learned_is_a_table_of_small_normal_numbers() -> None:
 
 
 def test_the_gradient_reaches_the_rows_that_were_read() -> None:
-    position = Learned(11, 3)
+    position = LearnedPositions(11, 3)
     position(torch.zeros(2, 5, 3), torch.tensor([2, 3, 3, 7, 2])).sum().backward()
     expected = torch.zeros(11, 3)
     for n in (2, 3, 3, 7, 2):
@@ -334,14 +334,14 @@ def test_the_gradient_reaches_the_rows_that_were_read() -> None:
 
 
 def test_learned_serves_up_to_its_end() -> None:
-    position = Learned(11, 3)
+    position = LearnedPositions(11, 3)
     x = torch.zeros(5, 3)
     assert torch.equal(position(x, 6), position.table[6:])
     assert torch.equal(position(x, torch.tensor(6)), position.table[6:])
 
 
 def test_more_rows_than_the_table_when_positions_repeat() -> None:
-    position = Learned(3, 2)
+    position = LearnedPositions(3, 2)
     at = torch.arange(3).repeat(4)
     assert torch.equal(position(torch.zeros(12, 2), at), position.table.repeat(4, 1))
 
@@ -350,7 +350,7 @@ def test_more_rows_than_the_table_when_positions_repeat() -> None:
 
 
 def test_a_grid_is_its_row_and_its_column() -> None:
-    got = Grid(3, 5, Sinusoidal(4), Sinusoidal(7, base=100)).encoding(
+    got = GridPositions(3, 5, SinusoidalPositions(4), SinusoidalPositions(7, base=100)).encoding(
         torch.arange(15), torch.float64
     )
     for y in range(3):
@@ -360,10 +360,10 @@ def test_a_grid_is_its_row_and_its_column() -> None:
 
 
 def test_a_grid_of_learned_parts_learns_rows_and_columns() -> None:
-    grid = Grid(3, 5, Learned(3, 2), Learned(5, 4))
+    grid = GridPositions(3, 5, LearnedPositions(3, 2), LearnedPositions(5, 4))
     grid(torch.zeros(15, 6)).sum().backward()
-    assert isinstance(grid.row, Learned)
-    assert isinstance(grid.column, Learned)
+    assert isinstance(grid.row, LearnedPositions)
+    assert isinstance(grid.column, LearnedPositions)
     assert grid.row.table.grad is not None
     assert grid.column.table.grad is not None
     assert (grid.row.table.grad == 5).all()
@@ -371,7 +371,7 @@ def test_a_grid_of_learned_parts_learns_rows_and_columns() -> None:
 
 
 def test_a_fixed_grid_at_another_size() -> None:
-    grid = Grid(3, 5, Sinusoidal(4), Sinusoidal(2)).at_size(7, 2)
+    grid = GridPositions(3, 5, SinusoidalPositions(4), SinusoidalPositions(2)).resize(7, 2)
     assert (grid.rows, grid.columns, grid.length) == (7, 2, 14)
     assert grid.encoding(torch.tensor(13), torch.float64).tolist() == pytest.approx(
         sinusoid(6, 4) + sinusoid(1, 2)
@@ -379,7 +379,7 @@ def test_a_fixed_grid_at_another_size() -> None:
 
 
 def test_a_learned_grid_has_one_vector_for_each_cell() -> None:
-    grid = LearnedGrid(3, 5, 7)
+    grid = LearnedGridPositions(3, 5, 7)
     assert grid.table.shape == (15, 7)
     assert torch.equal(grid(torch.zeros(15, 7)), grid.table)
 
@@ -406,9 +406,9 @@ def resampling(old: int, new: int) -> Tensor:
 
 @pytest.mark.parametrize("size", [(3, 5), (7, 11), (2, 13), (5, 2), (1, 1)])
 def test_a_learned_grid_at_another_size(size: tuple[int, int]) -> None:
-    grid = LearnedGrid(3, 5, 7).double().eval()
+    grid = LearnedGridPositions(3, 5, 7).double().eval()
     before = torch.get_rng_state()
-    resized = grid.at_size(*size)
+    resized = grid.resize(*size)
     assert torch.equal(torch.get_rng_state(), before)
     assert resized.table.shape == (size[0] * size[1], 7)
     expected = torch.einsum(
@@ -425,11 +425,11 @@ def test_a_learned_grid_at_another_size(size: tuple[int, int]) -> None:
 
 
 def test_a_frozen_half_precision_grid_stays_so() -> None:
-    grid = LearnedGrid(3, 5, 7).bfloat16().requires_grad_(False)
-    resized = grid.at_size(5, 5)
+    grid = LearnedGridPositions(3, 5, 7).bfloat16().requires_grad_(False)
+    resized = grid.resize(5, 5)
     assert resized.table.dtype == torch.bfloat16
     assert not resized.table.requires_grad
-    exact = copy.deepcopy(grid).double().at_size(5, 5).table
+    exact = copy.deepcopy(grid).double().resize(5, 5).table
     torch.testing.assert_close(resized.table.double(), exact, rtol=2**-8, atol=1e-6)
 
 
@@ -450,7 +450,7 @@ def test_concatenated_puts_the_vectors_beside(build: Callable[[], InputPosition]
 
 def test_adding_is_concatenating_with_tied_weights() -> None:
     """Item 95: W (x + p) = [W W] [x; p]."""
-    position = Sinusoidal(7)
+    position = SinusoidalPositions(7)
     x = torch.randn(5, 7, dtype=torch.float64)
     weight = torch.randn(3, 7, dtype=torch.float64)
     both = torch.cat((weight, weight), 1)
@@ -458,16 +458,16 @@ def test_adding_is_concatenating_with_tied_weights() -> None:
 
 
 def test_concatenated_keeps_dtype_state_and_length() -> None:
-    position = Concatenated(Learned(11, 3))
+    position = Concatenated(LearnedPositions(11, 3))
     assert position(torch.randn(5, 7, dtype=torch.bfloat16)).dtype == torch.bfloat16
     assert set(position.state_dict()) == {"position.table"}
     assert (position.width, position.length) == (3, 11)
 
 
-# --- Rotary
+# --- RotaryEmbedding
 
 
-def turned(x: list[float], n: int, position: Rotary) -> list[float]:
+def turned(x: list[float], n: int, position: RotaryEmbedding) -> list[float]:
     """Su et al.'s rotation of the first columns, in plain loops."""
     out = list(x)
     half = position.width // 2
@@ -481,7 +481,7 @@ def turned(x: list[float], n: int, position: Rotary) -> list[float]:
 
 @rotaries
 @pytest.mark.parametrize("width", [6, 11])
-def test_rotary_is_its_formula(build: Callable[[], Rotary], width: int) -> None:
+def test_rotary_is_its_formula(build: Callable[[], RotaryEmbedding], width: int) -> None:
     position = build()
     x = torch.randn(2, 3, 5, width, dtype=torch.float64)
     at = torch.tensor([[0, 1, 2, 3, 4], [99991, 7, 7, 0, 31]])
@@ -502,7 +502,7 @@ def test_rotary_is_its_formula(build: Callable[[], Rotary], width: int) -> None:
     width=st.integers(6, 9),
 )
 def test_the_score_depends_on_the_distance_alone(
-    build: Callable[[], Rotary], i: int, j: int, step: int, width: int
+    build: Callable[[], RotaryEmbedding], i: int, j: int, step: int, width: int
 ) -> None:
     position = build()
     query, key = torch.randn(2, 1, width, dtype=torch.float64)
@@ -512,7 +512,7 @@ def test_the_score_depends_on_the_distance_alone(
 
 
 @rotaries
-def test_the_score_does_depend_on_the_distance(build: Callable[[], Rotary]) -> None:
+def test_the_score_does_depend_on_the_distance(build: Callable[[], RotaryEmbedding]) -> None:
     position = build()
     query, key = torch.randn(2, 1, 7, dtype=torch.float64)
     scores = [(position.rotate(query, n) @ key.mT).item() for n in range(5)]
@@ -520,7 +520,9 @@ def test_the_score_does_depend_on_the_distance(build: Callable[[], Rotary]) -> N
 
 
 @rotaries
-def test_rotation_keeps_lengths_and_the_columns_beyond(build: Callable[[], Rotary]) -> None:
+def test_rotation_keeps_lengths_and_the_columns_beyond(
+    build: Callable[[], RotaryEmbedding],
+) -> None:
     x = torch.randn(3, 5, 11, dtype=torch.float64)
     got = build().rotate(x, 29)
     torch.testing.assert_close(got.norm(dim=-1), x.norm(dim=-1))
@@ -529,7 +531,7 @@ def test_rotation_keeps_lengths_and_the_columns_beyond(build: Callable[[], Rotar
 
 
 @rotaries
-def test_rotary_at_every_kind_of_offset(build: Callable[[], Rotary]) -> None:
+def test_rotary_at_every_kind_of_offset(build: Callable[[], RotaryEmbedding]) -> None:
     position = build()
     x = torch.randn(3, 2, 5, 7)
     whole = position.rotate(torch.cat((torch.zeros(3, 2, 37, 7), x), 2))[:, :, 37:]
@@ -539,7 +541,9 @@ def test_rotary_at_every_kind_of_offset(build: Callable[[], Rotary]) -> None:
 
 @rotaries
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_half_precision_is_rounded_once(build: Callable[[], Rotary], dtype: torch.dtype) -> None:
+def test_half_precision_is_rounded_once(
+    build: Callable[[], RotaryEmbedding], dtype: torch.dtype
+) -> None:
     position = build().to(dtype)
     x = torch.randn(3, 5, 7, dtype=dtype)
     got = position.rotate(x, 100_003)
@@ -549,7 +553,7 @@ def test_half_precision_is_rounded_once(build: Callable[[], Rotary], dtype: torc
 
 
 @rotaries
-def test_rotary_gradients(build: Callable[[], Rotary]) -> None:
+def test_rotary_gradients(build: Callable[[], RotaryEmbedding]) -> None:
     position = build()
     x = torch.randn(2, 3, 7, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(lambda x: position.rotate(x, 31), x)
@@ -557,7 +561,7 @@ def test_rotary_gradients(build: Callable[[], Rotary]) -> None:
 
 @rotaries
 @pytest.mark.usefixtures("unchecked")
-def test_one_graph_rotates_at_every_offset(build: Callable[[], Rotary]) -> None:
+def test_one_graph_rotates_at_every_offset(build: Callable[[], RotaryEmbedding]) -> None:
     position = build()
     graphs = Graphs()
     compiled = torch.compile(position.rotate, backend=graphs, fullgraph=True)
@@ -568,7 +572,7 @@ def test_one_graph_rotates_at_every_offset(build: Callable[[], Rotary]) -> None:
 
 
 @rotaries
-def test_rotary_without_rows_state_or_bias(build: Callable[[], Rotary]) -> None:
+def test_rotary_without_rows_state_or_bias(build: Callable[[], RotaryEmbedding]) -> None:
     with torch.device("meta"):
         position = build()
     assert position.rotate(torch.randn(2, 0, 7), 3).shape == (2, 0, 7)
@@ -576,7 +580,7 @@ def test_rotary_without_rows_state_or_bias(build: Callable[[], Rotary]) -> None:
     assert position.bias(3, 5) is None
 
 
-# --- LinearBias
+# --- ALiBi
 
 
 @pytest.mark.parametrize(
@@ -591,14 +595,14 @@ def test_rotary_without_rows_state_or_bias(build: Callable[[], Rotary]) -> None:
     ],
 )
 def test_the_published_slopes(heads: int, exponents: list[float]) -> None:
-    slopes = LinearBias(heads).slopes()
+    slopes = ALiBi(heads).slopes()
     assert slopes.tolist() == pytest.approx([2**-e for e in exponents], rel=1e-6)
 
 
 @pytest.mark.parametrize(("L", "S"), [(5, 5), (2, 7), (7, 2), (1, 11), (0, 3), (3, 0)])
 @pytest.mark.parametrize("offset", [None, 0, 4, -3])
 def test_the_bias_falls_with_the_distance(L: int, S: int, offset: int | None) -> None:
-    position = LinearBias(3)
+    position = ALiBi(3)
     got = position.bias(L, S, offset, dtype=torch.float64)
     assert got.shape == (1, 3, L, S)
     shift = S - L if offset is None else offset
@@ -617,7 +621,7 @@ def test_the_bias_falls_with_the_distance(L: int, S: int, offset: int | None) ->
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_distances_are_exact_before_they_are_rounded(dtype: torch.dtype) -> None:
-    position = LinearBias(8).to(dtype)
+    position = ALiBi(8).to(dtype)
     got = position.bias(1, 1009, 100_000, dtype=dtype)
     assert got.dtype == dtype
     exact = torch.tensor([[-(2.0**-h) * (100_000 - j) for j in range(1009)] for h in range(1, 9)])
@@ -626,7 +630,7 @@ def test_distances_are_exact_before_they_are_rounded(dtype: torch.dtype) -> None
 
 def test_linear_bias_defaults_and_state() -> None:
     with torch.device("meta"):
-        position = LinearBias(5)
+        position = ALiBi(5)
     assert position.state_dict() == {}
     assert position.bias(3, 7, device="cpu").dtype == torch.get_default_dtype()
     assert position.bias(3, 7, device="meta").device.type == "meta"
@@ -636,7 +640,7 @@ def test_linear_bias_defaults_and_state() -> None:
 
 @pytest.mark.usefixtures("unchecked")
 def test_one_graph_gives_the_bias_at_every_offset() -> None:
-    position = LinearBias(5)
+    position = ALiBi(5)
     graphs = Graphs()
     compiled = torch.compile(position.bias, backend=graphs, fullgraph=True)
     for offset in (0, 3, 41):
@@ -666,107 +670,122 @@ def test_a_position_of_ones_own_overrides_one_method() -> None:
 
 X = torch.zeros(2, 5, 7)
 WRONG: dict[str, tuple[Callable[[], object], str]] = {
-    "no width": (lambda: Sinusoidal(0), r"width \(0\) must be a positive integer"),
-    "half a width": (lambda: Sinusoidal(3.5), r"width \(3.5\) must be a positive integer"),
-    "a width that is true": (lambda: Sinusoidal(True), r"width \(True\) must be a positive"),
-    "no base": (lambda: Sinusoidal(4, base=0), r"base \(0\) must be a positive number"),
-    "base nan": (lambda: Sinusoidal(4, base=math.nan), r"base \(nan\) must be a positive"),
-    "endless base": (lambda: Rotary(4, base=math.inf), r"base \(inf\) must be a positive"),
+    "no width": (lambda: SinusoidalPositions(0), r"width \(0\) must be a positive integer"),
+    "half a width": (lambda: SinusoidalPositions(3.5), r"width \(3.5\) must be a positive integer"),
+    "a width that is true": (
+        lambda: SinusoidalPositions(True),
+        r"width \(True\) must be a positive",
+    ),
+    "no base": (lambda: SinusoidalPositions(4, base=0), r"base \(0\) must be a positive number"),
+    "base nan": (lambda: SinusoidalPositions(4, base=math.nan), r"base \(nan\) must be a positive"),
+    "endless base": (lambda: RotaryEmbedding(4, base=math.inf), r"base \(inf\) must be a positive"),
     "layout": (
-        lambda: Sinusoidal(4, layout="split"),
+        lambda: SinusoidalPositions(4, layout="split"),
         r"layout \('split'\) is unknown; choose from interleaved, halves",
     ),
-    "rotary layout": (lambda: Rotary(4, layout="neox"), r"layout \('neox'\) is unknown"),
-    "no length": (lambda: Learned(0, 4), r"length \(0\) must be a positive integer"),
-    "negative width": (lambda: Learned(4, -3), r"width \(-3\) must be a positive integer"),
-    "no rows": (lambda: LearnedGrid(0, 3, 4), r"rows \(0\) must be a positive integer"),
-    "no columns": (lambda: LearnedGrid(3, 0, 4), r"columns \(0\) must be a positive integer"),
-    "resized to nothing": (lambda: LearnedGrid(3, 5, 4).at_size(3, 0), r"columns \(0\) must be"),
+    "rotary layout": (lambda: RotaryEmbedding(4, layout="neox"), r"layout \('neox'\) is unknown"),
+    "no length": (lambda: LearnedPositions(0, 4), r"length \(0\) must be a positive integer"),
+    "negative width": (lambda: LearnedPositions(4, -3), r"width \(-3\) must be a positive integer"),
+    "no rows": (lambda: LearnedGridPositions(0, 3, 4), r"rows \(0\) must be a positive integer"),
+    "no columns": (
+        lambda: LearnedGridPositions(3, 0, 4),
+        r"columns \(0\) must be a positive integer",
+    ),
+    "resized to nothing": (
+        lambda: LearnedGridPositions(3, 5, 4).resize(3, 0),
+        r"columns \(0\) must be",
+    ),
     "grid without rows": (
-        lambda: Grid(-1, 3, Sinusoidal(2), Sinusoidal(2)),
+        lambda: GridPositions(-1, 3, SinusoidalPositions(2), SinusoidalPositions(2)),
         r"rows \(-1\) must be a positive integer",
     ),
     "grid with short rows": (
-        lambda: Grid(5, 3, Learned(4, 2), Learned(3, 2)),
+        lambda: GridPositions(5, 3, LearnedPositions(4, 2), LearnedPositions(3, 2)),
         r"rows \(5\) must not exceed the positions of its part \(4\); give the part 5",
     ),
     "grid with short columns": (
-        lambda: Grid(5, 3, Learned(5, 2), Learned(2, 2)),
+        lambda: GridPositions(5, 3, LearnedPositions(5, 2), LearnedPositions(2, 2)),
         r"columns \(3\) must not exceed the positions of its part \(2\)",
     ),
     "grid resized beyond its parts": (
-        lambda: Grid(5, 3, Learned(5, 2), Learned(3, 2)).at_size(6, 3),
+        lambda: GridPositions(5, 3, LearnedPositions(5, 2), LearnedPositions(3, 2)).resize(6, 3),
         r"rows \(6\) must not exceed the positions of its part \(5\)",
     ),
-    "odd rotary": (lambda: Rotary(7), r"width \(7\) must be even.*try 8, or 6"),
-    "no heads": (lambda: LinearBias(0), r"heads \(0\) must be a positive integer"),
+    "odd rotary": (lambda: RotaryEmbedding(7), r"width \(7\) must be even.*try 8, or 6"),
+    "no heads": (lambda: ALiBi(0), r"heads \(0\) must be a positive integer"),
     "another width": (
-        lambda: Sinusoidal(8)(X),
+        lambda: SinusoidalPositions(8)(X),
         r"last axis of x \(7\) must be the position's width \(8\).*Concatenated",
     ),
-    "a vector": (lambda: Sinusoidal(7)(torch.zeros(7)), r"x of shape \(7,\) needs rows"),
+    "a vector": (lambda: SinusoidalPositions(7)(torch.zeros(7)), r"x of shape \(7,\) needs rows"),
     "too long": (
-        lambda: Learned(3, 7)(X),
+        lambda: LearnedPositions(3, 7)(X),
         r"position 4 is beyond the 3 positions there are; use one with 5 positions.*Sinusoidal",
     ),
-    "too far": (lambda: Learned(11, 7)(X, 7), r"position 11 is beyond the 11 positions"),
+    "too far": (lambda: LearnedPositions(11, 7)(X, 7), r"position 11 is beyond the 11 positions"),
     "too long for any offset": (
-        lambda: Learned(3, 7)(X, torch.tensor(0)),
+        lambda: LearnedPositions(3, 7)(X, torch.tensor(0)),
         r"position 4 is beyond the 3 positions",
     ),
     "beyond the grid": (
-        lambda: Grid(2, 2, Sinusoidal(3), Sinusoidal(4))(X),
+        lambda: GridPositions(2, 2, SinusoidalPositions(3), SinusoidalPositions(4))(X),
         r"position 4 is beyond the 4 positions",
     ),
-    "beyond, concatenated": (lambda: Concatenated(Learned(3, 2))(X), r"position 4 is beyond the 3"),
-    "before the start": (lambda: Learned(11, 7)(X, -2), r"position -2 must not be negative"),
+    "beyond, concatenated": (
+        lambda: Concatenated(LearnedPositions(3, 2))(X),
+        r"position 4 is beyond the 3",
+    ),
+    "before the start": (
+        lambda: LearnedPositions(11, 7)(X, -2),
+        r"position -2 must not be negative",
+    ),
     "a tensor too far": (
-        lambda: Learned(11, 7)(X, torch.tensor(7)),
-        r"positions 7 to 11 leave the learned table \(0 to 10\); use Learned\(12, 7\)",
+        lambda: LearnedPositions(11, 7)(X, torch.tensor(7)),
+        r"positions 7 to 11 leave the learned table \(0 to 10\); use LearnedPositions\(12, 7\)",
     ),
     "a negative tensor": (
-        lambda: Learned(11, 7)(X, torch.tensor([-1, 0, 1, 2, 3])),
+        lambda: LearnedPositions(11, 7)(X, torch.tensor([-1, 0, 1, 2, 3])),
         r"positions -1 to 3 leave the learned table \(0 to 10\)",
     ),
     "float positions": (
-        lambda: Sinusoidal(7)(X, torch.tensor(2.0)),
+        lambda: SinusoidalPositions(7)(X, torch.tensor(2.0)),
         r"at \(torch.float32\) must hold integers; use at.long\(\)",
     ),
     "boolean positions": (
-        lambda: Rotary(4).rotate(X, torch.ones(5, dtype=torch.bool)),
+        lambda: RotaryEmbedding(4).rotate(X, torch.ones(5, dtype=torch.bool)),
         r"at \(torch.bool\) must hold integers",
     ),
     "positions of other rows": (
-        lambda: Sinusoidal(7)(X, torch.arange(4)),
+        lambda: SinusoidalPositions(7)(X, torch.arange(4)),
         r"positions of shape \(4,\) do not match 5 rows; .* shape \(5,\) or \(batch, 5\)",
     ),
     "positions with three axes": (
-        lambda: Sinusoidal(7)(X, torch.zeros(2, 1, 5, dtype=torch.long)),
+        lambda: SinusoidalPositions(7)(X, torch.zeros(2, 1, 5, dtype=torch.long)),
         r"positions of shape \(2, 1, 5\) do not match 5 rows",
     ),
     "positions of another batch": (
-        lambda: Rotary(4).rotate(X, torch.zeros(3, 5, dtype=torch.long)),
+        lambda: RotaryEmbedding(4).rotate(X, torch.zeros(3, 5, dtype=torch.long)),
         r"positions of shape \(3, 5\) do not match x of shape \(2, 5, 7\)",
     ),
     "positions of a batch for a matrix": (
-        lambda: Sinusoidal(7)(X[0], torch.zeros(1, 5, dtype=torch.long)),
+        lambda: SinusoidalPositions(7)(X[0], torch.zeros(1, 5, dtype=torch.long)),
         r"positions of shape \(1, 5\) do not match x of shape \(5, 7\)",
     ),
     "positions elsewhere": (
-        lambda: Sinusoidal(7)(X, torch.zeros(5, dtype=torch.long, device="meta")),
+        lambda: SinusoidalPositions(7)(X, torch.zeros(5, dtype=torch.long, device="meta")),
         r"positions on meta must be where x is; use at.to\('cpu'\)",
     ),
     "narrow keys": (
-        lambda: Rotary(8).rotate(X),
-        r"width \(8\) must not exceed the key width \(7\); try Rotary\(6\)",
+        lambda: RotaryEmbedding(8).rotate(X),
+        r"width \(8\) must not exceed the key width \(7\); try RotaryEmbedding\(6\)",
     ),
-    "negative length": (lambda: LinearBias(2).bias(-1, 3), r"L \(-1\) must not be negative"),
+    "negative length": (lambda: ALiBi(2).bias(-1, 3), r"L \(-1\) must not be negative"),
     "a float offset": (
-        lambda: LinearBias(2).bias(2, 3, torch.tensor(1.0)),
+        lambda: ALiBi(2).bias(2, 3, torch.tensor(1.0)),
         r"offset \(torch.float32\) must hold integers",
     ),
     "many offsets": (
-        lambda: LinearBias(2).bias(2, 3, torch.tensor([[1, 2]])),
+        lambda: ALiBi(2).bias(2, 3, torch.tensor([[1, 2]])),
         r"offset of shape \(1, 2\) must be an int, or a tensor without axes or with one",
     ),
 }
@@ -789,31 +808,31 @@ def test_nothing_waits_for_the_device() -> None:
     at = torch.tensor(31, device="cuda")
     x = torch.randn(2, 3, 5, 8, device="cuda")
     modules = [
-        Sinusoidal(8),
-        Learned(53, 8),
-        Grid(7, 11, Sinusoidal(4), Sinusoidal(4)),
-        LearnedGrid(7, 11, 8),
-        Concatenated(Sinusoidal(8)),
+        SinusoidalPositions(8),
+        LearnedPositions(53, 8),
+        GridPositions(7, 11, SinusoidalPositions(4), SinusoidalPositions(4)),
+        LearnedGridPositions(7, 11, 8),
+        Concatenated(SinusoidalPositions(8)),
     ]
     modules = [module.cuda() for module in modules]
     with no_waiting():
         got = [
             (module(x, at), module(x, at + torch.arange(5, device="cuda"))) for module in modules
         ]
-        rotated = Rotary(6).rotate(x, at)
-        bias = LinearBias(3).bias(5, 7, at)
+        rotated = RotaryEmbedding(6).rotate(x, at)
+        bias = ALiBi(3).bias(5, 7, at)
     for module, (by_offset, by_position) in zip(modules, got, strict=True):
         assert torch.equal(by_offset, by_position)
         torch.testing.assert_close(by_offset.cpu(), module.cpu()(x.cpu(), 31))
-    torch.testing.assert_close(rotated.cpu(), Rotary(6).rotate(x.cpu(), 31))
+    torch.testing.assert_close(rotated.cpu(), RotaryEmbedding(6).rotate(x.cpu(), 31))
     assert bias.device.type == "cuda"
-    torch.testing.assert_close(bias.cpu(), LinearBias(3).bias(5, 7, 31))
+    torch.testing.assert_close(bias.cpu(), ALiBi(3).bias(5, 7, 31))
 
 
 @pytest.mark.gpu
 def test_far_positions_are_exact_on_the_device() -> None:
     positions = torch.arange(99_900, 100_101)
-    got = Sinusoidal(63).encoding(positions.cuda(), torch.float32)
+    got = SinusoidalPositions(63).encoding(positions.cuda(), torch.float32)
     exact = sinusoids(positions.tolist(), 63)
     assert (got.cpu().double() - exact).abs().max() < 3.1e-8
 
@@ -838,7 +857,10 @@ def test_packed_queries_rotate_in_one_pass(
 ) -> None:
     """As without the kernel, forwards and backwards, whatever the strides."""
     torch.manual_seed(7)
-    rotary, at = Rotary(width, layout=layout), Packed([5, 0, 11, 3]).positions() * 97
+    rotary, at = (
+        RotaryEmbedding(width, layout=layout),
+        PackedLengths([5, 0, 11, 3]).positions() * 97,
+    )
     tokens = torch.randn(1, 19, 3, key_width, dtype=dtype).transpose(1, 2)
     above = torch.randn(1, 3, 19, key_width, dtype=dtype)
     found = []
@@ -859,7 +881,7 @@ def test_packed_queries_rotate_in_one_pass(
 @kernel
 def test_positions_without_a_table() -> None:
     """Those below 0 or very far are computed one by one."""
-    x, rotary = torch.randn(1, 3, 2, 16), Rotary(16)
+    x, rotary = torch.randn(1, 3, 2, 16), RotaryEmbedding(16)
     for at in (torch.tensor([[-4, 5]]), torch.tensor([[4, rotation_cpu.FARTHEST]])):
         assert not rotation_cpu.takes(x, at)
         torch.testing.assert_close(rotary.rotate(x, at)[0], rotary.rotate(x[0], at[0]))
@@ -869,7 +891,7 @@ def test_positions_without_a_table() -> None:
 @kernel
 def test_the_rotation_is_differentiated_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(7)
-    rotary, at = Rotary(16), torch.arange(5)[None]
+    rotary, at = RotaryEmbedding(16), torch.arange(5)[None]
     leaf = torch.randn(1, 3, 5, 16, requires_grad=True)
     found = []
     for there in (True, False):
@@ -908,4 +930,6 @@ def test_a_fused_rotation_is_for_one_row_alone(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setitem(sys.modules, "regard.attention.rotation", kernel)
     monkeypatch.setattr("regard.attention.position.fuses", lambda x: True)
     x, at = torch.randn(3, 2, 5, 8), torch.arange(5)[None]
-    torch.testing.assert_close(Rotary(8).rotate(x, at), Rotary(8).rotate(x, at.expand(3, 5)))
+    torch.testing.assert_close(
+        RotaryEmbedding(8).rotate(x, at), RotaryEmbedding(8).rotate(x, at.expand(3, 5))
+    )

@@ -9,16 +9,23 @@ from torch import Tensor
 
 from regard.attention import score as score_module
 from regard.attention.mask import causal, padding
-from regard.attention.score import Additive, Dot, DotProduct, General, ScaledDot, Score
+from regard.attention.score import (
+    AdditiveScore,
+    AlignmentScore,
+    BilinearScore,
+    DotProduct,
+    DotScore,
+    ScaledDotScore,
+)
 
 # With queries 5 and keys 7 wide, except where the score needs them equal.
-SCORES: dict[str, tuple[Callable[[], Score], int]] = {
-    "dot": (Dot, 5),
-    "scaled dot": (ScaledDot, 5),
-    "general": (lambda: General(5, 7), 7),
-    "general per head": (lambda: General(5, 7, heads=6), 7),
-    "additive": (lambda: Additive(5, 7, 11), 7),
-    "additive per head": (lambda: Additive(5, 7, 11, heads=6), 7),
+SCORES: dict[str, tuple[Callable[[], AlignmentScore], int]] = {
+    "dot": (DotScore, 5),
+    "scaled dot": (ScaledDotScore, 5),
+    "general": (lambda: BilinearScore(5, 7), 7),
+    "general per head": (lambda: BilinearScore(5, 7, heads=6), 7),
+    "additive": (lambda: AdditiveScore(5, 7, 11), 7),
+    "additive per head": (lambda: AdditiveScore(5, 7, 11, heads=6), 7),
 }
 scores = pytest.mark.parametrize(("build", "key_width"), SCORES.values(), ids=SCORES.keys())
 LEARNED = [name for name, (_, width) in SCORES.items() if width == 7]
@@ -27,21 +34,21 @@ learned = pytest.mark.parametrize(
 )
 
 
-def one_score(score: Score, query: list[float], key: list[float], head: int) -> float:
+def one_score(score: AlignmentScore, query: list[float], key: list[float], head: int) -> float:
     """The formula of the module's docstring for one query and one key, in plain loops."""
     match score:
-        case ScaledDot():
+        case ScaledDotScore():
             return sum(q * k for q, k in zip(query, key, strict=True)) / math.sqrt(len(query))
-        case Dot():
+        case DotScore():
             return sum(q * k for q, k in zip(query, key, strict=True))
-        case General():
+        case BilinearScore():
             weight = (score.weight if score.heads is None else score.weight[head]).tolist()
             return sum(
                 q * w * k
                 for q, row in zip(query, weight, strict=True)
                 for w, k in zip(row, key, strict=True)
             )
-        case Additive():
+        case AdditiveScore():
             own = (score.query_weight, score.key_weight, score.vector)
             W, U, v = (t.tolist() if score.heads is None else t[head].tolist() for t in own)
             return sum(
@@ -55,7 +62,7 @@ def one_score(score: Score, query: list[float], key: list[float], head: int) -> 
     raise AssertionError(score)
 
 
-def by_loops(score: Score, query: Tensor, key: Tensor) -> Tensor:
+def by_loops(score: AlignmentScore, query: Tensor, key: Tensor) -> Tensor:
     """Scores of (B, H, L, K) against (B, G, S, J), in float64."""
     B, H, L, _ = query.shape
     G, S = key.shape[1:3]
@@ -91,7 +98,7 @@ def pair(key_width: int, key_heads: int = 6, dtype: torch.dtype = torch.float64)
 @scores
 @pytest.mark.parametrize("key_heads", [6, 3, 1])
 def test_scores_are_their_formula(
-    build: Callable[[], Score], key_width: int, key_heads: int
+    build: Callable[[], AlignmentScore], key_width: int, key_heads: int
 ) -> None:
     score = build().double()
     query, key = pair(key_width, key_heads)
@@ -100,7 +107,7 @@ def test_scores_are_their_formula(
 
 @scores
 def test_projected_queries_and_keys_give_the_same_scores(
-    build: Callable[[], Score], key_width: int
+    build: Callable[[], AlignmentScore], key_width: int
 ) -> None:
     score = build().double()
     query, key = pair(key_width)
@@ -131,7 +138,9 @@ def test_leading_axes_are_free(name: str) -> None:
 
 
 @learned
-def test_heads_have_parameters_of_their_own(build: Callable[[], Score], key_width: int) -> None:
+def test_heads_have_parameters_of_their_own(
+    build: Callable[[], AlignmentScore], key_width: int
+) -> None:
     score = build()
     query, key = pair(key_width, dtype=torch.float32)
     same = score(query[:, :1].expand(-1, 6, -1, -1), key[:, :1].expand(-1, 6, -1, -1))
@@ -140,29 +149,29 @@ def test_heads_have_parameters_of_their_own(build: Callable[[], Score], key_widt
 
 
 def test_general_with_the_identity_is_dot() -> None:
-    score = General(5, 5).double()
+    score = BilinearScore(5, 5).double()
     with torch.no_grad():
         score.weight.copy_(torch.eye(5))
     query, key = pair(5)
-    torch.testing.assert_close(score(query, key), Dot()(query, key))
+    torch.testing.assert_close(score(query, key), DotScore()(query, key))
 
 
 def test_scores_start_with_variance_one() -> None:
     query, key = torch.randn(2, 211, 64)
-    for score in (ScaledDot(), General(64, 64)):
+    for score in (ScaledDotScore(), BilinearScore(64, 64)):
         assert score(query, key).std().item() == pytest.approx(1, rel=0.1)
     hidden = 4096
-    additive = Additive(64, 64, hidden)
+    additive = AdditiveScore(64, 64, hidden)
     inside = query @ additive.query_weight + key @ additive.key_weight
     assert inside.std().item() == pytest.approx(1, rel=0.1)
     assert additive.vector.norm().item() == pytest.approx(1, rel=0.1)
-    assert Dot()(query, key).std().item() == pytest.approx(8, rel=0.1)
+    assert DotScore()(query, key).std().item() == pytest.approx(8, rel=0.1)
 
 
 @scores
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_scores_in_lower_precision(
-    build: Callable[[], Score], key_width: int, dtype: torch.dtype
+    build: Callable[[], AlignmentScore], key_width: int, dtype: torch.dtype
 ) -> None:
     score = build().to(dtype)
     query, key = pair(key_width, dtype=dtype)
@@ -174,7 +183,7 @@ def test_scores_in_lower_precision(
 
 
 @scores
-def test_gradients(build: Callable[[], Score], key_width: int) -> None:
+def test_gradients(build: Callable[[], AlignmentScore], key_width: int) -> None:
     score = build().double()
     names = [name for name, _ in score.named_parameters()]
 
@@ -191,7 +200,7 @@ def test_gradients(build: Callable[[], Score], key_width: int) -> None:
 @pytest.mark.parametrize("heads", [None, 6])
 @pytest.mark.parametrize("limit", [1, 6 * 2 * 4 * 11, 2 * 6 * 2 * 4 * 11 + 1])
 def test_additive_in_pieces(heads: int | None, limit: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    score = Additive(5, 7, 11, heads).double()
+    score = AdditiveScore(5, 7, 11, heads).double()
     query, key = pair(7)
     query.requires_grad_()
     whole = score(query, key)
@@ -218,19 +227,23 @@ def test_the_memory_of_additive_is_bounded(monkeypatch: pytest.MonkeyPatch) -> N
     for limit, held in ((10 * row, 10 * row), (4 * row - 1, 3 * row), (1, row)):
         largest = 0
         monkeypatch.setattr(score_module, "CHUNK", limit)
-        Additive(5, 7, 11)(query, key)
+        AdditiveScore(5, 7, 11)(query, key)
         assert largest == held
 
 
 @scores
 @pytest.mark.parametrize(("L", "S"), [(0, 4), (3, 0), (0, 0), (1, 1)])
-def test_empty_and_single_rows(build: Callable[[], Score], key_width: int, L: int, S: int) -> None:
+def test_empty_and_single_rows(
+    build: Callable[[], AlignmentScore], key_width: int, L: int, S: int
+) -> None:
     got = build()(torch.randn(2, 6, L, 5), torch.randn(2, 6, S, key_width))
     assert got.shape == (2, 6, L, S)
 
 
 @learned
-def test_construction_on_the_meta_device(build: Callable[[], Score], key_width: int) -> None:
+def test_construction_on_the_meta_device(
+    build: Callable[[], AlignmentScore], key_width: int
+) -> None:
     with torch.device("meta"):
         score = build()
         query, key = torch.empty(2, 6, 3, 5), torch.empty(2, 6, 4, key_width)
@@ -244,7 +257,7 @@ def test_construction_on_the_meta_device(build: Callable[[], Score], key_width: 
 
 @scores
 @pytest.mark.usefixtures("unchecked")
-def test_scores_compile_to_one_graph(build: Callable[[], Score], key_width: int) -> None:
+def test_scores_compile_to_one_graph(build: Callable[[], AlignmentScore], key_width: int) -> None:
     torch.compiler.reset()
     score = build()
     query, key = pair(key_width, dtype=torch.float32)
@@ -258,7 +271,7 @@ def test_scores_compile_to_one_graph(build: Callable[[], Score], key_width: int)
 @scores
 @pytest.mark.parametrize("key_heads", [6, 3])
 def test_attention_is_the_softmax_of_the_scores(
-    build: Callable[[], Score], key_width: int, key_heads: int
+    build: Callable[[], AlignmentScore], key_width: int, key_heads: int
 ) -> None:
     score = build().double()
     query, key = pair(key_width, key_heads)
@@ -269,7 +282,9 @@ def test_attention_is_the_softmax_of_the_scores(
 
 
 @scores
-def test_attention_with_a_mask_and_a_bias(build: Callable[[], Score], key_width: int) -> None:
+def test_attention_with_a_mask_and_a_bias(
+    build: Callable[[], AlignmentScore], key_width: int
+) -> None:
     score = build().double()
     query, key = pair(key_width)
     value = torch.randn(2, 6, 4, 3, dtype=torch.float64)
@@ -301,7 +316,7 @@ def test_attention_with_other_leading_axes(name: str, axes: int) -> None:
 
 
 @scores
-def test_attention_trains_the_score(build: Callable[[], Score], key_width: int) -> None:
+def test_attention_trains_the_score(build: Callable[[], AlignmentScore], key_width: int) -> None:
     score = build().double()
     query, key = (t.requires_grad_() for t in pair(key_width))
     value = torch.randn(2, 6, 4, 3, dtype=torch.float64, requires_grad=True)
@@ -315,7 +330,7 @@ def test_attention_trains_the_score(build: Callable[[], Score], key_width: int) 
 
 
 def test_a_score_of_ones_own_overrides_one_method() -> None:
-    class Distance(Score):
+    class Distance(AlignmentScore):
         def forward(self, query: Tensor, key: Tensor) -> Tensor:
             return -torch.cdist(query, key)
 
@@ -331,7 +346,7 @@ def test_a_score_of_ones_own_overrides_one_method() -> None:
         torch.testing.assert_close(score.attend(query, key, value), expected)
     cosine = torch.nn.functional.cosine_similarity(query[:, :, :, None], key[:, :, None], dim=-1)
     torch.testing.assert_close(Cosine()(query, key), 3 * cosine)
-    for base in (Score(), DotProduct()):
+    for base in (AlignmentScore(), DotProduct()):
         with pytest.raises(NotImplementedError, match=type(base).__name__):
             base(query, key)
 
@@ -340,59 +355,71 @@ def test_a_score_of_ones_own_overrides_one_method() -> None:
 
 Q, K = torch.zeros(2, 6, 3, 5), torch.zeros(2, 6, 4, 7)
 WRONG: dict[str, tuple[Callable[[], object], str]] = {
-    "no query width": (lambda: General(0, 7), r"query_width \(0\) must be a positive integer"),
-    "negative key width": (lambda: General(5, -7), r"key_width \(-7\) must be a positive integer"),
-    "half a width": (lambda: Additive(5, 3.5, 2), r"key_width \(3.5\) must be a positive integer"),
-    "nothing hidden": (lambda: Additive(5, 7, 0), r"hidden \(0\) must be a positive integer"),
-    "no heads": (lambda: General(5, 7, heads=0), r"heads \(0\) must be a positive integer"),
-    "heads that are true": (lambda: Additive(5, 7, 2, heads=True), r"heads \(True\) must be"),
+    "no query width": (
+        lambda: BilinearScore(0, 7),
+        r"query_width \(0\) must be a positive integer",
+    ),
+    "negative key width": (
+        lambda: BilinearScore(5, -7),
+        r"key_width \(-7\) must be a positive integer",
+    ),
+    "half a width": (
+        lambda: AdditiveScore(5, 3.5, 2),
+        r"key_width \(3.5\) must be a positive integer",
+    ),
+    "nothing hidden": (lambda: AdditiveScore(5, 7, 0), r"hidden \(0\) must be a positive integer"),
+    "no heads": (lambda: BilinearScore(5, 7, heads=0), r"heads \(0\) must be a positive integer"),
+    "heads that are true": (lambda: AdditiveScore(5, 7, 2, heads=True), r"heads \(True\) must be"),
     "unequal widths in dot": (
-        lambda: Dot()(Q, K),
-        r"query width \(5\) must be key width \(7\).*try General\(5, 7\)",
+        lambda: DotScore()(Q, K),
+        r"query width \(5\) must be key width \(7\).*try BilinearScore\(5, 7\)",
     ),
     "unequal widths in scaled dot": (
-        lambda: ScaledDot().attend(Q, K, K),
+        lambda: ScaledDotScore().attend(Q, K, K),
         r"query width \(5\) must be key width \(7\)",
     ),
     "another query width": (
-        lambda: General(3, 7)(Q, K),
+        lambda: BilinearScore(3, 7)(Q, K),
         r"query of shape \(2, 6, 3, 5\) must be 3 wide.*another query_width",
     ),
     "another key width": (
-        lambda: General(5, 5)(Q, K),
+        lambda: BilinearScore(5, 5)(Q, K),
         r"key of shape \(2, 6, 4, 7\) must be 5 wide.*another key_width",
     ),
     "another query width, additive": (
-        lambda: Additive(7, 5, 2)(Q, K),
+        lambda: AdditiveScore(7, 5, 2)(Q, K),
         r"query of shape \(2, 6, 3, 5\) must be 7 wide",
     ),
     "another key width, additive": (
-        lambda: Additive(5, 3, 2).attend(Q, K, K),
+        lambda: AdditiveScore(5, 3, 2).attend(Q, K, K),
         r"key of shape \(2, 6, 4, 7\) must be 3 wide",
     ),
-    "a vector": (lambda: General(5, 7)(Q[0, 0, 0], K), r"query of shape \(5,\) has no length axis"),
+    "a vector": (
+        lambda: BilinearScore(5, 7)(Q[0, 0, 0], K),
+        r"query of shape \(5,\) has no length axis",
+    ),
     "other heads": (
-        lambda: General(5, 7, heads=4)(Q, K),
+        lambda: BilinearScore(5, 7, heads=4)(Q, K),
         r"query of shape \(2, 6, 3, 5\) must have 4 heads.*\(..., 4, L, 5\)",
     ),
     "no head axis": (
-        lambda: Additive(5, 7, 2, heads=6)(Q[0, 0], K),
+        lambda: AdditiveScore(5, 7, 2, heads=6)(Q[0, 0], K),
         r"query of shape \(3, 5\) must have 6 heads",
     ),
     "key heads that do not divide": (
-        lambda: Additive(5, 7, 2)(Q, K[:, :4]),
+        lambda: AdditiveScore(5, 7, 2)(Q, K[:, :4]),
         r"key heads \(4\) must divide query heads \(6\); try 1 or 2 or 3 or 6",
     ),
     "key heads that do not divide, dot": (
-        lambda: General(5, 7)(Q, K[:, :5]),
+        lambda: BilinearScore(5, 7)(Q, K[:, :5]),
         r"key heads \(5\) must divide query heads \(6\)",
     ),
     "another batch": (
-        lambda: Additive(5, 7, 2)(Q, K.repeat(2, 1, 1, 1)[:3]),
+        lambda: AdditiveScore(5, 7, 2)(Q, K.repeat(2, 1, 1, 1)[:3]),
         r"leading axes of query \(2, 6\) and key \(3, 6\) must broadcast, but 2 meets 3",
     ),
     "another batch without heads": (
-        lambda: General(5, 7)(Q[0], K[0, :4]),
+        lambda: BilinearScore(5, 7)(Q[0], K[0, :4]),
         r"leading axes of query \(6,\) and key \(4,\) must broadcast, but 6 meets 4",
     ),
 }

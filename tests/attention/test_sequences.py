@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from regard.attention.attend import attend, explain
+from regard.attention.attend import attend, explain_attention
 from regard.attention.backends import sequences
 from regard.attention.mask import Mask, causal, packed, prefix, window
 from regard.native import build
@@ -66,7 +66,10 @@ def test_equals_the_formula(name: str, shape: Shape, beta: float | None) -> None
     torch.manual_seed(7)
     queries, sources, _ = MASKS[name]
     inputs, mask = problem(queries, sources, shape), mask_of(name)
-    assert explain(*inputs[:3], mask=mask, beta=beta).kernel == "a C++ kernel of Regard's own"
+    assert (
+        explain_attention(*inputs[:3], mask=mask, beta=beta).kernel
+        == "a C++ kernel of Regard's own"
+    )
     wide = [tensor.double() for tensor in inputs]
     wanted = gradients(wide, mask, beta=beta, backend="formula")
     for have, want in zip(gradients(inputs, mask, beta=beta), wanted):
@@ -144,7 +147,7 @@ def test_what_others_compute(
     why: str, shape: Shape, longest: int, dtype: torch.dtype, dropout: float
 ) -> None:
     inputs = [x.to(dtype) for x in problem([longest, 2], [longest, 2], shape)[:3]]
-    found = explain(*inputs, mask=packed([longest, 2]), dropout=dropout)
+    found = explain_attention(*inputs, mask=packed([longest, 2]), dropout=dropout)
     assert found.backend == "packed"
     assert found.kernel.endswith("on ranges of keys")
 
@@ -154,7 +157,7 @@ def test_without_a_compiler_torch_computes_it(monkeypatch: pytest.MonkeyPatch) -
     inputs, mask = problem(QUERIES, QUERIES, (3, 3, 16, 16)), mask_of("causal")
     wanted = gradients(inputs, mask)
     monkeypatch.setattr(sequences.SOURCE, "library", lambda: None)
-    assert explain(*inputs[:3], mask=mask).kernel.endswith("on ranges of keys")
+    assert explain_attention(*inputs[:3], mask=mask).kernel.endswith("on ranges of keys")
     for have, want in zip(gradients(inputs, mask), wanted):
         torch.testing.assert_close(have, want, rtol=1e-4, atol=1e-5)
 

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from regard import (
+    ALiBi,
     CrossCache,
-    LinearBias,
     MultiHeadAttention,
-    Packed,
-    Rotary,
+    PackedLengths,
+    RotaryEmbedding,
     SelfCache,
     attend,
     causal,
@@ -22,7 +22,7 @@ from regard import (
 )
 from regard.attention import multihead
 from regard.attention.mask import Mask
-from regard.attention.score import Additive
+from regard.attention.score import AdditiveScore
 from regard.interop.keras import attention as from_keras
 from regard.look.record import record
 
@@ -94,7 +94,7 @@ def test_the_source_for_values_is_the_source_itself_unless_another_is_given() ->
     assert torch.equal(module(x, value=x), module(x))
 
 
-@pytest.mark.parametrize("position", [None, Rotary(4), LinearBias(3)], ids=str)
+@pytest.mark.parametrize("position", [None, RotaryEmbedding(4), ALiBi(3)], ids=str)
 def test_keys_of_x_and_values_of_another_input(position: nn.Module | None) -> None:
     module = build(position=position, value_source_width=U)
     x, value = normal(B, L, D), normal(B, L, U)
@@ -110,7 +110,7 @@ def test_keys_of_x_and_values_of_another_input(position: nn.Module | None) -> No
 
 
 @pytest.mark.parametrize("capacity", [None, 11])
-@pytest.mark.parametrize("position", [None, Rotary(4), LinearBias(3)], ids=str)
+@pytest.mark.parametrize("position", [None, RotaryEmbedding(4), ALiBi(3)], ids=str)
 def test_a_self_cache_grows_by_both(capacity: int | None, position: nn.Module | None) -> None:
     module = build(position=position, value_source_width=U)
     x, value = normal(B, L, D), normal(B, L, U)
@@ -138,13 +138,13 @@ def test_packed_is_one_by_one() -> None:
     xs, keyed = [normal(1, n, D) for n in lengths], [normal(1, n, D) for n in sources]
     values = [normal(1, n, U) for n in sources]
     alone = [module(*pair, value=value) for pair, value in zip(zip(xs, keyed), values)]
-    mask = packed(Packed(lengths), Packed(sources))
+    mask = packed(PackedLengths(lengths), PackedLengths(sources))
     tight = module(torch.cat(xs, 1), torch.cat(keyed, 1), value=torch.cat(values, 1), mask=mask)
     close(tight, torch.cat(alone, 1))
 
 
 def test_other_scores_and_leading_axes() -> None:
-    module = build(score=Additive(4, 4, 5).double(), value_source_width=U)
+    module = build(score=AdditiveScore(4, 4, 5).double(), value_source_width=U)
     x, source, value = normal(2, 3, L, D), normal(2, 3, S, D), normal(2, 3, S, U)
     have = module(x, source, value=value)
     assert have.shape == (2, 3, L, D)

@@ -14,8 +14,17 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from regard import Mask, Statistics, attend, causal, padding, statistics, weights, window
-from regard.attention import weights as module
+from regard import (
+    AttentionStatistics,
+    Mask,
+    attend,
+    attention_statistics,
+    attention_weights,
+    causal,
+    padding,
+    window,
+)
+from regard.attention import attention_weights as module
 from regard.attention.mask import four_axes
 from tests.attention.problems import MASKS, problem
 
@@ -65,7 +74,7 @@ def test_weights_are_the_formula(name: str) -> None:
     case = problem(name, 2, 3, 6, 5, 7, 4, 3)
     for dtype, tolerance in TOLERANCE.items():
         query, key = case.query.to(dtype), case.key.to(dtype)
-        have = weights(query, key, case.mask)
+        have = attention_weights(query, key, case.mask)
         assert have.dtype == torch.promote_types(dtype, torch.float32)
         close(have, matrix(query, key, case.mask), tolerance)
 
@@ -74,7 +83,7 @@ def test_weights_are_those_of_attend() -> None:
     query, key, value = normal(2, 6, 5, 4), normal(2, 3, 7, 4), normal(2, 3, 7, 11)
     bias, mask = normal(2, 6, 5, 7), causal() & padding([7, 2])
     for beta in (None, 0, 0.3, math.inf, torch.tensor([0.0, 1, 2, 0.5, math.inf, 3])):
-        grid = weights(query, key, mask, beta, bias)
+        grid = attention_weights(query, key, mask, beta, bias)
         want = grid @ value.repeat_interleave(2, 1)
         close(attend(query, key, value, mask, beta, bias), want, 1e-12)
 
@@ -106,35 +115,37 @@ def test_rows_in_every_form(rows: Any, which: Sequence[int]) -> None:
     index = torch.tensor(list(which), dtype=torch.int64)
     for mask in (None, causal() & padding([7, 2]), Mask.from_tensor(torch.ones(5, 7) > 0)):
         for bias in (None, normal(2, 1, 5, 7), normal(6, 1, 7)[:1]):
-            have = weights(query, key, mask, bias=bias, rows=rows)
+            have = attention_weights(query, key, mask, bias=bias, rows=rows)
             assert have.shape == (2, 6, len(which), 7)
             close(have, matrix(query, key, mask, bias=bias)[:, :, index], 1e-12)
 
 
 def test_only_the_rows_asked_for_are_computed() -> None:
     with Largest() as largest:
-        weights(normal(1, 1, 1009, 2), normal(1, 1, 1013, 2), causal(), rows=[5, -1])
+        attention_weights(normal(1, 1, 1009, 2), normal(1, 1, 1013, 2), causal(), rows=[5, -1])
     assert largest.numel <= 2 * 1013 * 2  # two rows of scores, or the keys
 
 
 def test_leading_axes_are_free() -> None:
     query, key = normal(5, 4), normal(7, 4)
     want = matrix(query[None, None], key[None, None], causal())[0, 0]
-    close(weights(query, key, causal()), want, 1e-12)
-    close(weights(query[None], key, causal()), want[None], 1e-12)
-    many = weights(normal(2, 1, 3, 5, 4), normal(11, 3, 7, 4), rows=[0, 2])
+    close(attention_weights(query, key, causal()), want, 1e-12)
+    close(attention_weights(query[None], key, causal()), want[None], 1e-12)
+    many = attention_weights(normal(2, 1, 3, 5, 4), normal(11, 3, 7, 4), rows=[0, 2])
     assert many.shape == (2, 11, 3, 2, 7)
 
 
 def test_gradients_reach_queries_and_keys() -> None:
     query, key = normal(1, 2, 3, 4).requires_grad_(), normal(1, 1, 5, 4).requires_grad_()
-    assert torch.autograd.gradcheck(lambda q, k: weights(q, k, causal(), rows=[2, 0]), (query, key))
+    assert torch.autograd.gradcheck(
+        lambda q, k: attention_weights(q, k, causal(), rows=[2, 0]), (query, key)
+    )
 
 
 # --- Statistics
 
 
-def check(have: Statistics, grid: Tensor, topk: int, tolerance: float) -> None:
+def check(have: AttentionStatistics, grid: Tensor, topk: int, tolerance: float) -> None:
     """The statistics against those of the whole matrix (B, H, L, S)."""
     S = grid.shape[-1]
     close(have.entropy, -torch.special.xlogy(grid, grid).sum(-1), 10 * tolerance)
@@ -160,7 +171,7 @@ def test_statistics_are_those_of_the_matrix(name: str, monkeypatch: pytest.Monke
     for dtype, chunk in zip(TOLERANCE, (1, 300, 700, module.CHUNK)):
         monkeypatch.setattr(module, "CHUNK", chunk)
         query, key = case.query.to(dtype), case.key.to(dtype)
-        have = statistics(query, key, case.mask)
+        have = attention_statistics(query, key, case.mask)
         assert have.entropy.dtype == torch.promote_types(dtype, torch.float32)
         assert have.top_positions.dtype == torch.int64
         check(have, matrix(query, key, case.mask), 4, TOLERANCE[dtype])
@@ -182,7 +193,7 @@ def test_statistics_of_any_shape(
 ) -> None:
     G, H = heads
     case = problem(name, B, G, H, L, S, 3, 3, seed)
-    have = statistics(case.query, case.key, case.mask, beta, topk=topk)
+    have = attention_statistics(case.query, case.key, case.mask, beta, topk=topk)
     check(have, matrix(case.query, case.key, case.mask, beta), topk, 1e-12)
 
 
@@ -202,12 +213,12 @@ def test_statistics_with_beta_and_bias(beta: Any, biased: bool) -> None:
     for shape in [(2, 6, 5, 7), (5, 7), (7,)] if biased else [None]:
         bias = None if shape is None else normal(*shape)
         for mask in (None, window(2, 1), causal() & padding([7, 0])):
-            have = statistics(query, key, mask, beta, bias)
+            have = attention_statistics(query, key, mask, beta, bias)
             check(have, matrix(query, key, mask, beta, bias), 4, 1e-7)
 
 
 def test_uniform_rows() -> None:
-    have = statistics(normal(2, 3, 5, 4), normal(2, 3, 7, 4), beta=0, topk=9)
+    have = attention_statistics(normal(2, 3, 5, 4), normal(2, 3, 7, 4), beta=0, topk=9)
     close(have.entropy, torch.full((2, 3, 5), math.log(7)), 1e-7)
     close(have.received, torch.full((2, 3, 7), 5 / 7), 1e-7)
     close(have.top_weights[..., :7], torch.full((2, 3, 5, 7), 1 / 7), 1e-7)
@@ -218,7 +229,7 @@ def test_uniform_rows() -> None:
 
 def test_ties_are_shared() -> None:
     query, key = torch.ones(1, 1), torch.tensor([[1.0], [3.0], [2.0], [3.0]])
-    have = statistics(query, key, beta=math.inf)
+    have = attention_statistics(query, key, beta=math.inf)
     assert have.top_weights.tolist() == [[0.5, 0.5, 0.0, 0.0]]
     assert sorted(have.top_positions[0, :2].tolist()) == [1, 3]
     assert have.top_positions[0, 2:].tolist() == [-1, -1]
@@ -227,7 +238,7 @@ def test_ties_are_shared() -> None:
 
 
 def test_rows_that_see_nothing() -> None:
-    have = statistics(normal(2, 3, 5, 4), normal(2, 3, 7, 4), padding([0, 7]))
+    have = attention_statistics(normal(2, 3, 5, 4), normal(2, 3, 7, 4), padding([0, 7]))
     for name, empty in (("entropy", 0), ("received", 0), ("top_weights", 0), ("top_positions", -1)):
         assert bool((getattr(have, name)[0] == empty).all())
         assert not bool((getattr(have, name)[1] == empty).all())
@@ -235,21 +246,21 @@ def test_rows_that_see_nothing() -> None:
 
 @pytest.mark.parametrize(("L", "S"), [(0, 7), (5, 0), (0, 0)])
 def test_nothing_to_look_at(L: int, S: int) -> None:
-    have = statistics(normal(2, 6, L, 4), normal(2, 3, S, 4))
+    have = attention_statistics(normal(2, 6, L, 4), normal(2, 3, S, 4))
     check(have, torch.zeros(2, 6, L, S), 4, 1e-12)
-    assert weights(normal(2, 6, L, 4), normal(2, 3, S, 4)).shape == (2, 6, L, S)
+    assert attention_weights(normal(2, 6, L, 4), normal(2, 3, S, 4)).shape == (2, 6, L, S)
 
 
 def test_statistics_keep_the_leading_axes() -> None:
     query, key = normal(5, 4), normal(7, 4)
     for axes in range(4):
         lead = (1,) * axes
-        have = statistics(query.view(*lead, 5, 4), key.view(*lead, 7, 4), topk=2)
+        have = attention_statistics(query.view(*lead, 5, 4), key.view(*lead, 7, 4), topk=2)
         assert [t.shape for t in have] == [(*lead, 5), (*lead, 7), (*lead, 5, 2), (*lead, 5, 2)]
 
 
 def test_statistics_hold_no_graph() -> None:
-    have = statistics(normal(3, 4).requires_grad_(), normal(5, 4).requires_grad_())
+    have = attention_statistics(normal(3, 4).requires_grad_(), normal(5, 4).requires_grad_())
     assert not any(tensor.requires_grad for tensor in have)
 
 
@@ -288,7 +299,7 @@ def test_statistics_never_hold_the_matrix(
     query, key = normal(B, H, L, K), normal(B, G, S, K)
     mask = make(L, S)
     with Largest() as largest:
-        have = statistics(query, key, mask)
+        have = attention_statistics(query, key, mask)
     # A chunk, or what the result and the inputs hold; the matrix would be thirty times as much.
     limit = max(chunk, B * H * S * K, B * H * L * 4)
     assert largest.numel <= limit < B * H * L * S / 30
@@ -298,7 +309,7 @@ def test_statistics_never_hold_the_matrix(
 PEAK = """
 import resource
 import torch
-from regard import Mask, causal, statistics
+from regard import Mask, attention_statistics as statistics, causal
 
 H, L = {H}, {L}
 query, key = torch.randn(1, H, L, 32), torch.randn(1, H, L, 32)
@@ -344,10 +355,10 @@ def test_statistics_can_be_mapped_over() -> None:
     """torch.vmap gives what a loop gives, over queries and keys, or over queries alone."""
     query, key = torch.randn(3, 2, 6, 5, 8), torch.randn(3, 2, 2, 7, 8)
     mask = causal() & padding([7, 4])
-    both = torch.vmap(lambda q, k: statistics(q, k, mask=mask, topk=9))(query, key)
-    each = [statistics(q, k, mask=mask, topk=9) for q, k in zip(query, key)]
-    alone = torch.vmap(lambda q: statistics(q, key[0], mask=mask), in_dims=0)(query)
-    each_alone = [statistics(q, key[0], mask=mask) for q in query]
+    both = torch.vmap(lambda q, k: attention_statistics(q, k, mask=mask, topk=9))(query, key)
+    each = [attention_statistics(q, k, mask=mask, topk=9) for q, k in zip(query, key)]
+    alone = torch.vmap(lambda q: attention_statistics(q, key[0], mask=mask), in_dims=0)(query)
+    each_alone = [attention_statistics(q, key[0], mask=mask) for q in query]
     for mapped, loop in ((both, each), (alone, each_alone)):
         for found, expected in zip(mapped, zip(*loop)):
             torch.testing.assert_close(found, torch.stack(expected))

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from regard import load
 from regard.attention.core import Core
-from regard.check import check
-from regard.check.properties import PROPERTIES
+from regard.checks import check
+from regard.checks.properties import PROPERTIES
 from regard.cli.main import main
 from regard.config import from_json
 from regard.model.language import LanguageConfig, LanguageModel

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from regard.attention.packed import Packed
+from regard.attention.packed import PackedLengths
 from regard.data.batch import (
     Batch,
     Hiding,
@@ -254,5 +254,5 @@ def test_to_a_device_from_pinned_memory() -> None:
     moved = batch.to("cuda")
     assert moved.source.device.type == "cuda"
     assert torch.equal(moved.labels.cpu(), batch.labels)
-    assert isinstance(moved.source_lengths, Packed)
+    assert isinstance(moved.source_lengths, PackedLengths)
     assert moved.source_lengths.offsets.device.type == "cuda"

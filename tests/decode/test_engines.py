@@ -18,7 +18,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from regard.attention.mask import Packed
+from regard.attention.mask import PackedLengths
 from regard.cli.inference import InferenceOptions, report_fallback
 from regard.decode.engine.eager import EagerEngine, EagerSession
 from regard.decode.engine.ensemble import ensemble
@@ -261,7 +261,7 @@ def test_long_and_packed_sources(cuda: Any) -> None:
     want = option.find(EagerEngine().open(model, **given), sentences(option))
     lengths = given["lengths"]
     ends = torch.cat([row[:n] for row, n in zip(given["source"], lengths)])[None]
-    for source, counts in ((given["source"], lengths), (ends, Packed(lengths, DEVICE))):
+    for source, counts in ((given["source"], lengths), (ends, PackedLengths(lengths, DEVICE))):
         with engine.open(model, source, counts, beams=4, length=MOST + 1) as session:
             same(option.find(session, sentences(option)), want, 2e-3)
 
@@ -565,7 +565,7 @@ def test_threads_share_an_int8_engine(quantized: Any) -> None:
 def test_what_the_kernels_do_not_know_is_left_to_the_modules(kind: str, quantized: Any) -> None:
     model, engine = quantized(MODELS[kind])
     assert engine.name == "eager"
-    assert "LinearBias" in engine.reason
+    assert "ALiBi" in engine.reason
     given = read(model)
     assert OPTIONS["greedy"].find(open_session(model, **given), [[START]] * 3)
 

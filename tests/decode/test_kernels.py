@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from regard.attention.position import Layout, Rotary
+from regard.attention.position import Layout, RotaryEmbedding
 from regard.decode.search import topk
 from regard.decode.search.constraints import Constraints
 
@@ -70,7 +70,7 @@ def test_self_attention(dtype: torch.dtype, layout: Layout | None, window: int |
         normal(R, H * K + G * (K + V), dtype=dtype),
         normal(R * T, G * (K + V), dtype=dtype),
     )
-    rotary, factors = None if layout is None else Rotary(10, layout=layout), None
+    rotary, factors = None if layout is None else RotaryEmbedding(10, layout=layout), None
     if rotary is not None:
         factors = rotation_factors(rotary, K, T, torch.device(DEVICE))
     held, moved = slots.clone(), table.to(DEVICE)

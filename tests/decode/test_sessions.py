@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from regard import LanguageModel, Packed, Transformer
+from regard import LanguageModel, PackedLengths, Transformer
 from regard.decode.engine import eager
 from regard.decode.engine.pick import open_session
 from regard.decode.engine.session import Attentive, Session
@@ -245,7 +245,7 @@ def test_a_batch_equals_one_by_one_in_any_order(search: Search, attention: bool)
 def test_packed_sources_are_read_alike(search: Search) -> None:
     model, source = transformer(), tokens(B, S)
     padded = open_session(model, source, LENGTHS)
-    packed = open_session(model, pack(source, LENGTHS), Packed(LENGTHS))
+    packed = open_session(model, pack(source, LENGTHS), PackedLengths(LENGTHS))
     have, want = (search(each, PROMPTS, MOST, range(B)) for each in (packed, padded))
     for one, two in zip(have, want, strict=True):
         same(one, two)

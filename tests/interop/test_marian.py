@@ -23,7 +23,7 @@ from regard import (
     load,
 )
 from regard.attention.multihead import MultiHeadAttention
-from regard.attention.position import Sinusoidal
+from regard.attention.position import SinusoidalPositions
 from regard.data.tokenizer import Tokenizer
 from regard.data.tokenizer import files as tokenizer_files
 from regard.interop import marian, read, shape_for, write
@@ -156,7 +156,7 @@ def test_one_table_stays_one(tmp_path: Path) -> None:
 def test_their_sinusoids_are_ours_in_halves(width: int) -> None:
     theirs = peer(d_model=width, encoder_attention_heads=1, decoder_attention_heads=1)
     table = theirs.model.encoder.embed_positions.weight
-    expected = Sinusoidal(width, layout="halves").encoding(torch.arange(31), torch.float32)
+    expected = SinusoidalPositions(width, layout="halves").encoding(torch.arange(31), torch.float32)
     assert table.allclose(expected, rtol=0, atol=1e-7)
 
 

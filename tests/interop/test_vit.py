@@ -117,8 +117,8 @@ def test_the_pooler_is_our_tanh_layer(transformers: Any, tmp_path: Path, width: 
     assert model.config.head_width == width
     assert imported.task is not None
     assert imported.task["labels"] is None
-    assert "with_classes" in imported.notes[0]
-    assert model.with_classes(7)(x).shape == (3, 7)
+    assert "replace_head" in imported.notes[0]
+    assert model.replace_head(7)(x).shape == (3, 7)
 
 
 def test_without_a_pooler(transformers: Any, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from regard import attend, causal, padding, weights, window
+from regard import attend, attention_weights, causal, padding, window
 from regard.cli import main as cli
 from regard.lab.byhand import by_hand
 from regard.lab.commands.attend import read_mask
@@ -77,7 +77,7 @@ def test_it_is_what_attend_gives(
     rule = None if mask is None else read_mask(mask, 2, 3)
     sharpness = None if beta is None else float(Fraction(beta)) if beta != "inf" else math.inf
     np.testing.assert_allclose(
-        found["weights"], weights(q, k, mask=rule, beta=sharpness), atol=1e-14
+        found["weights"], attention_weights(q, k, mask=rule, beta=sharpness), atol=1e-14
     )
     np.testing.assert_allclose(
         found["output"], attend(q, k, v, mask=rule, beta=sharpness), atol=1e-14

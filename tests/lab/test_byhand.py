@@ -16,7 +16,7 @@ from torch import Tensor
 
 from regard.attention.attend import attend
 from regard.attention.mask import Mask, causal, packed, padding, window
-from regard.attention.weights import weights
+from regard.attention.weights import attention_weights
 from regard.lab.byhand import DRAWN, TRY, demo, exercise, show
 from regard.lab.stages import stages, worked
 from regard.lab.steps import Steps, steps
@@ -62,7 +62,7 @@ def test_the_last_step_is_attend(mask: Callable[[], Mask | None], beta: float | 
     q, k, v = matrices()
     found = steps(q, k, v, mask(), beta)
     torch.testing.assert_close(
-        found.weights, weights(q, k, mask(), beta=beta), atol=1e-14, rtol=1e-13
+        found.weights, attention_weights(q, k, mask(), beta=beta), atol=1e-14, rtol=1e-13
     )
     torch.testing.assert_close(
         found.output, attend(q, k, v, mask(), beta=beta), atol=1e-14, rtol=1e-13

@@ -136,7 +136,7 @@ def test_operations_of_a_layer() -> None:
 
 def test_general_and_additive_scores_are_those_of_the_library() -> None:
     q, k, v = torch.randn(3, 4).double(), torch.randn(5, 2).double(), torch.randn(5, 3).double()
-    general, additive = score.General(4, 2).double(), score.Additive(4, 2, 6).double()
+    general, additive = score.BilinearScore(4, 2).double(), score.AdditiveScore(4, 2, 6).double()
     by_hand = {
         general: General(Matrix.of(general.weight)),
         additive: Additive(

@@ -141,7 +141,7 @@ def test_first_weights_depend_on_the_seed_alone() -> None:
 
 
 def test_every_step_has_a_loss_and_what_is_frozen_stays() -> None:
-    model = probe.fresh(lambda: TextClassifier(SMALL), 0).freeze()
+    model = probe.fresh(lambda: TextClassifier(SMALL), 0).freeze_backbone()
     table, head = model.tokens.table.weight.clone(), model.head.weight.clone()
     losses = probe.learn(model, order, 7)
     assert len(losses) == 7

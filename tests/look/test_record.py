@@ -13,8 +13,8 @@ from regard.attention.attend import attend, distribution
 from regard.attention.core import Core
 from regard.attention.mask import Mask, causal
 from regard.attention.multihead import MultiHeadAttention
-from regard.attention.position import LinearBias
-from regard.attention.score import Additive, Score
+from regard.attention.position import ALiBi
+from regard.attention.score import AdditiveScore, AlignmentScore
 from regard.decode.engine.pick import open_session
 from regard.decode.search.beam import beam
 from regard.look.effect import changed
@@ -64,7 +64,7 @@ def test_the_weights_give_the_attentions_output() -> None:
 
 
 def test_other_scores_are_recorded_as_they_are_used() -> None:
-    layer = MultiHeadAttention(12, 3, score=Additive(4, 4, 5, heads=3)).eval()
+    layer = MultiHeadAttention(12, 3, score=AdditiveScore(4, 4, 5, heads=3)).eval()
     x = torch.randn(2, 5, 12)
     kept = {}
     layer.core.register_forward_hook(lambda module, given, out: kept.update(v=given[2], out=out))
@@ -169,7 +169,7 @@ class NoCore(nn.Module):
         return attend(query, key, value)
 
 
-class Attending(Score):
+class Attending(AlignmentScore):
     """A score with an attention of its own."""
 
     def forward(self, query: Tensor, key: Tensor) -> Tensor:
@@ -289,8 +289,8 @@ def test_a_subclass_of_core_without_changes_is_recorded() -> None:
     assert seen[""].statistics().entropy.shape == (2, 3, 5)
 
 
-@pytest.mark.parametrize("score", [None, Additive(4, 4, 5, heads=3)])
-def test_weights_of_a_core_are_those_of_its_forward(score: Score | None) -> None:
+@pytest.mark.parametrize("score", [None, AdditiveScore(4, 4, 5, heads=3)])
+def test_weights_of_a_core_are_those_of_its_forward(score: AlignmentScore | None) -> None:
     core = Core(score, None if score else 0.7)
     query, key, value = torch.randn(2, 3, 5, 4), torch.randn(2, 3, 7, 4), torch.randn(2, 3, 7, 2)
     bias = torch.randn(5, 7)
@@ -303,7 +303,7 @@ def test_weights_of_a_core_are_those_of_its_forward(score: Score | None) -> None
 @pytest.mark.parametrize("early", [True, False])
 def test_a_pre_hook_of_ones_own_is_recorded_too(early: bool) -> None:
     """Whether it is registered before the recording begins or after."""
-    layer = MultiHeadAttention(12, 3, position=LinearBias(3)).eval()
+    layer = MultiHeadAttention(12, 3, position=ALiBi(3)).eval()
     x, kept, modules = torch.randn(2, 5, 12), watched(layer), []
 
     def double(core: Core, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -324,7 +324,7 @@ def test_a_pre_hook_of_ones_own_is_recorded_too(early: bool) -> None:
 
 def test_the_coverage_penalty_reads_the_weights_that_were_used() -> None:
     model = small()
-    model.decoder.blocks[1].cross.core = Core(Additive(6, 6, 5, heads=4))
+    model.decoder.blocks[1].cross.core = Core(AdditiveScore(6, 6, 5, heads=4))
     source = torch.randint(31, (2, 7))
     session = open_session(model, source, attention=True)
     with record(model, lambda name: name == CROSS) as seen, session:

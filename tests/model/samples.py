@@ -13,8 +13,8 @@ from regard import (
     ImageSource,
     LanguageConfig,
     LanguageModel,
-    Learned,
-    Sinusoidal,
+    LearnedPositions,
+    SinusoidalPositions,
     Transformer,
     TransformerConfig,
     VisionConfig,
@@ -31,8 +31,8 @@ FEATURES = 5
 
 POSITIONS = ["sinusoidal", "sinusoidal-halves", "learned", "rotary", "linear-bias", "none"]
 OWN: dict[str, Callable[[], nn.Module]] = {
-    "concatenated": lambda: Concatenated(Sinusoidal(5)),
-    "concatenated learned": lambda: Concatenated(Learned(29, 5)),
+    "concatenated": lambda: Concatenated(SinusoidalPositions(5)),
+    "concatenated learned": lambda: Concatenated(LearnedPositions(29, 5)),
 }
 """Positions that a config has no word for."""
 

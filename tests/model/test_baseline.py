@@ -12,7 +12,7 @@ from regard import (
     LanguageConfig,
     LanguageModel,
     Mask,
-    Packed,
+    PackedLengths,
     SelfCache,
     Transformer,
     TransformerConfig,
@@ -145,7 +145,7 @@ def test_padded_packed_and_alone_are_the_same(
     alone = torch.cat([layer(row[None], mask=order)[0] for row in rows])
     out = layer(x, mask=joined(padding(torch.tensor(lengths))))
     from_padded = torch.cat([out[b, :length] for b, length in enumerate(lengths)])
-    from_packed = layer(torch.cat(rows)[None], mask=joined(packed(Packed(lengths))))[0]
+    from_packed = layer(torch.cat(rows)[None], mask=joined(packed(PackedLengths(lengths))))[0]
     for have in (from_padded, from_packed):
         close(have, alone)
     wanted = (x, *layer.parameters())
@@ -221,8 +221,8 @@ def test_inside_the_models(name: str) -> None:
     have = model(
         torch.cat([source[0], source[1, :3]])[None],
         torch.cat([target[0, :4], target[1]])[None],
-        source_lengths=Packed(lengths[0]),
-        target_lengths=Packed(lengths[1]),
+        source_lengths=PackedLengths(lengths[0]),
+        target_lengths=PackedLengths(lengths[1]),
     )
     close(have[0], torch.cat([want[0, :4], want[1]]))
     cache, memory = model.cache(), model.encode(source, lengths[0])

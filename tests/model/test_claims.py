@@ -17,13 +17,13 @@ from torch.utils.flop_counter import FlopCounterMode
 from regard import (
     Concatenated,
     MultiHeadAttention,
-    Sinusoidal,
+    SinusoidalPositions,
     Transformer,
     TransformerConfig,
     VisionConfig,
     VisionTransformer,
+    attention_weights,
     causal,
-    weights,
 )
 from regard.attention.attend import formula
 from regard.model.baseline import Convolution, Dense, Recurrent
@@ -156,7 +156,7 @@ def test_item_16_order_matters() -> None:
 def test_item_17_concatenated_positions_cost_more() -> None:
     """P more columns: every matrix that reads them is wider, and so is what it costs."""
     P, x = 6, normal(1, L, D)
-    placed = Concatenated(Sinusoidal(P))(x)
+    placed = Concatenated(SinusoidalPositions(P))(x)
     assert placed.shape == (1, L, D + P)
     added, beside = (MultiHeadAttention(d, H).double() for d in (D, D + P))
     assert parameters(beside) - parameters(added) == 4 * ((D + P) ** 2 - D**2) + 4 * P
@@ -165,9 +165,9 @@ def test_item_17_concatenated_positions_cost_more() -> None:
 
 
 def test_item_18_added_positions() -> None:
-    layer = lively(Tokens(N, D, position=Sinusoidal(D)))
+    layer = lively(Tokens(N, D, position=SinusoidalPositions(D)))
     x = math.sqrt(D) * layer.table(SENTENCE)
-    close(layer(SENTENCE), x + Sinusoidal(D).encoding(torch.arange(L), torch.float64))
+    close(layer(SENTENCE), x + SinusoidalPositions(D).encoding(torch.arange(L), torch.float64))
 
 
 @pytest.mark.parametrize(("width", "cosine"), [(3, 0.50), (64, 0.10), (512, 0.035)])
@@ -201,7 +201,7 @@ def test_item_20_skip_connections_carry_the_position() -> None:
         """The probe's mean squared error after each layer, 1 for one that guesses."""
         torch.manual_seed(0)
         x = 0.3 * normal(batch, length, width)
-        x = x + Sinusoidal(width).encoding(torch.arange(length), torch.float64)
+        x = x + SinusoidalPositions(width).encoding(torch.arange(length), torch.float64)
         left = []
         for _ in range(5):
             make = partial(residual, width)
@@ -351,7 +351,7 @@ def test_item_45_heads_are_stacked_and_w_o_mixes_them() -> None:
         query, key, value = (
             x @ part.weight[own].T for part in (layer.query, layer.key, layer.value)
         )
-        result += weights(query, key) @ value @ layer.output.weight[:, own].T
+        result += attention_weights(query, key) @ value @ layer.output.weight[:, own].T
     close(layer(x), result)
     # Without W_O each block of columns would come from one head, and its own value matrix, alone.
     with torch.no_grad():
@@ -422,7 +422,7 @@ def test_item_59_subspaces_concatenated_and_projected() -> None:
         layer.output.weight.copy_(layer.output.weight[:, swap])
     close(layer(x), before)
     query, key = (part(x).view(1, L, H, K).transpose(1, 2) for part in (layer.query, layer.key))
-    looks = weights(query, key)[0]
+    looks = attention_weights(query, key)[0]
     assert all((looks[h] - looks[g]).abs().max() > 0.01 for h in range(H) for g in range(h))
 
 
@@ -536,7 +536,7 @@ def test_items_69_and_73_positions_fixed_or_learned() -> None:
     """Fixed at both inputs of the Transformer; learned in ViT, the class token's included."""
     model = published(Transformer, "base", 37_000)
     for part in (model.source.position, model.target.position):
-        assert isinstance(part, Sinusoidal)
+        assert isinstance(part, SinusoidalPositions)
         assert not list(part.parameters())
     base = published(VisionTransformer, "base", 1000)
     assert base.patches.position.table.shape == (196, 768)
@@ -595,7 +595,7 @@ def test_item_75_one_hidden_layer_then_none() -> None:
     x = normal(3, D)
     hidden = torch.tanh(before.head.hidden(x))
     close(before.head(x), before.head.output(hidden))
-    after = before.with_classes(5)
+    after = before.replace_head(5)
     assert [type(part) for part in after.head.children()] == [nn.Linear]
 
 
@@ -628,7 +628,7 @@ def test_item_94_an_encoder_is_a_feature_extractor_and_not_compact() -> None:
     assert transformer().encode(SOURCE).shape == (1, S, D)
     # Transfer: a frozen encoder's vectors serve another head, and are what they were.
     trained = vision()
-    other = trained.with_classes(3).freeze()
+    other = trained.replace_head(3).freeze_backbone()
     pictures = images(2)
     close(other.represent(pictures), trained.represent(pictures))
     assert not other.represent(pictures).requires_grad
@@ -636,8 +636,12 @@ def test_item_94_an_encoder_is_a_feature_extractor_and_not_compact() -> None:
 
 def test_item_95_adding_is_concatenating_with_tied_weights() -> None:
     """W (x + p) = [W W] [x; p]; the paper adds."""
-    W, x, p = normal(17, D), normal(L, D), Sinusoidal(D).encoding(torch.arange(L), torch.float64)
-    beside = Concatenated(Sinusoidal(D))(x)
+    W, x, p = (
+        normal(17, D),
+        normal(L, D),
+        SinusoidalPositions(D).encoding(torch.arange(L), torch.float64),
+    )
+    beside = Concatenated(SinusoidalPositions(D))(x)
     close((x + p) @ W.T, beside @ torch.cat((W, W), 1).T)
     assert not isinstance(transformer().target.position, Concatenated)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from regard import ImageSource, Packed, Transformer, TransformerConfig
+from regard import ImageSource, PackedLengths, Transformer, TransformerConfig
 from regard.checkpoint import load, save
 from regard.model.classifier import ClassifierConfig, TextClassifier
 
@@ -30,7 +30,7 @@ def texts() -> list[torch.Tensor]:
 def test_packed_padded_and_alone_are_the_same(pool: str) -> None:
     one, ids = model(pool=pool), texts()
     alone = torch.cat([one(text) for text in ids])
-    packed = one(torch.cat(ids, 1), lengths=Packed(LENGTHS))
+    packed = one(torch.cat(ids, 1), lengths=PackedLengths(LENGTHS))
     rows = [torch.nn.functional.pad(text, (0, 7 - text.shape[1]), value=3) for text in ids]
     padded = one(torch.cat(rows), lengths=torch.tensor(LENGTHS))
     assert alone.shape == (3, 5)
@@ -49,11 +49,15 @@ def test_the_mean_is_read_by_the_head() -> None:
 def test_an_empty_text_is_zero(pool: str) -> None:
     one, ids = model(pool=pool), torch.randint(0, 17, (3, 4))
     padded = one.represent(ids, lengths=[0, 4, 0])
-    packed = one.represent(ids[1:2], lengths=Packed([0, 4, 0]))
+    packed = one.represent(ids[1:2], lengths=PackedLengths([0, 4, 0]))
     torch.testing.assert_close(packed, padded)
     assert padded.any(1).tolist() == [False, True, False]
     nothing = torch.zeros(2, 0, dtype=torch.long)
-    for empty, lengths in ((nothing, None), (nothing, [0, 0]), (nothing[:1], Packed([0, 0]))):
+    for empty, lengths in (
+        (nothing, None),
+        (nothing, [0, 0]),
+        (nothing[:1], PackedLengths([0, 0])),
+    ):
         assert torch.equal(one.represent(empty, lengths=lengths), padded.new_zeros(2, 12))
 
 
@@ -73,9 +77,9 @@ def test_the_encoder_of_a_transformer() -> None:
 
 
 def test_freezing_and_other_classes() -> None:
-    one = model().freeze()
+    one = model().freeze_backbone()
     assert sum(parameter.requires_grad for parameter in one.parameters()) == 2
-    other = one.with_classes(7)
+    other = one.replace_head(7)
     assert other.head.weight.shape == (7, 12)
     assert other.config == replace(one.config, classes=7)
     assert one.head.weight.shape == (5, 12)

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parent.parent.parent
 COMPILED = """
 import json, sys, torch
 from torch._dynamo.testing import CompileCounter, CompileCounterWithBackend
-from regard import Packed
+from regard import PackedLengths
 from regard.model.stack import Stack
 from tests.model import samples
 from tests.model.samples import SOURCES, frames, images, tokens
@@ -48,7 +48,7 @@ def run_packed(model):
     return lambda source, target, a, b: model(source, target, source_lengths=a, target_lengths=b)
 
 def packed(n):
-    return tokens(1, n), tokens(1, n + 1), Packed([3, n - 3]), Packed([1, n])
+    return tokens(1, n), tokens(1, n + 1), PackedLengths([3, n - 3]), PackedLengths([1, n])
 
 MODELS = {
     "padded": lambda: run_padded(transformer("rotary", norm="pre", key_heads=2)),
@@ -75,11 +75,11 @@ INPUTS = {
     "packed": packed,
     "packed post": packed,
     "language": lambda n: (tokens(B, n),),
-    "language packed": lambda n: (tokens(1, n), Packed([3, n - 3])),
+    "language packed": lambda n: (tokens(1, n), PackedLengths([3, n - 3])),
     "vision": lambda n: (images(n, torch.float32),),
     "vision mean": lambda n: (images(n, torch.float32),),
     "audio": lambda n: (frames(B, n, torch.float32), tokens(B, 9), torch.tensor([n, 1, 2])),
-    "image": lambda n: (images(2, torch.float32), tokens(1, n), Packed([3, n - 3])),
+    "image": lambda n: (images(2, torch.float32), tokens(1, n), PackedLengths([3, n - 3])),
 }
 
 def lengths(name):

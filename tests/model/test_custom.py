@@ -15,8 +15,8 @@ from regard import (
     LanguageConfig,
     LanguageModel,
     MultiHeadAttention,
-    Rotary,
-    Sinusoidal,
+    RotaryEmbedding,
+    SinusoidalPositions,
     TextClassifier,
     TextEncoder,
     Transformer,
@@ -91,8 +91,8 @@ CUSTOM: dict[str, tuple[Callable[[], LanguageModel], str]] = {
     "sigmoid": (with_sigmoid, "decoder.blocks.0.attention.core is Sigmoid("),
     "parallel": (with_parallel_blocks, "decoder.blocks.0 is Parallel("),
     "rotary": (
-        lambda: LanguageModel(CONFIG_LM, position=lambda: Rotary(4, base=500)),
-        "decoder.blocks.0.attention.position is Rotary(4, base=500",
+        lambda: LanguageModel(CONFIG_LM, position=lambda: RotaryEmbedding(4, base=500)),
+        "decoder.blocks.0.attention.position is RotaryEmbedding(4, base=500",
     ),
     "beta": (
         lambda: with_attention(MultiHeadAttention, beta=2.0),
@@ -157,9 +157,9 @@ def test_settings_that_change_results_are_custom_parts() -> None:
     table: list[tuple[Callable[[Any], object], str, str]] = [
         (lambda m: setattr(m.source, "scale", 1.0), "source", "Tokens(scale=1)"),
         (
-            lambda m: setattr(m.source, "position", Sinusoidal(12, base=50)),
+            lambda m: setattr(m.source, "position", SinusoidalPositions(12, base=50)),
             "source.position",
-            "Sinusoidal(12, base=50, layout='interleaved')",
+            "SinusoidalPositions(12, base=50, layout='interleaved')",
         ),
         (
             lambda m: setattr(m.encoder.blocks[0].add_attention.norm, "eps", 0.1),
@@ -234,6 +234,8 @@ def test_a_transformer_of_an_encoder_with_custom_parts_is_refused() -> None:
     config = EncoderConfig(11, layers=1, **SIZES)
     shape = TransformerShape(decoder_layers=1)
     assert custom_parts(Transformer.of(TextEncoder(config), shape)) == {}
-    custom = TextEncoder(config, position=lambda: Sinusoidal(12, base=50))
-    with pytest.raises(ValueError, match=r"would lack its custom parts \(position is Sinusoidal"):
+    custom = TextEncoder(config, position=lambda: SinusoidalPositions(12, base=50))
+    with pytest.raises(
+        ValueError, match=r"would lack its custom parts \(position is SinusoidalPositions"
+    ):
         Transformer.of(custom, shape)

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from regard import Concatenated, Grid, LearnedGrid, Sinusoidal
+from regard import Concatenated, GridPositions, LearnedGridPositions, SinusoidalPositions
 from regard.model.embedding import Frames, Patches, Tokens, flat_patches, grid
 from tests.model.samples import close
 
@@ -15,11 +15,11 @@ B, S, D = 3, 5, 14
 
 
 def sines(positions: Tensor) -> Tensor:
-    return Sinusoidal(D).encoding(positions, torch.float64)
+    return SinusoidalPositions(D).encoding(positions, torch.float64)
 
 
 def test_tokens_are_rows_times_the_root_of_the_width_plus_positions() -> None:
-    tokens = Tokens(17, D, position=Sinusoidal(D)).double()
+    tokens = Tokens(17, D, position=SinusoidalPositions(D)).double()
     ids = torch.randint(17, (B, S))
     rows = tokens.table.weight[ids]
     close(tokens(ids), math.sqrt(D) * rows + sines(torch.arange(S)))
@@ -29,14 +29,14 @@ def test_tokens_are_rows_times_the_root_of_the_width_plus_positions() -> None:
 
 
 def test_positions_say_where_each_row_stands() -> None:
-    tokens, ids = Tokens(17, D, position=Sinusoidal(D)).double(), torch.randint(17, (B, S))
+    tokens, ids = Tokens(17, D, position=SinusoidalPositions(D)).double(), torch.randint(17, (B, S))
     at = torch.tensor([[0, 1, 0, 1, 2]]).expand(B, -1)
     close(tokens(ids, at)[:, 2:], tokens(ids[:, 2:]))
 
 
 @pytest.mark.parametrize("kind", ["tokens", "patches", "frames"])
 def test_concatenated_positions_take_their_room_from_the_width(kind: str) -> None:
-    position = Concatenated(Sinusoidal(4))
+    position = Concatenated(SinusoidalPositions(4))
     if kind == "tokens":
         layer, given = Tokens(17, D, position=position), torch.randint(17, (B, S))
     elif kind == "patches":
@@ -45,7 +45,7 @@ def test_concatenated_positions_take_their_room_from_the_width(kind: str) -> Non
         layer, given = Frames(7, D, position=position), torch.randn(B, S, 7)
     out = layer(given)
     assert out.shape[-1] == D
-    want = Sinusoidal(4).encoding(torch.arange(out.shape[1])).expand(B, -1, -1)
+    want = SinusoidalPositions(4).encoding(torch.arange(out.shape[1])).expand(B, -1, -1)
     assert torch.equal(out[..., D - 4 :], want)
 
 
@@ -67,7 +67,9 @@ def test_the_map_of_patches_is_a_convolution() -> None:
     close(layer(images), want, 4e-15)
 
 
-@pytest.mark.parametrize("position", [LearnedGrid(3, 5, D), Grid(3, 5, *[Sinusoidal(7)] * 2)])
+@pytest.mark.parametrize(
+    "position", [LearnedGridPositions(3, 5, D), GridPositions(3, 5, *[SinusoidalPositions(7)] * 2)]
+)
 def test_patches_have_rows_and_columns(position: nn.Module) -> None:
     layer = Patches((6, 10), 2, 3, D, position=position)
     blank = layer(torch.zeros(B, 3, 6, 10)) - layer.projection.bias
@@ -75,12 +77,15 @@ def test_patches_have_rows_and_columns(position: nn.Module) -> None:
 
 
 def test_frames_are_mapped_one_by_one() -> None:
-    layer, sound = Frames(7, D, position=Sinusoidal(D)).double(), torch.randn(B, S, 7).double()
+    layer, sound = (
+        Frames(7, D, position=SinusoidalPositions(D)).double(),
+        torch.randn(B, S, 7).double(),
+    )
     close(layer(sound), layer.projection(sound) + sines(torch.arange(S)))
 
 
 def test_dropout_falls_on_the_sum() -> None:
-    layer = Tokens(17, D, position=Sinusoidal(D), dropout=0.5)
+    layer = Tokens(17, D, position=SinusoidalPositions(D), dropout=0.5)
     ids = torch.randint(17, (B, S))
     kept = layer(ids)
     whole = layer.eval()(ids)

@@ -14,9 +14,9 @@ from regard import (
     LanguageConfig,
     LanguageModel,
     MultiHeadAttention,
-    Packed,
+    PackedLengths,
     SelfCache,
-    Sinusoidal,
+    SinusoidalPositions,
     TextSource,
     Transformer,
     TransformerConfig,
@@ -32,7 +32,7 @@ Case = tuple[Callable[[], object], *tuple[str, ...]]
 IDS = torch.arange(10).view(2, 5)
 ROW = IDS.view(1, 10)
 SMALL = {"width": 12, "heads": 2}
-PACKED = Packed([5, 5])
+PACKED = PackedLengths([5, 5])
 
 
 def config(**options: object) -> TransformerConfig:
@@ -109,7 +109,7 @@ SIZES: dict[str, Case] = {
     ),
     "channels": (lambda: vision(channels=0), r"channels \(0\)", "1 or more"),
     "classes": (lambda: VisionTransformer.tiny(0), r"classes \(0\)", "1 or more"),
-    "new classes": (lambda: pictures().with_classes(0), r"classes \(0\)", "1 or more"),
+    "new classes": (lambda: pictures().replace_head(0), r"classes \(0\)", "1 or more"),
     "head": (lambda: vision(head_width=0), r"head_width \(0\)", "1 or more"),
     "patch": (lambda: vision(patch=4), r"patch \(4\)", "6 × 10", "8 × 8"),
     "patch of 225": (
@@ -122,7 +122,7 @@ SIZES: dict[str, Case] = {
         lambda: Transformer(config(source=ImageSource(image=9, patch=2))),
         *(r"patch \(2\)", "9 × 9", "8 × 8"),
     ),
-    "another size": (lambda: pictures().at_size((7, 10)), r"patch \(2\)", "7 × 10", "8 × 10"),
+    "another size": (lambda: pictures().resize_images((7, 10)), r"patch \(2\)", "7 × 10", "8 × 10"),
     "image with channels": (
         lambda: VisionTransformer.base(10, image=(3, 32, 32)),
         *(r"\(3, 32, 32\)", r"\(rows, columns\)"),
@@ -159,20 +159,20 @@ PARTS: dict[str, Case] = {
         *("7 of 12", "share=False"),
     ),
     "no room beside positions": (
-        lambda: Transformer(config(), position=lambda: Concatenated(Sinusoidal(12))),
+        lambda: Transformer(config(), position=lambda: Concatenated(SinusoidalPositions(12))),
         *("12 wide", r"width \(12\)", "narrower"),
     ),
     "positions of another width": (
-        lambda: Transformer(config(), position=lambda: Sinusoidal(10))(IDS, IDS),
+        lambda: Transformer(config(), position=lambda: SinusoidalPositions(10))(IDS, IDS),
         *(r"\(12\)", r"\(10\)", "build the position"),
     ),
     "a position for its maker": (
-        lambda: Transformer(config(), position=Sinusoidal(12)),
-        *(r"Sinusoidal\(12", "a function that makes one", "lambda"),
+        lambda: Transformer(config(), position=SinusoidalPositions(12)),
+        *(r"SinusoidalPositions\(12", "a function that makes one", "lambda"),
     ),
     "a name for a position": (
         lambda: Transformer(config(), position=lambda: "rotary"),
-        *("'rotary'", "Rotary or LinearBias"),
+        *("'rotary'", "RotaryEmbedding or ALiBi"),
     ),
     "an attention for its maker": (
         lambda: VisionTransformer(VisionConfig(3, 6, 2), attention=MultiHeadAttention(12, 3)),
@@ -199,7 +199,7 @@ BATCHES: dict[str, Case] = {
     "ids below": (lambda: text()(IDS, IDS - 3), "-3 to 6", "0 to 18", "tokenizer"),
     "an image of another size": (
         lambda: pictures()(zeros(2, 3, 8, 10)),
-        *(r"\(2, 3, 8, 10\)", r"\(batch, 3, 6, 10\)", "at_size"),
+        *(r"\(2, 3, 8, 10\)", r"\(batch, 3, 6, 10\)", "resize_images"),
     ),
     "a grey image": (lambda: pictures()(zeros(2, 1, 6, 10)), r"\(2, 1, 6, 10\)", "3, 6, 10"),
     "a list of pixels": (lambda: pictures()([1]), "images", r"\[1\]", r"torch\.tensor"),
@@ -252,18 +252,18 @@ BATCHES: dict[str, Case] = {
 LENGTHS: dict[str, Case] = {
     "packed and padded": (
         lambda: text()(IDS, ROW, target_lengths=PACKED, source_lengths=[5, 5]),
-        *("Packed", "list", "both be Packed"),
+        *("PackedLengths", "list", "both be PackedLengths"),
     ),
     "padded and packed": (
         lambda: text()(ROW, IDS, source_lengths=PACKED, target_lengths=torch.tensor([5, 5])),
-        *("Packed", "Tensor", "both be Packed"),
+        *("PackedLengths", "Tensor", "both be PackedLengths"),
     ),
     "packed and whole": (
         lambda: text()(ROW, IDS, source_lengths=PACKED),
-        *("Packed", "None", "both be Packed"),
+        *("PackedLengths", "None", "both be PackedLengths"),
     ),
     "fewer sources": (
-        lambda: text()(ROW, ROW, source_lengths=PACKED, target_lengths=Packed([5, 2, 3])),
+        lambda: text()(ROW, ROW, source_lengths=PACKED, target_lengths=PackedLengths([5, 2, 3])),
         *(r"\(3\)", r"\(2\)", "length 0"),
     ),
     "fewer images": (
@@ -271,11 +271,11 @@ LENGTHS: dict[str, Case] = {
         *(r"\(2\)", r"\(3\)", "length 0"),
     ),
     "packed sources of another total": (
-        lambda: text()(ROW, ROW, source_lengths=Packed([5, 4]), target_lengths=PACKED),
+        lambda: text()(ROW, ROW, source_lengths=PackedLengths([5, 4]), target_lengths=PACKED),
         *("9 tokens", "rows of 10", "end to end"),
     ),
     "packed targets of another total": (
-        lambda: text()(ROW, ROW, source_lengths=PACKED, target_lengths=Packed([5, 4])),
+        lambda: text()(ROW, ROW, source_lengths=PACKED, target_lengths=PackedLengths([5, 4])),
         *("9 tokens", "rows of 10", "end to end"),
     ),
     "packed, but in rows": (

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from regard.attention import fusing
 from regard.attention.attend import attend
 from regard.attention.backends import Call
-from regard.attention.mask import Mask, Packed, causal, packed
-from regard.attention.position import Layout, Rotary
+from regard.attention.mask import Mask, PackedLengths, causal, packed
+from regard.attention.position import Layout, RotaryEmbedding
 from regard.model.block import FeedForward
 from regard.model.transformer import Transformer, TransformerConfig
 from regard.model.vit import VisionConfig, VisionTransformer
@@ -79,7 +79,7 @@ def test_tiles_in_float16(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_tiles_of_empty_sequences() -> None:
     from regard.attention.backends import tiles
 
-    mask = packed(Packed([0, 0], DEVICE), Packed([0, 3], DEVICE))
+    mask = packed(PackedLengths([0, 0], DEVICE), PackedLengths([0, 3], DEVICE))
     query, key = (torch.randn(1, 2, n, 16, device=DEVICE).to(HALF).requires_grad_() for n in (0, 3))
     out = tiles.packed(Call(query, key, key, mask, 0.25, None, 0.0))
     assert out.shape == query.shape
@@ -101,8 +101,10 @@ def test_tiles(group: int, is_causal: bool, sources: list[int] | None, width: in
     if is_causal and sources is not None:
         sources = [n + 3 for n in LENGTHS]
     S = T if sources is None else sum(sources)
-    queries = Packed(LENGTHS, DEVICE)
-    mask: Mask = packed(queries) if sources is None else packed(queries, Packed(sources, DEVICE))
+    queries = PackedLengths(LENGTHS, DEVICE)
+    mask: Mask = (
+        packed(queries) if sources is None else packed(queries, PackedLengths(sources, DEVICE))
+    )
     mask = causal() & mask if is_causal else mask
     # As the projections lay them out: heads within tokens, side by side with others.
     query, key, value = (
@@ -165,7 +167,7 @@ def test_gradients_side_by_side_are_not_copied() -> None:
 def test_rotation(layout: Layout, width: int) -> None:
     from regard.attention.rotation import rotate
 
-    turn = Rotary(8, layout=layout)
+    turn = RotaryEmbedding(8, layout=layout)
     at = torch.randint(0, 900, (1, 9), device=DEVICE)
     same(
         lambda x: rotate(x.transpose(1, 2), at[0], 8, 10000, layout == "halves"),
@@ -182,7 +184,7 @@ def test_a_rotation_is_exact_at_any_position(layout: Layout, base: float) -> Non
     at = torch.tensor([[0, 1, 997, 100_003, 1_000_003, 100_000_007]], device=DEVICE)
     x = torch.randn(1, 2, 6, 16, device=DEVICE).requires_grad_()
     seeds = torch.randn(1, 2, 6, 16, device=DEVICE)
-    rotary = Rotary(16, base, layout)
+    rotary = RotaryEmbedding(16, base, layout)
     have, want = rotate(x, at[0], 16, base, layout == "halves"), rotary.rotate(x.double(), at)
     slopes = (torch.autograd.grad(y, x, seeds.to(y.dtype))[0] for y in (have, want))
     for mine, exact in ((have, want), tuple(slopes)):
@@ -191,9 +193,9 @@ def test_a_rotation_is_exact_at_any_position(layout: Layout, base: float) -> Non
 
 def test_training_rotates_every_row_of_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     x, at = torch.randn(3, 2, 5, 8, device=DEVICE), torch.arange(5, device=DEVICE)[None]
-    want = Rotary(8).rotate(x, at)
+    want = RotaryEmbedding(8).rotate(x, at)
     monkeypatch.setattr("regard.attention.position.fuses", lambda x: True)
-    near(Rotary(8).rotate(x, at), want)
+    near(RotaryEmbedding(8).rotate(x, at), want)
 
 
 # Layers
@@ -383,7 +385,7 @@ def test_a_model_trains_as_without(
         50, width=64, heads=2, feed_forward=96, encoder_layers=2, decoder_layers=2, dropout=0.0
     )
     model = Transformer(replace(config, **changes)).to(DEVICE).train()
-    S, T = Packed([7, 4, 30, 2], DEVICE), Packed([5, 9, 3, 20], DEVICE)
+    S, T = PackedLengths([7, 4, 30, 2], DEVICE), PackedLengths([5, 9, 3, 20], DEVICE)
     source, target, labels = (
         torch.randint(0, 50, (1, n), device=DEVICE) for n in (S.total, T.total, T.total)
     )

@@ -14,7 +14,7 @@ from regard import (
     AudioSource,
     LanguageConfig,
     LanguageModel,
-    Learned,
+    LearnedPositions,
     MultiHeadAttention,
     TextClassifier,
     TextEncoder,
@@ -123,7 +123,7 @@ def test_language() -> None:
 
 def test_a_new_head_starts_at_zero_and_the_first_gradient_reaches_it_alone() -> None:
     config = VisionConfig(7, image=16, patch=8, layers=1, head_width=64, **SIZES)
-    model = VisionTransformer(config).with_classes(11)
+    model = VisionTransformer(config).replace_head(11)
     out = model(torch.randn(3, 3, 16, 16))
     assert (out == 0).all()
     nn.functional.cross_entropy(out, torch.tensor([1, 2, 3])).backward()
@@ -174,13 +174,17 @@ def test_custom_parts_keep_their_initial_values(make: Callable[..., nn.Module]) 
 
 
 def test_a_custom_position_keeps_its_initial_values() -> None:
-    def position() -> Learned:
-        learned = Learned(29, 12)
+    def position() -> LearnedPositions:
+        learned = LearnedPositions(29, 12)
         nn.init.constant_(learned.table, 3.0)
         return learned
 
     for make in MODELS[:4]:
-        tables = [part.table for part in make(position=position).modules() if type(part) is Learned]
+        tables = [
+            part.table
+            for part in make(position=position).modules()
+            if type(part) is LearnedPositions
+        ]
         assert tables
         assert all((table == 3).all() for table in tables)
 

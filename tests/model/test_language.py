@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from regard import LanguageConfig, LanguageModel, Rotary, causal
+from regard import LanguageConfig, LanguageModel, RotaryEmbedding, causal
 from regard.model.block import GatedFeedForward, PreNorm
 from tests.model.samples import OWN, POSITIONS, N, close, language, parameters, tokens
 
@@ -27,7 +27,7 @@ def test_the_defaults_are_todays() -> None:
     block = LanguageModel.tiny(N).decoder.blocks[0]
     assert isinstance(block.feed_forward, GatedFeedForward)
     assert isinstance(block.add_attention, PreNorm)
-    assert isinstance(block.attention.position, Rotary)
+    assert isinstance(block.attention.position, RotaryEmbedding)
     assert block.cross is None
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from regard import (
     AudioSource,
     MultiHeadAttention,
-    Packed,
+    PackedLengths,
     TextClassifier,
     TextEncoder,
     Transformer,
@@ -42,7 +42,7 @@ class SilentLatents(nn.Module):
     def forward(self, x: Tensor, mask: Any = None, **_: Any) -> Tensor:
         if mask is not None and mask.packing is not None:
             source = mask.packing.query
-            mask = packed(Packed([LATENTS] * len(source)), source)
+            mask = packed(PackedLengths([LATENTS] * len(source)), source)
             return self.attention(self.queries.repeat(len(source), 1)[None], x, mask=mask)
         return self.attention(self.queries.expand(len(x), -1, -1), x, mask=mask)
 
@@ -119,8 +119,8 @@ def test_alone_is_padded_is_packed(make: Make, sources: Sources) -> None:
     end_to_end = model(
         torch.cat(rows)[None],
         torch.cat(targets)[None],
-        source_lengths=Packed(source_lengths),
-        target_lengths=Packed(counts),
+        source_lengths=PackedLengths(source_lengths),
+        target_lengths=PackedLengths(counts),
     )
     torch.testing.assert_close(end_to_end[0], torch.cat(alone))
 
@@ -144,7 +144,7 @@ def test_search_alone_is_padded_is_packed(make: Make, sources: Sources) -> None:
     alone = [found(row[None], None, 1)[0] for row in rows]
     source, lengths = padded(rows)
     assert found(source, lengths, 3) == alone
-    assert found(torch.cat(rows)[None], Packed(lengths), 3) == alone
+    assert found(torch.cat(rows)[None], PackedLengths(lengths), 3) == alone
 
 
 def test_a_classifier_pools_over_the_rows_that_are_left() -> None:
@@ -155,7 +155,7 @@ def test_a_classifier_pools_over_the_rows_that_are_left() -> None:
     alone = torch.cat([model(row[None]) for row in rows])
     source, lengths = padded(rows)
     torch.testing.assert_close(model(source, lengths=lengths), alone)
-    torch.testing.assert_close(model(torch.cat(rows)[None], lengths=Packed(lengths)), alone)
+    torch.testing.assert_close(model(torch.cat(rows)[None], lengths=PackedLengths(lengths)), alone)
     encoder = TextEncoder(EncoderConfig(N, layers=1, **SIZES))
     encoder.encoder = Latents()
     with pytest.raises(ValueError, match="gives a vector for each token"):
@@ -171,7 +171,7 @@ def test_a_part_that_may_change_lengths_must_say_so() -> None:
     for given in (lengths, [6, 4]):
         with pytest.raises(ValueError, match=r"^SilentLatents may change the number of rows, "):
             model(source, target, source_lengths=given)
-    packing = Packed(lengths)
+    packing = PackedLengths(lengths)
     with pytest.raises(ValueError, match=r"^SilentLatents may change the number of rows, "):
         model.encode(torch.cat([source[0], source[1, :4]])[None], packing)
 

@@ -13,7 +13,7 @@ from regard import (
     LanguageConfig,
     LanguageModel,
     MultiHeadAttention,
-    Packed,
+    PackedLengths,
     TextClassifier,
     Transformer,
     TransformerConfig,
@@ -74,8 +74,8 @@ def test_packed_is_padded_and_cached_is_uncached(mixer: Any) -> None:
     have = model(
         pack(source, read),
         pack(target, written),
-        source_lengths=Packed(read),
-        target_lengths=Packed(written),
+        source_lengths=PackedLengths(read),
+        target_lengths=PackedLengths(written),
     )
     close(have, pack(want, written))
     memory, cache = model.encode(source, read), model.cache()

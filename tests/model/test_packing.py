@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from regard import Packed, TextSource
+from regard import PackedLengths, TextSource
 from tests.model.samples import (
     OWN,
     POSITIONS,
@@ -47,8 +47,8 @@ def test_text(position: str) -> None:
     have = model(
         pack(source, READ),
         pack(target, TARGETS),
-        source_lengths=Packed(READ),
-        target_lengths=Packed(TARGETS),
+        source_lengths=PackedLengths(READ),
+        target_lengths=PackedLengths(TARGETS),
     )
     same(model, have, pack(want, TARGETS))
 
@@ -56,7 +56,7 @@ def test_text(position: str) -> None:
 @every_position
 def test_a_language_model(position: str) -> None:
     model, ids = language(position), tokens(B, L)
-    have = model(pack(ids, TARGETS), lengths=Packed(TARGETS))
+    have = model(pack(ids, TARGETS), lengths=PackedLengths(TARGETS))
     same(model, have, pack(model(ids, lengths=TARGETS), TARGETS))
 
 
@@ -68,8 +68,8 @@ def test_two_vocabularies_after_each_sum() -> None:
     have = model(
         pack(ids, READ),
         pack(target, TARGETS),
-        source_lengths=Packed(READ),
-        target_lengths=Packed(TARGETS),
+        source_lengths=PackedLengths(READ),
+        target_lengths=PackedLengths(TARGETS),
     )
     same(model, have, pack(want, TARGETS))
 
@@ -80,8 +80,8 @@ def test_sound() -> None:
     have = model(
         pack(sound, READ),
         pack(target, TARGETS),
-        source_lengths=Packed(READ),
-        target_lengths=Packed(TARGETS),
+        source_lengths=PackedLengths(READ),
+        target_lengths=PackedLengths(TARGETS),
     )
     same(model, have, pack(want, TARGETS))
 
@@ -90,7 +90,7 @@ def test_captions_of_images() -> None:
     """Images are all of one size: only their captions are packed."""
     model, target, pictures = transformer(source=SOURCES["image"]), tokens(B, L), images(B)
     want = model(pictures, target, target_lengths=TARGETS)
-    have = model(pictures, pack(target, TARGETS), target_lengths=Packed(TARGETS))
+    have = model(pictures, pack(target, TARGETS), target_lengths=PackedLengths(TARGETS))
     same(model, have, pack(want, TARGETS))
 
 
@@ -113,13 +113,16 @@ def test_filling_is_never_seen(position: str) -> None:
 def test_hardly_anything(lengths: list[int]) -> None:
     model, total = language(), sum(lengths)
     ids = tokens(1, total)
-    have = model(ids, lengths=Packed(lengths))
+    have = model(ids, lengths=PackedLengths(lengths))
     assert have.shape == (1, total, 19)
     if total:
         close(have, model(ids))
     seq, n = transformer(), len(lengths)
     have = seq(
-        tokens(1, 2 * n), ids, source_lengths=Packed([2] * n), target_lengths=Packed(lengths)
+        tokens(1, 2 * n),
+        ids,
+        source_lengths=PackedLengths([2] * n),
+        target_lengths=PackedLengths(lengths),
     )
     assert have.shape == (1, total, 19)
 
@@ -141,8 +144,8 @@ def test_lower_precision(dtype: torch.dtype) -> None:
     have = model(
         pack(source, READ),
         pack(target, TARGETS),
-        source_lengths=Packed(READ),
-        target_lengths=Packed(TARGETS),
+        source_lengths=PackedLengths(READ),
+        target_lengths=PackedLengths(TARGETS),
     )
     assert have.dtype == dtype
     close(have, pack(want, TARGETS), 1e-5 if dtype == torch.float32 else 0.15)

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from torch.nn.modules import module as registry
 
 from regard.attention import fusing
-from regard.check import compute
-from regard.check.compute import Example
+from regard.checks import compute
+from regard.checks.compute import Example
 from regard.decode.engine.pick import pick
 from regard.look.record import record
 from regard.model.classifier import ClassifierConfig, TextClassifier

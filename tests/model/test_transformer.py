@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from regard import (
+    ALiBi,
     ImageSource,
-    LinearBias,
     MultiHeadAttention,
     TextSource,
     Transformer,
@@ -143,11 +143,11 @@ def test_parts_of_ones_own() -> None:
     config = TransformerConfig(N, encoder_layers=1, decoder_layers=2, **SIZES)
     model = Transformer(
         config,
-        position=lambda: LinearBias(3),
+        position=lambda: ALiBi(3),
         attention=attention,
         feed_forward=lambda: nn.Linear(D, D),
     )
-    assert [type(part) for part in given] == [LinearBias] * 3
+    assert [type(part) for part in given] == [ALiBi] * 3
     assert len({id(part) for part in given}) == 3
     assert model.source.position is None
     assert isinstance(model.decoder.blocks[1].feed_forward, nn.Linear)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from regard import LearnedGrid, VisionConfig, VisionTransformer
+from regard import LearnedGridPositions, VisionConfig, VisionTransformer
 from tests.model.samples import CHANNELS, IMAGE, PATCH, SIZES, D, close, images, lively, vision
 
 B, CLASSES = 3, 7
@@ -116,7 +116,7 @@ def test_an_attention_of_ones_own_is_given_all_rows() -> None:
 def test_with_classes(pool: dict[str, object]) -> None:
     model, pictures = vision(head_width=11, **pool), images(B)
     before = model(pictures)
-    other = model.with_classes(13)
+    other = model.replace_head(13)
     assert other.config.classes == 13
     assert other.config.head_width is None
     assert other.head.hidden is None
@@ -132,9 +132,9 @@ def test_with_classes(pool: dict[str, object]) -> None:
 
 
 @pytest.mark.parametrize("size", [(6, 10), (4, 6), (10, 6), 8, (12, 14)], ids=str)
-def test_at_size(size: int | tuple[int, int]) -> None:
+def test_resize_images(size: int | tuple[int, int]) -> None:
     model = vision()
-    other = model.at_size(size)
+    other = model.resize_images(size)
     rows, columns = (size, size) if isinstance(size, int) else size
     assert other.patches.grid == (rows // PATCH, columns // PATCH)
     pictures = torch.randn(B, CHANNELS, rows, columns, dtype=torch.float64)
@@ -157,8 +157,8 @@ def test_at_size(size: int | tuple[int, int]) -> None:
 
 
 @pytest.mark.parametrize("position", ["sinusoidal", "none"])
-def test_at_size_without_a_table(position: str) -> None:
-    other = vision(position=position).at_size((4, 14))
+def test_resize_images_without_a_table(position: str) -> None:
+    other = vision(position=position).resize_images((4, 14))
     pictures = torch.randn(B, CHANNELS, 4, 14, dtype=torch.float64)
     rebuilt = VisionTransformer(other.config).double().eval()
     rebuilt.load_state_dict(other.state_dict())
@@ -166,7 +166,7 @@ def test_at_size_without_a_table(position: str) -> None:
 
 
 def test_freeze_trains_the_head_alone() -> None:
-    model = lively(vision().with_classes(13)).freeze()
+    model = lively(vision().replace_head(13)).freeze_backbone()
     before = copy.deepcopy(model.state_dict())
     trained = [p for p in model.parameters() if p.requires_grad]
     assert {id(p) for p in trained} == {id(p) for p in model.head.parameters()}
@@ -178,15 +178,20 @@ def test_freeze_trains_the_head_alone() -> None:
 
 
 def test_all_three_one_after_the_other() -> None:
-    model = vision(torch.float32, head_width=5).with_classes(13).at_size((10, 14)).freeze()
+    model = (
+        vision(torch.float32, head_width=5)
+        .replace_head(13)
+        .resize_images((10, 14))
+        .freeze_backbone()
+    )
     assert model(torch.randn(B, CHANNELS, 10, 14)).shape == (B, 13)
-    assert isinstance(model.patches.position, LearnedGrid)
+    assert isinstance(model.patches.position, LearnedGridPositions)
     assert not model.patches.position.table.requires_grad
 
 
 def test_features_transfer() -> None:
     """What `represent` gives, a plain linear layer can learn from (claim 94)."""
-    model, pictures = vision().freeze(), images(17)
+    model, pictures = vision().freeze_backbone(), images(17)
     with torch.no_grad():
         vectors = model.represent(pictures)
     labels = torch.arange(17) % 2

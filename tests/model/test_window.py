@@ -9,13 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from regard import (
-    Additive,
+    AdditiveScore,
     ClassifierConfig,
     ImageSource,
     LanguageConfig,
     LanguageModel,
     MultiHeadAttention,
-    Packed,
+    PackedLengths,
     TextClassifier,
     Transformer,
     TransformerConfig,
@@ -89,8 +89,8 @@ def test_packed_is_padded() -> None:
     have = model(
         pack(source, read),
         pack(target, written),
-        source_lengths=Packed(read),
-        target_lengths=Packed(written),
+        source_lengths=PackedLengths(read),
+        target_lengths=PackedLengths(written),
     )
     close(have, pack(want, written))
 
@@ -156,7 +156,7 @@ def test_a_decoder_of_images_with_a_window() -> None:
 
 
 def test_another_size_of_images_has_another_window() -> None:
-    model = lively(VisionTransformer(IMAGE)).at_size((12, 8))
+    model = lively(VisionTransformer(IMAGE)).resize_images((12, 8))
     assert model(torch.randn(2, 3, 12, 8).double()).shape == (2, 5)
 
 
@@ -184,7 +184,7 @@ def test_refused(changed: dict[str, Any], words: str) -> None:
 
 def test_parts_of_ones_own_receive_the_window() -> None:
     def own(position: Any) -> nn.Module:
-        return MultiHeadAttention(12, 3, score=Additive(4, 4, 5))
+        return MultiHeadAttention(12, 3, score=AdditiveScore(4, 4, 5))
 
     model, ids = lively(Transformer(TEXT, attention=own)), tokens(1, S)
     assert torch.equal(reach(model.encode, ids), near(S))

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from regard.attention.mask import Mask, causal
-from regard.attention.position import Sinusoidal
+from regard.attention.position import SinusoidalPositions
 from regard.lab.byhand import exercise
 from regard.lab.cost.layers import LAYERS, Sizes
 from regard.lab.steps import operations, steps
@@ -27,7 +27,9 @@ def golden() -> dict[str, Any]:
                 "length": n,
                 "width": d,
                 "base": base,
-                "rows": Sinusoidal(d, base).encoding(torch.arange(n), torch.float64).tolist(),
+                "rows": SinusoidalPositions(d, base)
+                .encoding(torch.arange(n), torch.float64)
+                .tolist(),
             }
             for n, d, base in ((7, 6, 10000), (40, 5, 100), (130, 16, 10000))
         ],

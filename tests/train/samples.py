@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from regard.attention.mask import Packed
+from regard.attention.mask import PackedLengths
 from regard.model.transformer import Transformer, TransformerConfig
 from regard.train.config import TrainingConfig
 from regard.train.loss import cross_entropy
@@ -32,8 +32,8 @@ class Batch:
     source: Tensor
     target: Tensor
     labels: Tensor
-    source_lengths: Packed
-    target_lengths: Packed
+    source_lengths: PackedLengths
+    target_lengths: PackedLengths
 
     def to(self, device: torch.device) -> "Batch":
         return Batch(*(part.to(device) for part in vars(self).values()))
@@ -66,8 +66,8 @@ class Backwards:
             _row(rows),
             _row([np.concatenate([[START], row[::-1]]) for row in rows]),
             _row([np.concatenate([row[::-1], [END]]) for row in rows]),
-            Packed(lengths),
-            Packed(more),
+            PackedLengths(lengths),
+            PackedLengths(more),
         )
 
     def loss(self, batch: Batch) -> tuple[Tensor, int]:

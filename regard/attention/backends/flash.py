@@ -8,7 +8,7 @@ from torch import Tensor
 
 from regard.attention.backends import Call
 from regard.attention.backends.sdpa import fit
-from regard.attention.mask import Band, Documents, Mask, Packed, Padding
+from regard.attention.mask import Band, Documents, Mask, PackedLengths, Padding
 
 
 def band(call: Call) -> Tensor:
@@ -87,7 +87,7 @@ def edges(mask: Mask) -> tuple[int, int]:
     return min(left) if left else -1, min(right) if right else -1
 
 
-def sequences(mask: Mask, B: int, device: torch.device) -> tuple[Packed, Packed]:
+def sequences(mask: Mask, B: int, device: torch.device) -> tuple[PackedLengths, PackedLengths]:
     """The sequences of a packed mask, or the documents of one whose documents are ranges."""
     packing = mask.packing
     if packing is not None:
@@ -95,11 +95,11 @@ def sequences(mask: Mask, B: int, device: torch.device) -> tuple[Packed, Packed]
         return mask.cached("lengths", device, lambda: moved)
     (documents,) = (part for part in mask.parts if isinstance(part, Documents))
 
-    def build() -> tuple[Packed, Packed]:
+    def build() -> tuple[PackedLengths, PackedLengths]:
         assert documents.edges is not None
         first, last = documents.edges
         begins = first == torch.arange(first.shape[1])
-        lengths = Packed((last - first)[begins].repeat(B // len(first)), device)
+        lengths = PackedLengths((last - first)[begins].repeat(B // len(first)), device)
         return lengths, lengths
 
     return mask.cached("lengths", (B, device), build)

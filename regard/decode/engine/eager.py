@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from regard.attention.checks import integer_tensor
 from regard.attention.core import Inputs, Observer, check_core, observe
-from regard.attention.mask import Packed
+from regard.attention.mask import PackedLengths
 from regard.attention.multihead import MultiHeadAttention
 from regard.attention.sync import on_host
 from regard.decode.engine.parts import Model, target
@@ -77,7 +77,7 @@ def encode(
     """The memory, one row for each source, and its lengths."""
     memory = model.encode(source, lengths)
     lengths = model.memory_lengths(lengths)
-    if isinstance(lengths, Packed):
+    if isinstance(lengths, PackedLengths):
         return unpack(memory, lengths), lengths.lengths.to(memory.device)
     if lengths is None:
         return memory, None
@@ -226,7 +226,7 @@ class AttentiveSession(ReadingSession):
         self.attention = beams_RLS[:, -1]
 
 
-def unpack(x: Tensor, lengths: Packed) -> Tensor:
+def unpack(x: Tensor, lengths: PackedLengths) -> Tensor:
     """(1, T, ...) as (B, S, ...): one sequence per row, padded with zeros."""
     lengths = lengths.to(x.device)
     rows = x.new_zeros(len(lengths), lengths.longest, *x.shape[2:])

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from regard import attend, causal, statistics, weights
+from regard import attend, attention_statistics, attention_weights, causal
 from regard.lab.answers.answer import Answer, Demonstration, Mistake, Point, Step
 from regard.lab.byhand import exercise
 from regard.lab.claims.sample import SAME, apart, normal
@@ -23,7 +23,7 @@ ASKING = torch.tensor([[1, 2, 1]], dtype=torch.float64)
 def _context(beta: float) -> tuple[list[float], list[float]]:
     """Weights and context for a scale of the scores."""
     return (
-        weights(ASKING, STATES, beta=beta)[0].tolist(),
+        attention_weights(ASKING, STATES, beta=beta)[0].tolist(),
         attend(ASKING, STATES, STATES, beta=beta)[0].tolist(),
     )
 
@@ -94,11 +94,11 @@ def _row_wise() -> Demonstration:
     return Demonstration(
         A.shape == (2, 3)
         and apart(A.sum(1), torch.ones(2, dtype=torch.float64)) < SAME
-        and apart(A, weights(query, key)) < SAME,
+        and apart(A, attention_weights(query, key)) < SAME,
         {
             "rows and columns of the softmax, for 2 queries and 3 keys": list(A.shape),
             "its rows add up to": A.sum(1).tolist(),
-            "largest difference from weights()": apart(A, weights(query, key)),
+            "largest difference from weights()": apart(A, attention_weights(query, key)),
             "rows and columns of C = A V": list((A @ value).shape),
         },
     )
@@ -119,7 +119,7 @@ def _column_wise() -> Demonstration:
 def _shape_of_the_output() -> Demonstration:
     _, _, value = exercise()
     query, key = normal(0, 2, 2), normal(1, 3, 2)
-    A, C = weights(query, key), attend(query, key, torch.cat((value, value), 1))
+    A, C = attention_weights(query, key), attend(query, key, torch.cat((value, value), 1))
     return Demonstration(
         A.shape == C.shape,
         {
@@ -134,7 +134,7 @@ def _shape_of_the_output() -> Demonstration:
 
 def _gradient(scale: float, width: int) -> float:
     """The mean of a(1 - a), the softmax's slope, over 16 keys."""
-    a = weights(normal(1, 501, width), normal(2, 16, width), beta=scale)
+    a = attention_weights(normal(1, 501, width), normal(2, 16, width), beta=scale)
     return float((a * (1 - a)).mean())
 
 
@@ -175,12 +175,14 @@ def _value_width() -> Demonstration:
 def _width_itself() -> Demonstration:
     width = 512
     query, key = normal(1, 501, width), normal(2, 16, width)
-    flat = statistics(query, key, beta=1 / width).entropy.mean() / math.log(16)
+    flat = attention_statistics(query, key, beta=1 / width).entropy.mean() / math.log(16)
     return Demonstration(
         float(flat) < 0.99,
         {
             "entropy as a share of the most, divided by d_k = 512": float(flat),
-            "divided by its root": float(statistics(query, key).entropy.mean() / math.log(16)),
+            "divided by its root": float(
+                attention_statistics(query, key).entropy.mean() / math.log(16)
+            ),
         },
     )
 
@@ -244,12 +246,15 @@ def _masked() -> Demonstration:
     mask = _triangle(n, 1)
     A = torch.softmax(query @ key.T / math.sqrt(3) + mask, 1)
     return Demonstration(
-        apart(A, weights(query, key, mask=causal())) < SAME and bool((A.triu(1) == 0).all()),
+        apart(A, attention_weights(query, key, mask=causal())) < SAME
+        and bool((A.triu(1) == 0).all()),
         {
             "rows of the mask": [[float(x) for x in row] for row in mask.tolist()],
             "largest weight above the diagonal": float(A.triu(1).max()),
             "rows of the weights add up to": A.sum(1).tolist(),
-            "largest difference from causal()": apart(A, weights(query, key, mask=causal())),
+            "largest difference from causal()": apart(
+                A, attention_weights(query, key, mask=causal())
+            ),
         },
     )
 
@@ -283,7 +288,7 @@ def _zeros_and_ones() -> Demonstration:
 
 def _by_hand() -> Demonstration:
     query, key, value = exercise()
-    A, C = weights(query, key), attend(query, key, value)
+    A, C = attention_weights(query, key), attend(query, key, value)
     theirs = F.scaled_dot_product_attention(query[None], key[None], value[None])[0]
     exponentials = (query @ key.T / math.sqrt(2)).exp()
     by_hand = exponentials / exponentials.sum(1, keepdim=True) @ value

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from regard import Sinusoidal, attend, weights
+from regard import SinusoidalPositions, attend, attention_weights
 from regard.lab.answers.figure import Heat
 from regard.lab.experiment import Curve, Plot
 
@@ -21,7 +21,7 @@ def moved(by: float) -> Tensor:
 def moving_key() -> Plot:
     """The output slides on a line while one key moves."""
     outputs = [attend(QUERY, moved(0.6 * step), VALUE)[0].tolist() for step in range(-8, 9)]
-    before = weights(QUERY, KEY)[0, 1:]
+    before = attention_weights(QUERY, KEY)[0, 1:]
     others = (before @ VALUE[1:] / before.sum()).tolist()
     return Plot(
         "The output, while key 1 moves along the query",
@@ -38,8 +38,8 @@ def moving_key() -> Plot:
 def heat_map(positions: int = 32, width: int = 64) -> Heat:
     """The encodings of the first positions."""
     return Heat(
-        f"Sinusoidal positions, of width {width}",
+        f"SinusoidalPositions positions, of width {width}",
         "entry",
         "position",
-        Sinusoidal(width).encoding(torch.arange(positions), torch.float64).tolist(),
+        SinusoidalPositions(width).encoding(torch.arange(positions), torch.float64).tolist(),
     )

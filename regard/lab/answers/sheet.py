@@ -5,7 +5,15 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from regard import Learned, Mask, MultiHeadAttention, Sinusoidal, Transformer, attend, causal
+from regard import (
+    LearnedPositions,
+    Mask,
+    MultiHeadAttention,
+    SinusoidalPositions,
+    Transformer,
+    attend,
+    causal,
+)
 from regard.lab.answers.answer import Answer, Demonstration, Mistake, Point, Step
 from regard.lab.answers.architecture import architecture
 from regard.lab.answers.plots import heat_map
@@ -118,14 +126,14 @@ def _unmasked() -> Demonstration:
 
 def _similarity(width: int = 64, n: int = 64) -> list[float]:
     """How similar the encodings of two positions are, by their distance."""
-    r = Sinusoidal(width).encoding(torch.arange(n), torch.float64)
+    r = SinusoidalPositions(width).encoding(torch.arange(n), torch.float64)
     return [float((r[0] * r[gap]).sum() / (r[0] * r[0]).sum()) for gap in (0, 1, 2, 4, 8, 32)]
 
 
 def _needed() -> Demonstration:
     attention, x = alive(MultiHeadAttention(D, H), 0), normal(1, L, D)
     order = torch.tensor([3, 0, 4, 6, 1, 5, 2])
-    placed = Sinusoidal(D)
+    placed = SinusoidalPositions(D)
 
     def moved(encode: nn.Module) -> float:
         return apart(attention(encode(x[order])), attention(encode(x))[order])
@@ -139,7 +147,7 @@ def _needed() -> Demonstration:
             "with sinusoids": with_,
             "trained numbers of sinusoids, and of 64 learned positions": [
                 0,
-                sum(p.numel() for p in Learned(64, D).parameters()),
+                sum(p.numel() for p in LearnedPositions(64, D).parameters()),
             ],
         },
         (
@@ -166,7 +174,7 @@ def _never_any_order() -> Demonstration:
 
 def _learned_and_similar() -> Demonstration:
     """Are close positions similar in a learned table that has not been trained?"""
-    table = alive(Learned(64, 64), 3).encoding(torch.arange(64), torch.float64)
+    table = alive(LearnedPositions(64, 64), 3).encoding(torch.arange(64), torch.float64)
     table = table - table.mean(0)
     near = float(torch.cosine_similarity(table[:-1], table[1:]).mean())
     return Demonstration(

@@ -10,13 +10,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from regard import (
+    ALiBi,
     Concatenated,
-    Learned,
-    LinearBias,
+    LearnedPositions,
     MultiHeadAttention,
-    Rotary,
-    Sinusoidal,
-    weights,
+    RotaryEmbedding,
+    SinusoidalPositions,
+    attention_weights,
 )
 from regard.attention.position import AttentionPosition
 from regard.lab.claims import plain
@@ -47,7 +47,7 @@ def _number_as_position() -> Finding:
     n = 20
     number = torch.arange(1, n + 1, dtype=torch.float64)
     product = torch.outer(number, number)
-    r = Sinusoidal(64).encoding(torch.arange(n), torch.float64)
+    r = SinusoidalPositions(64).encoding(torch.arange(n), torch.float64)
     kernel = r @ r.T
 
     def by_distance(gram: Tensor) -> float:
@@ -86,7 +86,7 @@ def _number_as_position() -> Finding:
 
 def _kernel() -> Finding:
     width, n = 64, 200
-    r = Sinusoidal(width).encoding(torch.arange(n), torch.float64)
+    r = SinusoidalPositions(width).encoding(torch.arange(n), torch.float64)
     gram = r @ r.T
     kernel = gram[0] / gram[0, 0]
     offsets = np.arange(n)
@@ -134,7 +134,7 @@ def _close_positions() -> Finding:
     n = 200
     rows = []
     for width in (16, 64, 512):
-        r = Sinusoidal(width).encoding(torch.arange(n), torch.float64)
+        r = SinusoidalPositions(width).encoding(torch.arange(n), torch.float64)
         similar = (r @ r.T)[0] / (width / 2)
         rising = (similar.diff() > 0).nonzero()
         rises = int(rising[0]) if len(rising) else n - 1
@@ -172,7 +172,7 @@ def _high_dimension() -> Finding:
         rows.append((width, measured, exact, math.sqrt(2 / (math.pi * width))))
         worst = max(worst, abs(measured / exact - 1))
     # Tokens of random vectors, beside the positions that they are really given.
-    r = Sinusoidal(512).encoding(torch.arange(200), torch.float64)
+    r = SinusoidalPositions(512).encoding(torch.arange(200), torch.float64)
     overlap = float(F.cosine_similarity(normal(0, 200, 512), r).abs().mean())
     by = {row[0]: row[1] for row in rows}
     return Finding(
@@ -216,9 +216,13 @@ def _relative() -> Finding:
         return apart(layer(x[:, order]).mean(1), layer(x).mean(1))
 
     layer, sines, learned = (
-        alive(part, 1) for part in (MultiHeadAttention(D, H), Sinusoidal(D), Learned(L, D))
+        alive(part, 1)
+        for part in (MultiHeadAttention(D, H), SinusoidalPositions(D), LearnedPositions(L, D))
     )
-    inside: dict[str, AttentionPosition] = {"rotary": Rotary(D // H), "linear bias": LinearBias(H)}
+    inside: dict[str, AttentionPosition] = {
+        "rotary": RotaryEmbedding(D // H),
+        "linear bias": ALiBi(H),
+    }
     told = {
         "none": noticed(layer),
         "fixed, added: sinusoids": noticed(lambda x: layer(sines(x))),
@@ -231,7 +235,7 @@ def _relative() -> Finding:
         },
     }
     blind, *added, rotary, bias = told.values()
-    query, key, turn = normal(2, 1, 8), normal(3, 1, 8), Rotary(8)
+    query, key, turn = normal(2, 1, 8), normal(3, 1, 8), RotaryEmbedding(8)
 
     def score(i: int, j: int) -> float:
         return float((turn.rotate(query, i) * turn.rotate(key, j)).sum())
@@ -239,7 +243,7 @@ def _relative() -> Finding:
     relative = max(abs(score(i, i - 3) - score(3, 0)) for i in (5, 40, 1000))
     by_distance = max(
         float((d.amax(-1) - d.amin(-1)).max())
-        for d in _diagonals(LinearBias(H).bias(L, L, dtype=torch.float64)[0])
+        for d in _diagonals(ALiBi(H).bias(L, L, dtype=torch.float64)[0])
     )
     return Finding(
         more_exactly(
@@ -254,14 +258,14 @@ def _relative() -> Finding:
         conclusion="Both kinds tell the order: exchanging two rows changes the mean output by "
         f"{figure(added[0], 2)} with fixed and {figure(added[1], 2)} with learned positions, and "
         f"by {figure(blind)} without. To be added: either kind can be relative, and need not be a "
-        "vector that is added. Rotary positions and a linear bias, both fixed, depend on "
+        "vector that is added. RotaryEmbedding positions and a linear bias, both fixed, depend on "
         f"distances alone, and tell it too: {figure(rotary, 2)} and {figure(bias, 2)}.",
     )
 
 
 def _long_range() -> Finding:
     n = 23
-    x, sines = normal(0, 1, n, D), Sinusoidal(D)
+    x, sines = normal(0, 1, n, D), SinusoidalPositions(D)
     attention, convolution = alive(MultiHeadAttention(D, H), 1), alive(Convolution(D, 3), 2)
     layers: dict[str, Callable[[Tensor], Tensor]] = {
         "attention, no positions": attention,
@@ -288,7 +292,7 @@ def _long_range() -> Finding:
 
 def _optional() -> Finding:
     x, n = normal(0, 5, D), 5
-    r = Sinusoidal(D).encoding(torch.arange(n), torch.float64)
+    r = SinusoidalPositions(D).encoding(torch.arange(n), torch.float64)
     used = alive(MultiHeadAttention(D, H), 1)
     before = used(x)
     change = apart(used(x + r), before)
@@ -306,7 +310,7 @@ def _optional() -> Finding:
         beside.bias.copy_(own.bias)
     wide.output.load_state_dict(used.output.state_dict())
     added = apart(ignored(x + r), ignored(x))
-    appended = apart(wide(Concatenated(Sinusoidal(P))(x)), before)
+    appended = apart(wide(Concatenated(SinusoidalPositions(P))(x)), before)
     return Finding(
         holds(change > DIFFERENT and added < SAME and appended < SAME),
         {
@@ -326,7 +330,7 @@ def _optional() -> Finding:
 
 def _same_words_elsewhere() -> Finding:
     layer = alive(MultiHeadAttention(64, 1, bias=False), 0)
-    words, sines = normal(1, 30, 64), Sinusoidal(64)
+    words, sines = normal(1, 30, 64), SinusoidalPositions(64)
     places = [(0, 1), (3, 9), (12, 4), (60, 61), (100, 150)]
 
     def score(one: int, other: int, at: tuple[int, int] | None) -> float:
@@ -364,7 +368,8 @@ def _position_as_feature() -> Finding:
     token, order = torch.randint(kinds, (n,), generator=draw), torch.randperm(n, generator=draw)
     places = torch.arange(n)
     r, before = (
-        Sinusoidal(width).encoding(at, torch.float64) / width for at in (places, places - 1)
+        SinusoidalPositions(width).encoding(at, torch.float64) / width
+        for at in (places, places - 1)
     )
     word, other = (F.one_hot(t, kinds).double() for t in (token, (token + 1) % kinds))
 
@@ -372,7 +377,7 @@ def _position_as_feature() -> Finding:
         return torch.cat((content, position), -1)
 
     def asked(content: Tensor, position: Tensor, seen: Tensor) -> Tensor:
-        return weights(beside(content, position), seen, beta=beta * width)
+        return attention_weights(beside(content, position), seen, beta=beta * width)
 
     seen, nothing = beside(word, r), torch.zeros_like(word)
     wanted = (token[:, None] + 1) % kinds == token
@@ -415,7 +420,7 @@ def _probed(residual: type[PostNorm], seed: int) -> list[float]:
     place = torch.arange(length, dtype=torch.float64)
     wanted = ((place - place.mean()) / place.std(correction=0)).repeat(batch)[:, None]
     x = 0.3 * normal(seed, batch, length, width)
-    x = Sinusoidal(width)(x)
+    x = SinusoidalPositions(width)(x)
     missed = []
     for n in range(layers + 1):
         if n:

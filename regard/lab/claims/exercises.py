@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from regard import attend, weights
-from regard.attention.score import Dot
+from regard import attend, attention_weights
+from regard.attention.score import DotScore
 from regard.lab.byhand import exercise
 from regard.lab.claims.sample import SAME, apart, normal
 from regard.lab.experiment import Experiment, Finding, Table, holds, more_exactly
@@ -28,10 +28,13 @@ ROUNDED = 0.005
 
 def exercise_1() -> Finding:
     query, states = _one_query()
-    shares, context = weights(query, states, beta=1.0), attend(query, states, states, beta=1.0)
+    shares, context = (
+        attention_weights(query, states, beta=1.0),
+        attend(query, states, states, beta=1.0),
+    )
     by_arithmetic, mean = by_hand(query, states, states, 1.0)
-    scores = Dot()(query, states)
-    scaled = weights(query, states)
+    scores = DotScore()(query, states)
+    scaled = attention_weights(query, states)
     names = ("h₁", "h₂", "h₃")
     printed = shares.new_tensor([[0.88, 0.12, 0.00]]), shares.new_tensor([[1.00, 2.00, 2.76]])
     return Finding(
@@ -77,7 +80,7 @@ def exercise_1_in_torch() -> Finding:
 
 
 def softmax_along_rows() -> Finding:
-    shares = weights(*exercise()[:2])
+    shares = attention_weights(*exercise()[:2])
     rows, columns = shares.sum(1), shares.sum(0)
     return Finding(
         holds(apart(rows, torch.ones(2)) < SAME and apart(columns, torch.ones(3)) > 0.1),
@@ -101,7 +104,7 @@ def softmax_along_rows() -> Finding:
 
 def exercise_3() -> Finding:
     query, key, value = exercise()
-    shares, output = weights(query, key), attend(query, key, value)
+    shares, output = attention_weights(query, key), attend(query, key, value)
     by_arithmetic, mean = by_hand(query, key, value, 1 / math.sqrt(2))
     printed = output.new_tensor([[0.86, 1.58, -0.72], [0.99, 1.88, -1.56]])
     return Finding(
@@ -131,7 +134,7 @@ def exercise_3_slips() -> Finding:
     query, key, value = exercise()
     right, unscaled = attend(query, key, value), attend(query, key, value, beta=1.0)
     # A softmax down the columns is one over the queries: keys and queries change places.
-    columns = weights(key, query).T
+    columns = attention_weights(key, query).T
     down = columns @ value
     natural = by_hand(query, key, value, 1 / math.sqrt(2))[1]
     least = min(apart(right, unscaled), apart(right, down), apart(unscaled, down))
@@ -152,11 +155,11 @@ def exercise_3_slips() -> Finding:
                 "first row of the output",
                 ("", "C₁", "C₂", "C₃", "weights add up to"),
                 (
-                    ("right", *right[0].tolist(), float(weights(query, key)[0].sum())),
+                    ("right", *right[0].tolist(), float(attention_weights(query, key)[0].sum())),
                     (
                         "not scaled",
                         *unscaled[0].tolist(),
-                        float(weights(query, key, beta=1.0)[0].sum()),
+                        float(attention_weights(query, key, beta=1.0)[0].sum()),
                     ),
                     ("softmax down the columns", *down[0].tolist(), float(columns[0].sum())),
                 ),
@@ -164,9 +167,9 @@ def exercise_3_slips() -> Finding:
         ),
         conclusion=f"All three answers have the same shape, and differ by {figure(least)} at "
         "least. Without the scale the first weight grows from "
-        f"{figure(float(weights(query, key)[0, 0]), 3)} to "
-        f"{figure(float(weights(query, key, beta=1.0)[0, 0]), 3)}; down the columns the first "
-        f"query's weights add up to {figure(float(columns[0].sum()), 3)}.",
+        f"{figure(float(attention_weights(query, key)[0, 0]), 3)} to "
+        f"{figure(float(attention_weights(query, key, beta=1.0)[0, 0]), 3)}; down the columns the "
+        f"first query's weights add up to {figure(float(columns[0].sum()), 3)}.",
     )
 
 
@@ -198,7 +201,9 @@ def overflow() -> Finding:
         return float((exponentials / exponentials.sum())[0])
 
     def ours(score: float) -> float:
-        return float(weights(torch.tensor([[score]]), torch.tensor([[1.0], [0.0]]), beta=1.0)[0, 0])
+        return float(
+            attention_weights(torch.tensor([[score]]), torch.tensor([[1.0], [0.0]]), beta=1.0)[0, 0]
+        )
 
     low, high = 0.0, 200.0
     while high - low > 1e-6:
@@ -247,7 +252,7 @@ def four_words() -> Finding:
         shares = [e / math.fsum(exponentials) for e in exponentials]
         listing = sum((a * v for a, v in zip(shares, value)), torch.zeros(2).double())
         by_listing.append(apart(attend(query, key, value)[0], listing))
-        scores = Dot()(query, key)
+        scores = DotScore()(query, key)
         scores_gap.append(apart(scores[:, 2], scores[:, 0] + scores[:, 1]))
     return Finding(
         holds(max(*by_listing, *scores_gap) < SAME),
@@ -271,8 +276,8 @@ def four_words() -> Finding:
 
 def softmax_of_a_matrix() -> Finding:
     query, key = (FOUR_WORDS @ normal(n, 3, 2) for n in range(2))
-    scores = Dot()(query, key) / math.sqrt(2)
-    shares = weights(query, key)
+    scores = DotScore()(query, key) / math.sqrt(2)
+    shares = attention_weights(query, key)
 
     def listing(x: Tensor) -> Tensor:
         """Exponentials over the sum of everything."""

@@ -11,7 +11,7 @@ import math
 import torch
 from torch import Tensor
 
-from regard import MultiHeadAttention, attend, weights
+from regard import MultiHeadAttention, attend, attention_weights
 from regard.lab.claims import plain
 from regard.lab.claims.exercises import by_hand
 from regard.lab.claims.sample import DIFFERENT, SAME, alive, apart, normal
@@ -44,7 +44,7 @@ def output_shape() -> Finding:
     rows, taught = [], True
     for n_q, n_k, d_k, d_v in SIZES:
         query, key, value = inputs(n_q, n_k, d_k, d_v)
-        A, C = weights(query, key), attend(query, key, value)
+        A, C = attention_weights(query, key), attend(query, key, value)
         taught &= A.shape == (n_q, n_k)
         rows.append((n_q, n_k, d_v, _by(*A.shape), _by(*C.shape)))
     return Finding(
@@ -67,7 +67,7 @@ def shapes() -> Finding:
     for L_q, L_k, d_q, d_v in ((1, 4, 3, 3), (5, 5, 2, 7), (11, 3, 7, 2), (3, 11, 2, 5)):
         query, key, value = inputs(L_q, L_k, d_q, d_v)
         output = attend(query, key, value)
-        fits &= output.shape == (L_q, d_v) and weights(query, key).shape == (L_q, L_k)
+        fits &= output.shape == (L_q, d_v) and attention_weights(query, key).shape == (L_q, L_k)
         # One output for each query, whatever the others ask.
         alone = torch.cat([attend(row[None], key, value) for row in query])
         fits &= apart(output, alone) < SAME
@@ -87,9 +87,9 @@ def weights_are_shares() -> Finding:
     query, key = normal(0, 1, 3), normal(1, 4, 3)
     scores = [float(query[0] @ k) / math.sqrt(3) for k in key]
     exponentials = [math.exp(s) for s in scores]
-    shares = weights(query, key)
+    shares = attention_weights(query, key)
     recipe = shares.new_tensor([[e / math.fsum(exponentials) for e in exponentials]])
-    many = weights(30 * normal(2, 101, 17, 5), normal(3, 101, 13, 5))
+    many = attention_weights(30 * normal(2, 101, 17, 5), normal(3, 101, 13, 5))
     error = apart(many.sum(-1), torch.ones(101, 17))
     inside = float(many.min()) >= 0 and float(many.max()) <= 1
     return Finding(
@@ -116,7 +116,7 @@ def weights_are_shares() -> Finding:
 
 def weighted_sum() -> Finding:
     query, key, value = normal(0, 7, 5), normal(1, 11, 5), normal(2, 11, 3)
-    output, shares = attend(query, key, value), weights(query, key)
+    output, shares = attend(query, key, value), attention_weights(query, key)
     sums = torch.stack([sum((a * v for a, v in zip(row, value)), torch.zeros(3)) for row in shares])
     most, least = value.amax(0), value.amin(0)
     between = bool(((output < most) & (output > least)).all())
@@ -180,11 +180,11 @@ def argument_order() -> Finding:
 def score_indices() -> Finding:
     query, key = normal(0, 5, 3), normal(1, 5, 3)
     # Up to a constant in each row, the logarithms of the weights are the scores.
-    scores = _centred(weights(query, key, beta=1.0).log())
+    scores = _centred(attention_weights(query, key, beta=1.0).log())
     straight = torch.tensor([[float(q @ k) for k in key] for q in query], dtype=torch.float64)
     turned = straight.T  # row i holds q_j·k_i
     taught, correct = apart(scores, _centred(turned)), apart(scores, _centred(straight))
-    fewer = weights(query[:2], key)
+    fewer = attention_weights(query[:2], key)
     return Finding(
         corrected(taught < SAME, correct < SAME and fewer.shape == (2, 5)),
         {

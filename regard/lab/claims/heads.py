@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.functional import jacobian
 
-from regard import MultiHeadAttention, attend, weights
+from regard import MultiHeadAttention, attend, attention_weights
 from regard.lab.claims import plain
 from regard.lab.claims.sample import DIFFERENT, SAME, D, H, L, S, alive, apart, normal, parameters
 from regard.lab.experiment import (
@@ -152,7 +152,7 @@ def _subspaces() -> Finding:
     query, key = (
         part(x).unflatten(-1, (H, K)).transpose(0, 1) for part in (layer.query, layer.key)
     )
-    looks = weights(query, key)
+    looks = attention_weights(query, key)
     alike = min(apart(looks[h], looks[g]) for h in range(H) for g in range(h))
     swap = torch.arange(D).view(H, K)[[2, 0, 1]].flatten()
     for part in (layer.query, layer.key, layer.value):

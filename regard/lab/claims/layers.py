@@ -8,7 +8,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.functional import jacobian
 
-from regard import Concatenated, MultiHeadAttention, Sinusoidal, attend, documents, weights
+from regard import (
+    Concatenated,
+    MultiHeadAttention,
+    SinusoidalPositions,
+    attend,
+    attention_weights,
+    documents,
+)
 from regard.lab.claims.sample import SAME, D, L, alive, apart, influence, normal, orthonormal
 from regard.lab.experiment import (
     Curve,
@@ -30,13 +37,13 @@ def _identity() -> Finding:
     curves, rows, error = [], [], 0.0
     for n in sizes:
         x = orthonormal(n, n, 19)
-        diagonal = [float(weights(x, x, beta=b).diagonal().mean()) for b in betas]
+        diagonal = [float(attention_weights(x, x, beta=b).diagonal().mean()) for b in betas]
         formula = [math.exp(b) / (math.exp(b) + n - 1) for b in betas]
         error = max(error, *(abs(have - want) for have, want in zip(diagonal, formula)))
         curves.append(Curve(f"{n} rows", betas, diagonal))
         rows.append((n, *(round(diagonal[betas.index(b)], 5) for b in (1.0, 10.0))))
     x = orthonormal(3, 3, 19)
-    at_one, at_ten = (float(weights(x, x, beta=b)[0, 0]) for b in (1.0, 10.0))
+    at_one, at_ten = (float(attention_weights(x, x, beta=b)[0, 0]) for b in (1.0, 10.0))
     hard = apart(attend(x, x, x, beta=math.inf), x)
     return Finding(
         corrected(
@@ -112,7 +119,7 @@ def _hard_identity() -> Finding:
     any_rows = normal(2, L, 2)  # more of them than dimensions, of unlike lengths
     for name, x in (("orthonormal rows", orthonormal(1, L, D)), ("any rows", any_rows)):
         errors[name] = apart(attend(x, x, value, beta=math.inf), through)
-    own = int((weights(any_rows, any_rows, beta=math.inf).diagonal() == 1).sum())
+    own = int((attention_weights(any_rows, any_rows, beta=math.inf).diagonal() == 1).sum())
     return Finding(
         holds(errors["orthonormal rows"] < SAME and apart(through, value) < SAME),
         {f"distance from a dense identity, {name}": value for name, value in errors.items()}
@@ -162,7 +169,7 @@ def _bias_of_one() -> Finding:
     query, key = layer.query(x), layer.key(x)
     ones = torch.ones(L, L, dtype=torch.float64)
     # One reading: 1 is added to every score.
-    unchanged = apart(weights(query, key, bias=ones), weights(query, key))
+    unchanged = apart(attention_weights(query, key, bias=ones), attention_weights(query, key))
     # The other: the biases of the projections are 1.
     for part in (layer.query, layer.key, layer.value, layer.output):
         part.bias.fill_(1.0)
@@ -230,7 +237,7 @@ def _convolution() -> Finding:
     n, width = 31, 64
     x, kernel = normal(0, n, 3), normal(1, 5, 3, 3)
     real = F.conv1d(x.T[None], kernel, padding=1)[0].T
-    placed = Concatenated(Sinusoidal(width))(x)
+    placed = Concatenated(SinusoidalPositions(width))(x)
     betas = (1.0, 2.0, 5.0, 10.0, 15.0, 20.0, 30.0, 50.0, 100.0)
     errors = [apart(_convolving(kernel, width, beta)(placed)[1:-1], real[1:-1]) for beta in betas]
     # The nearest neighbour's score is lower by this, and its weight by the exponential of it.
@@ -288,7 +295,7 @@ def _whole_phrase() -> Finding:
     rows = attended(x).unflatten(0, (phrases, phrase))
     alike = float((rows.amax(1) - rows.amin(1)).max())
     left = _best(attended(x), convolved(x))
-    taps = _convolving(kernel[..., :3], 64, 100.0)(Concatenated(Sinusoidal(64))(x))
+    taps = _convolving(kernel[..., :3], 64, 100.0)(Concatenated(SinusoidalPositions(64))(x))
     real = F.conv1d(x.T[None], kernel[..., :3], padding=1)[0].T
     return Finding(
         corrected(
@@ -314,17 +321,17 @@ def _whole_phrase() -> Finding:
 
 def _one_head() -> Finding:
     n, middle, width = 31, 15, 64
-    r = Sinusoidal(width).encoding(torch.arange(n), torch.float64)
+    r = SinusoidalPositions(width).encoding(torch.arange(n), torch.float64)
     # A query that likes the right neighbour best and dislikes the left one.
     query = (r @ (2 * _rotation(1, width) - _rotation(-1, width)).T)[[middle]]
     values = normal(0, 3, 5)
     taps_osc = jacobian(lambda x: attend(query, r, x @ values)[0], normal(1, n, 3))
-    shares = weights(query, r)[0]
+    shares = attention_weights(query, r)[0]
     off = apart(taps_osc, torch.einsum("co,s->osc", values, shares))
     lowest = float(shares.min())
     difference = torch.tensor([[[-1.0, 0.0, 1.0]]], dtype=torch.float64)
     x = normal(2, n, 1)
-    two = _convolving(difference, width, 100.0)(Concatenated(Sinusoidal(width))(x))
+    two = _convolving(difference, width, 100.0)(Concatenated(SinusoidalPositions(width))(x))
     error = apart(two[1:-1], x[2:] - x[:-2])
     return Finding(
         holds(lowest > 0 and max(off, error) < SAME),

@@ -14,12 +14,12 @@ from torch import Tensor, nn
 from regard import (
     Mask,
     MultiHeadAttention,
-    Sinusoidal,
+    SinusoidalPositions,
     Transformer,
     attend,
+    attention_weights,
     causal,
     padding,
-    weights,
 )
 from regard.lab.claims import plain
 from regard.lab.claims.sample import (
@@ -52,7 +52,7 @@ from regard.lab.place import Place
 
 def causal_mask() -> Finding:
     query, key = normal(0, L, 5), normal(1, L, 5)
-    shares = weights(query, key, mask=causal())
+    shares = attention_weights(query, key, mask=causal())
     below = torch.ones(L, L).tril() > 0
     rows = [
         plain.softmax(plain.array(query[[i]] @ key[: i + 1].T) / math.sqrt(5)) for i in range(L)
@@ -61,7 +61,7 @@ def causal_mask() -> Finding:
     strict = torch.equal(shares > 0, below) and by_hand < SAME
     strict = strict and torch.equal(causal().tensor(L, L)[0, 0], below)
     # The other reading: the diagonal is hidden too.
-    without = weights(query, key, mask=Mask.from_tensor(below & ~torch.eye(L).bool()))
+    without = attention_weights(query, key, mask=Mask.from_tensor(below & ~torch.eye(L).bool()))
     empty = int((without.sum(-1) == 0).sum())
     return Finding(
         more_exactly(meant=strict, literal=empty == 0),
@@ -180,7 +180,7 @@ def variable_lengths() -> Finding:
     layer, lengths = alive(MultiHeadAttention(D, H), 0), (3, 7, 5)
     sentences = [normal(n, n, D) for n in lengths]
     batch = nn.utils.rnn.pad_sequence(sentences, batch_first=True)
-    position = Sinusoidal(D)
+    position = SinusoidalPositions(D)
 
     def worst(x: Tensor, alone: list[Tensor], mask: Mask | None) -> float:
         """How far a sentence's rows in the batch are from the same sentence alone."""

@@ -12,7 +12,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from regard import attend, weights
+from regard import attend, attention_weights
 from regard.lab.claims.sample import SAME, apart, normal
 from regard.lab.experiment import (
     Curve,
@@ -111,8 +111,8 @@ def moved_key_linear() -> Finding:
 
 def split_softmax() -> Finding:
     query, key, change = normal(0, 3, 5), normal(1, 7, 5), normal(2, 3, 7)
-    whole = weights(query, key, bias=change)
-    before, alone = weights(query, key), torch.softmax(change, -1)
+    whole = attention_weights(query, key, bias=change)
+    before, alone = attention_weights(query, key), torch.softmax(change, -1)
     product = before * change.exp()
     product = product / product.sum(-1, keepdim=True)
     added, multiplied = apart(whole, before + alone), apart(whole, product)
@@ -135,8 +135,8 @@ def column_of_softargmaxes() -> Finding:
     query, key, value = normal(0, 1, 5), normal(1, 7, 5), normal(2, 7, 3)
     output = attend(query, key, value)[0]
     # Each score by itself, as the derivation has it.
-    alone = torch.cat([weights(query, key[[j]]) for j in range(7)], 1)[0]
-    together = weights(query, key)[0]
+    alone = torch.cat([attention_weights(query, key[[j]]) for j in range(7)], 1)[0]
+    together = attention_weights(query, key)[0]
     written = torch.outer(alone, value.sum(0))  # V times a softargmax of one number, key by key
     summed = sum((a * v for a, v in zip(together, value)), torch.zeros(3))
     return Finding(
@@ -162,7 +162,7 @@ def column_of_softargmaxes() -> Finding:
 def stretched_entry() -> Finding:
     query, key, value = normal(0, 1, 5), normal(1, 7, 5), normal(2, 7, 3)
     longer = torch.cat((3 * key[:1], key[1:]))
-    before, after = weights(query, key)[0], weights(query, longer)[0]
+    before, after = attention_weights(query, key)[0], attention_weights(query, longer)[0]
     others = apart(before[1:], after[1:])
     # All others give, or receive, by the same factor: what the first one leaves of 1.
     factor = (1 - after[0]) / (1 - before[0])
@@ -191,7 +191,7 @@ def longer_key() -> Finding:
 
     def weight(direction: Sequence[int], alpha: float) -> float:
         key = torch.cat((keys, alpha * torch.tensor([direction]).double()))
-        return float(weights(query, key)[0, -1])
+        return float(attention_weights(query, key)[0, -1])
 
     paths = {name: [weight(d, alpha) for alpha in alphas] for name, d in directions.items()}
     limits = {name: weight(d, 1e3) for name, d in directions.items()}
@@ -229,8 +229,8 @@ class _Moved:
         query, key, value = normal(0, draws, 1, K), normal(1, draws, S, K), normal(2, draws, S, V)
         epsilon = sigma * normal(3, draws, 1, K)
         moved = torch.cat((key[:, :1] + epsilon, key[:, 1:]), 1)
-        before = weights(query, key)
-        self.a, self.a_after = before[..., 0], weights(query, moved)[..., 0]
+        before = attention_weights(query, key)
+        self.a, self.a_after = before[..., 0], attention_weights(query, moved)[..., 0]
         self.h, self.h_after = (attend(query, k, value)[:, 0] for k in (key, moved))
         self.v = value[:, 0]
         self.others = (before[..., 1:] @ value[:, 1:])[:, 0] / (1 - self.a)

@@ -9,9 +9,9 @@ from torch import nn
 
 from regard import (
     Concatenated,
-    Learned,
+    LearnedPositions,
     MultiHeadAttention,
-    Sinusoidal,
+    SinusoidalPositions,
     Transformer,
     TransformerConfig,
     VisionTransformer,
@@ -53,7 +53,7 @@ def _sinusoids(positions: range, width: int) -> plain.Array:
 
 def _appended() -> Finding:
     x = normal(0, 1, L, D)
-    placed = Concatenated(Sinusoidal(P))(x)
+    placed = Concatenated(SinusoidalPositions(P))(x)
     beside = plain.apart(
         placed[0], np.concatenate((plain.array(x[0]), _sinusoids(range(L), P)), -1)
     )
@@ -83,7 +83,7 @@ def _appended() -> Finding:
 
 
 def _added() -> Finding:
-    tokens, ids = alive(Tokens(13, D, position=Sinusoidal(D)), 0), torch.arange(L)[None]
+    tokens, ids = alive(Tokens(13, D, position=SinusoidalPositions(D)), 0), torch.arange(L)[None]
     x = math.sqrt(D) * plain.array(tokens.table.weight)[:L]
     r = _sinusoids(range(L), D)
     error = plain.apart(tokens(ids)[0], x + r)
@@ -106,10 +106,13 @@ def _tied() -> Finding:
     plan = TransformerConfig(13, width=D, heads=H, feed_forward=HIDDEN, encoder_layers=1)
     tokens = alive(Transformer(plan), 0).source
     assert isinstance(tokens, Tokens)
-    x, r = math.sqrt(D) * tokens.table(ids[0]), Sinusoidal(D).encoding(ids[0], torch.float64)
+    x, r = (
+        math.sqrt(D) * tokens.table(ids[0]),
+        SinusoidalPositions(D).encoding(ids[0], torch.float64),
+    )
     read = tokens(ids)[0]
     W = normal(1, HIDDEN, D)
-    tied = apart((x + r) @ W.T, Concatenated(Sinusoidal(D))(x) @ torch.cat((W, W), 1).T)
+    tied = apart((x + r) @ W.T, Concatenated(SinusoidalPositions(D))(x) @ torch.cat((W, W), 1).T)
     appended = read.shape == torch.cat((x, r), -1).shape
     added = apart(read, x + r) if not appended else math.nan
     return Finding(
@@ -129,12 +132,12 @@ def _tied() -> Finding:
 
 def _formula() -> Finding:
     width, n = 8, 50
-    r = Sinusoidal(width).encoding(torch.arange(n), torch.float64)
+    r = SinusoidalPositions(width).encoding(torch.arange(n), torch.float64)
     error = plain.apart(r, _sinusoids(range(n), width))
-    halves = Sinusoidal(width, layout="halves").encoding(torch.arange(n), torch.float64)
+    halves = SinusoidalPositions(width, layout="halves").encoding(torch.arange(n), torch.float64)
     permuted = apart(halves, r[:, [*range(0, width, 2), *range(1, width, 2)]])
     radius = apart(r[:, 0::2] ** 2 + r[:, 1::2] ** 2, torch.ones(n, width // 2))
-    slow = Sinusoidal(width, base=100).encoding(torch.arange(n), torch.float64)
+    slow = SinusoidalPositions(width, base=100).encoding(torch.arange(n), torch.float64)
     return Finding(
         holds(error < SAME and permuted < SAME and radius < SAME),
         {
@@ -164,7 +167,7 @@ def _from_zero() -> Finding:
     def counted(k: tuple[int, ...]) -> plain.Array:
         return np.array([f(10000 ** (-2 * j / 4)) for j in k for f in (math.sin, math.cos)])
 
-    place = Sinusoidal(4).encoding(torch.arange(2), torch.float64)
+    place = SinusoidalPositions(4).encoding(torch.arange(2), torch.float64)
     right, wrong = counted((0, 1)), counted((1, 2))
     still = np.array([0.0, 1.0, 0.0, 1.0])
     from_zero, from_one = plain.apart(place[1], right), plain.apart(place[1], wrong)
@@ -195,12 +198,12 @@ def _fixed_and_learned() -> Finding:
     learned = vit.patches.position
     counts = [parameters(part) if isinstance(part, nn.Module) else -1 for part in (*fixed, learned)]
     r = plain.apart(
-        Sinusoidal(512).encoding(torch.arange(L), torch.float64), _sinusoids(range(L), 512)
+        SinusoidalPositions(512).encoding(torch.arange(L), torch.float64), _sinusoids(range(L), 512)
     )
     return Finding(
         holds(
-            all(isinstance(part, Sinusoidal) for part in fixed)
-            and isinstance(learned, Learned)
+            all(isinstance(part, SinusoidalPositions) for part in fixed)
+            and isinstance(learned, LearnedPositions)
             and counts == [0, 0, 14 * 14 * 768]
             and r < SAME
         ),
@@ -220,7 +223,7 @@ def _class_position() -> Finding:
     vit = unbuilt(lambda: VisionTransformer.base(1000))
     patches = (224 // 16) ** 2
     table = vit.patches.position
-    assert isinstance(table, Learned)
+    assert isinstance(table, LearnedPositions)
     own = 0 if vit.class_position is None else 1
     vectors = len(table.table) + own
     return Finding(

@@ -11,8 +11,14 @@ from itertools import combinations
 
 import torch
 
-from regard import MultiHeadAttention, attend, weights
-from regard.attention.score import Additive, Dot, General, ScaledDot, Score
+from regard import MultiHeadAttention, attend, attention_weights
+from regard.attention.score import (
+    AdditiveScore,
+    AlignmentScore,
+    BilinearScore,
+    DotScore,
+    ScaledDotScore,
+)
 from regard.lab.claims import plain
 from regard.lab.claims.sample import DIFFERENT, SAME, alive, apart, normal, parameters
 from regard.lab.experiment import Curve, Experiment, Finding, Plot, Table, holds
@@ -29,11 +35,11 @@ def scale_and_gradient() -> Finding:
     for d in WIDTHS:
         query, key = normal(0, 1, 128, d), normal(1, 64, keys, d)
         for slopes, beta in ((unscaled, 1.0), (scaled, None)):
-            a = weights(query, key, beta=beta)
+            a = attention_weights(query, key, beta=beta)
             slopes.append(float((a * (1 - a)).mean()))
     uniform = (1 / keys) * (1 - 1 / keys)
     nudge = torch.zeros(1, keys, dtype=torch.float64, requires_grad=True)
-    first = weights(query[0, :1], key[0], bias=nudge)[0, 0]
+    first = attention_weights(query[0, :1], key[0], bias=nudge)[0, 0]
     (gradient,) = torch.autograd.grad(first, nudge)
     formula = apart(gradient[0, 0], (first * (1 - first)).detach())
     return Finding(
@@ -71,10 +77,10 @@ def score_variance() -> Finding:
     measured, scaled, betas = [], [], []
     for d in WIDTHS:
         query, key = normal(0, draws, 1, d), normal(1, draws, 2, d)
-        scores = Dot()(query, key)
+        scores = DotScore()(query, key)
         measured.append(float(scores.var()))
         # The scale that attention uses, read off its weights: log a₁/a₂ = β (s₁ - s₂).
-        a = weights(query[:1], key[:1])[0, 0]
+        a = attention_weights(query[:1], key[:1])[0, 0]
         difference = scores[0, 0, 0] - scores[0, 0, 1]
         betas.append(float((a[0].log() - a[1].log()) / difference))
         scaled.append(betas[-1] ** 2 * measured[-1])
@@ -113,7 +119,7 @@ def other_scores() -> Finding:
     by_score, fits = {}, True
     for name, score in _scores(6).items():
         projected = score.project(query, key)
-        shares = weights(
+        shares = attention_weights(
             projected.query, projected.key, beta=projected.beta, bias=projected.bias
         ).detach()
         context = score.attend(query, key, value)
@@ -144,7 +150,7 @@ def other_scores() -> Finding:
 
 def general_is_dot() -> Finding:
     query, key, value = normal(0, 5, 6), normal(1, 7, 6), normal(2, 7, 3)
-    general = General(6, 6).double().requires_grad_(False)
+    general = BilinearScore(6, 6).double().requires_grad_(False)
     one = torch.eye(6, dtype=torch.float64)
     general.weight.copy_(one)
     dot = attend(query, key, value, beta=1.0)
@@ -203,12 +209,12 @@ def _curve(name: str, widths: Sequence[int], values: Sequence[float | int]) -> C
     return Curve(name, [float(d) for d in widths], [float(y) for y in values])
 
 
-def _scores(width: int) -> dict[str, Score]:
+def _scores(width: int) -> dict[str, AlignmentScore]:
     return {
-        "dot": Dot(),
-        "scaled dot": ScaledDot(),
-        "general": alive(General(width, width), 3),
-        "additive": alive(Additive(width, width, 5), 4),
+        "dot": DotScore(),
+        "scaled dot": ScaledDotScore(),
+        "general": alive(BilinearScore(width, width), 3),
+        "additive": alive(AdditiveScore(width, width, 5), 4),
     }
 
 

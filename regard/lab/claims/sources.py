@@ -12,8 +12,8 @@ from regard import (
     MultiHeadAttention,
     Transformer,
     attend,
-    statistics,
-    weights,
+    attention_statistics,
+    attention_weights,
 )
 from regard.lab.claims import plain
 from regard.lab.claims.sample import DIFFERENT, PLAN, SAME, D, H, L, S, alive, apart, normal
@@ -173,10 +173,10 @@ def four_kinds() -> Finding:
     rows, fits = [], True
     for name, read in (("self", x), ("cross", source)):
         for sharpness, beta in (("soft", None), ("hard", math.inf)):
-            shares, output = weights(x, read, beta=beta), attend(x, read, read, beta=beta)
+            shares, output = attention_weights(x, read, beta=beta), attend(x, read, read, beta=beta)
             fits &= shares.shape == (5, len(read)) and apart(output, shares @ read) < SAME
             fits &= bool(((shares == 0) | (shares == 1)).all()) == (sharpness == "hard")
-            spent = float(statistics(x, read, beta=beta).entropy.mean())
+            spent = float(attention_statistics(x, read, beta=beta).entropy.mean())
             rows.append((name, sharpness, f"5×{len(read)}", spent))
     return Finding(
         holds(fits and len({row[:2] for row in rows}) == 4),

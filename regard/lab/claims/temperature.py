@@ -13,8 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from regard import attend, statistics, weights
-from regard.attention.score import Dot
+from regard import attend, attention_statistics, attention_weights
+from regard.attention.score import DotScore
 from regard.lab.byhand import exercise
 from regard.lab.claims import plain
 from regard.lab.claims.sample import SAME, apart, normal, orthonormal
@@ -37,8 +37,8 @@ BETAS = tuple(10 ** (n / 4) for n in range(-8, 9))
 
 def sharpness() -> Finding:
     query, key, _ = exercise()
-    entropy = [float(statistics(query, key, beta=beta).entropy[0]) for beta in BETAS]
-    largest = [float(weights(query, key, beta=beta)[0].max()) for beta in BETAS]
+    entropy = [float(attention_statistics(query, key, beta=beta).entropy[0]) for beta in BETAS]
+    largest = [float(attention_weights(query, key, beta=beta)[0].max()) for beta in BETAS]
     by_hand = [_entropy(plain.softmax(beta * plain.array(query @ key.T))[0]) for beta in BETAS]
     worst = max(abs(ours - theirs) for ours, theirs in zip(entropy, by_hand))
     # Beyond a β of about 30 the entropy is less than float64 can take from a weight of 1.
@@ -72,9 +72,9 @@ def sharpness() -> Finding:
 def cold_limit() -> Finding:
     x = normal(5, 7, 2)
     scores = x @ x.T
-    limit = weights(x, x, beta=math.inf)
+    limit = attention_weights(x, x, beta=math.inf)
     best = F.one_hot(scores.argmax(-1), len(x)).double()
-    near = apart(weights(x, x, beta=1e4), limit)
+    near = apart(attention_weights(x, x, beta=1e4), limit)
     itself = int((limit.diagonal() == 1).sum())
     tied = _softargmax(torch.tensor([[4, 4, 3]]), math.inf)[0]
     return Finding(
@@ -101,12 +101,13 @@ def cold_limit() -> Finding:
 def hot_limit() -> Finding:
     m, t = 7, 2
     query, key, value = normal(0, 3, 5), normal(1, m, 5), normal(2, m, t)
-    hot = weights(query, key, beta=0.0)
+    hot = attention_weights(query, key, beta=0.0)
     by_keys, by_width = (apart(hot, torch.full_like(hot, 1 / n)) for n in (m, t))
     mean = apart(attend(query, key, value, beta=0.0), value.mean(0).expand(3, t))
     betas = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)
     distance = [
-        apart(weights(query, key, beta=beta), torch.full_like(hot, 1 / m)) for beta in betas
+        apart(attention_weights(query, key, beta=beta), torch.full_like(hot, 1 / m))
+        for beta in betas
     ]
     slope = math.log10(distance[1] / distance[0])
     return Finding(
@@ -143,12 +144,12 @@ def convenient_beta() -> Finding:
         query, key = normal(0, 1, 200, d), normal(1, 40, keys, d)
         # How much less than the entropy of uniform weights: 0 is no choice at all.
         decided = [
-            math.log(keys) - float(statistics(query, key, beta=beta).entropy.mean())
+            math.log(keys) - float(attention_statistics(query, key, beta=beta).entropy.mean())
             for beta in (d**-0.5, 1 / d, 1.0)
         ]
-        ours = math.log(keys) - float(statistics(query, key).entropy.mean())
+        ours = math.log(keys) - float(attention_statistics(query, key).entropy.mean())
         natural &= abs(ours - decided[0]) < SAME
-        rows.append((d, float(Dot()(query, key).var()) / d, *decided))
+        rows.append((d, float(DotScore()(query, key).var()) / d, *decided))
     ratios = [max(column) / min(column) for column in list(zip(*rows))[2:]]
     return Finding(
         holds(natural and ratios[0] < 1.1 and min(ratios[1:]) > 2),
@@ -179,7 +180,7 @@ def preserving_a_value() -> Finding:
 
     small, large = lost(0.01), lost(50.0)
     some = (0.0, 0.1, 1 / math.sqrt(2), 2.0, 10.0)
-    first = [float(weights(query, key, beta=beta)[0, 0]) for beta in some]
+    first = [float(attention_weights(query, key, beta=beta)[0, 0]) for beta in some]
     # The first query's scores are 4, 3 and 2.
     by_hand = [1 / (1 + math.exp(-beta) + math.exp(-2 * beta)) for beta in some]
     agree = max(abs(a - b) for a, b in zip(first, by_hand)) < SAME
@@ -211,7 +212,7 @@ def one_hot_suffices() -> Finding:
     key, value = orthonormal(0, 4, 4), normal(1, 4, 3)
     gaps, identity = {}, {}
     for name, wanted in (("each its own", [0, 1, 2, 3]), ("two the same", [2, 2, 0, 3])):
-        shares = weights(key[wanted], key, beta=math.inf)
+        shares = attention_weights(key[wanted], key, beta=math.inf)
         gaps[name] = apart(attend(key[wanted], key, value, beta=math.inf), value[wanted])
         identity[name] = torch.equal(shares, torch.eye(4).double())
     own, other = gaps.values()
@@ -266,7 +267,9 @@ def dictionary() -> Finding:
     # A key that no entry has: the nearest one answers, or a mixture of all.
     between = (0.6 * key[0] + 0.4 * key[1])[None]
     betas = (1.0, 5.0, 20.0)
-    shares = {beta: weights(between, key, beta=beta)[0].tolist() for beta in (*betas, math.inf)}
+    shares = {
+        beta: attention_weights(between, key, beta=beta)[0].tolist() for beta in (*betas, math.inf)
+    }
     mixture = attend(between, key, value, beta=5.0)[0]
     inside = apart(mixture, sum((a * v for a, v in zip(shares[5.0], value)), torch.zeros(3)))
     return Finding(
@@ -296,10 +299,10 @@ def dictionary() -> Finding:
 def spreading() -> Finding:
     query, key, value = exercise()
     rows = [
-        (beta, *weights(query, key, beta=beta)[0].tolist(), _from_mean(beta))
+        (beta, *attention_weights(query, key, beta=beta)[0].tolist(), _from_mean(beta))
         for beta in (0.0, 0.01, 1.0, 50.0)
     ]
-    big, small = weights(query, key, beta=50.0), weights(query, key, beta=1e-9)
+    big, small = attention_weights(query, key, beta=50.0), attention_weights(query, key, beta=1e-9)
     peaked = bool(((big < 1e-6) | (big > 1 - 1e-6)).all())
     uniform = apart(small, torch.full((2, 3), 1 / 3, dtype=torch.float64))
     dense = nn.Linear(3, 2, bias=False, dtype=torch.float64).requires_grad_(False)
@@ -342,7 +345,7 @@ def _entropy(shares: plain.Array) -> float:
 
 def _softargmax(scores: Tensor, beta: float) -> Tensor:
     """softmax(β scores): the keys are unit vectors, so that a query's entries are its scores."""
-    return weights(scores.double(), torch.eye(scores.shape[-1]).double(), beta=beta)
+    return attention_weights(scores.double(), torch.eye(scores.shape[-1]).double(), beta=beta)
 
 
 def _from_mean(beta: float) -> float:

@@ -225,7 +225,7 @@ def reusable_encoder() -> Finding:
         }
         for where, task in (("same", probe.ones), ("other", ELSEWHERE)):
             for name, encoder in encoders.items():
-                fixed = encoder.with_classes(5).freeze()
+                fixed = encoder.replace_head(5).freeze_backbone()
                 score = probe.train(fixed, task, 80, lr=3e-2, seed=seed)
                 measured.setdefault(f"{where} places, {name} encoder", []).append(score)
     same, other = (
@@ -258,7 +258,7 @@ def transfer() -> Finding:
         new = probe.fresh(lambda: TextClassifier(config), seed)
         learned, _ = trained(config, probe.number, 150, seed, 2e-2)
         for values, model in zip(measured.values(), (learned, new)):
-            tuned = model.with_classes(5)
+            tuned = model.replace_head(5)
             probe.learn(tuned, labelled, 60, lr=1e-2, seed=seed)
             values.append(probe.accuracy(tuned, probe.ones, range(1, 21), seed))
     gained = more(*measured.values())

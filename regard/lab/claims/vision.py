@@ -150,7 +150,7 @@ def _head() -> Finding:
     assert hidden is not None
     inner = np.tanh(plain.linear(hidden, plain.array(x)))
     error = plain.apart(before.head(x), plain.linear(before.head.output, inner))
-    after, image = before.with_classes(7), normal(3, 1, 3, 8, 12)
+    after, image = before.replace_head(7), normal(3, 1, 3, 8, 12)
     alive(after.head, 2)
     straight = plain.apart(after.head(x), plain.linear(after.head.output, plain.array(x)))
     kept = apart(before.represent(image), after.represent(image))
@@ -214,8 +214,8 @@ def _vit_feed_forward() -> Finding:
 
 def _frozen_encoder() -> Finding:
     trained = alive(VisionTransformer(PICTURE), 0)
-    other = alive(trained.with_classes(3).head, 1)
-    model = trained.with_classes(3).freeze()
+    other = alive(trained.replace_head(3).head, 1)
+    model = trained.replace_head(3).freeze_backbone()
     model.head.load_state_dict(other.state_dict())
     images = normal(2, 2, 3, 8, 12)
     same = apart(model.represent(images), trained.represent(images))

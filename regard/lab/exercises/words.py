@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from regard.attention.weights import weights
+from regard.attention.weights import attention_weights
 from regard.lab.exercises.expression import evaluate
 from regard.lab.exercises.marking import BLANK, Case, mark
 
@@ -166,7 +166,7 @@ def permuting(answer: str) -> None:
     def found(Q: Tensor) -> Tensor:
         if Q.shape != K.shape:
             raise ValueError(f"its shape is {tuple(Q.shape)}, but Q is as K, {tuple(K.shape)}")
-        return weights(Q.mT, K.mT, beta=1.0).mT
+        return attention_weights(Q.mT, K.mT, beta=1.0).mT
 
     _check(Question("Q, to permute", "beta * K @ P", names, mistakes, found), answer)
 

@@ -81,7 +81,7 @@ void model(int64_t activation, bool gated, bool pre, bool halves) {
         }
     const Norm last = norm(WIDTH), none = {};
     const Linear output = layer(WIDTH, TOKENS);
-    const Rotary rotary = {some(PLACES * 2 * 4), 4, halves};
+    const RotaryEmbedding rotary = {some(PLACES * 2 * 4), 4, halves};
 
     // The encoder reads vectors, and the decoder its result.
     std::vector<int64_t> sequence, position;

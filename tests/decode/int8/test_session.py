@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from regard.attention.mask import Packed
+from regard.attention.mask import PackedLengths
 from regard.decode.engine.int8 import library as native
 from regard.decode.engine.int8.cache import Buffers
 from regard.decode.engine.int8.engine import Int8Engine
@@ -169,7 +169,7 @@ def test_packed_sources_are_the_same_sources() -> None:
     found = [
         engine.open(model, ids, lengths).step(tokens),
         engine.open(model, ids, lengths.tolist()).step(tokens),
-        engine.open(model, real[None], Packed(lengths)).step(tokens),
+        engine.open(model, real[None], PackedLengths(lengths)).step(tokens),
     ]
     assert torch.equal(found[0], found[1])
     assert torch.equal(found[0], found[2])
@@ -689,7 +689,7 @@ def test_an_attention_with_a_forward_of_its_own_is_run() -> None:
 
 def test_linear_biases_are_refused() -> None:
     model = int8(made(position="linear-bias"))
-    assert "block 0 has another position, LinearBias" in Int8Engine.refusal(model)
+    assert "block 0 has another position, ALiBi" in Int8Engine.refusal(model)
 
 
 def test_without_kernels_everything_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,9 +24,9 @@ from torch import Tensor, nn
 
 from regard.attention.cache import CrossCache
 from regard.attention.checks import integer_tensor
-from regard.attention.mask import Packed
+from regard.attention.mask import PackedLengths
 from regard.attention.multihead import MultiHeadAttention
-from regard.attention.position import Learned, Sinusoidal
+from regard.attention.position import LearnedPositions, SinusoidalPositions
 from regard.attention.sync import on_host
 from regard.decode.engine.cuda import kernels
 from regard.decode.engine.cuda.twin import Joined, MemoryCache, Rows, SlotCache, twin
@@ -224,10 +224,10 @@ class CudaEngine:
             return None
         if position is None:
             return weight.new_zeros(length, weight.shape[1])
-        if type(position) is Sinusoidal:
+        if type(position) is SinusoidalPositions:
             return position.encoding(torch.arange(length, device=weight.device), weight.dtype)
         # A learned table is read in place, since it may be trained on.
-        return position.table.detach() if type(position) is Learned else None
+        return position.table.detach() if type(position) is LearnedPositions else None
 
     def rows(self, length: int) -> int:
         """The number of rows of this length that fit into a space, each with a source as long."""
@@ -716,6 +716,6 @@ def reach(part: Any) -> int:
 
 def _rows_and_lengths(source: Tensor, lengths: Lengths) -> tuple[Tensor, Tensor | None]:
     """One source per row, and their lengths; None if every source fills its row."""
-    if isinstance(lengths, Packed):
+    if isinstance(lengths, PackedLengths):
         return unpack(source, lengths), lengths.lengths.to(source.device)
     return source, None if lengths is None else integer_tensor(lengths, "source_lengths")

@@ -18,7 +18,7 @@ from regard.attention.cache import CrossCache, Pair, SelfCache
 from regard.attention.fusing import are_linear
 from regard.attention.mask import Mask, Prefix, window
 from regard.attention.multihead import MultiHeadAttention
-from regard.attention.position import Rotary
+from regard.attention.position import RotaryEmbedding
 from regard.decode.engine.cuda import kernels
 from regard.decode.engine.parts import scale, unusual
 from regard.model.block import Block, FeedForward, GatedFeedForward, PostNorm
@@ -67,7 +67,7 @@ class SlotCache(SelfCache):
         self.slots = torch.zeros(R * length, G * (K + V), dtype=dtype, device=device)
         rotary = attention.position
         self.rotary = None
-        if type(rotary) is Rotary:
+        if type(rotary) is RotaryEmbedding:
             self.rotary = rotation_factors(rotary, K, length, device)
 
     @property
@@ -243,7 +243,7 @@ def _block(block: Block, joined: list[Joined]) -> nn.Module:
 
     attention: Any = block.attention
     cross, forward = block.cross, block.feed_forward
-    if _has_kernels(attention) and type(attention.position) in (type(None), Rotary):
+    if _has_kernels(attention) and type(attention.position) in (type(None), RotaryEmbedding):
         inputs = attention.query, attention.key, attention.value
         if are_linear(*inputs):
             parts["attention"] = together(StepAttention, attention, *inputs)
@@ -289,7 +289,7 @@ def split(x: Float[Tensor, "R T W"], heads: int) -> Float[Tensor, "R G T K"]:
 
 
 def rotation_factors(
-    rotary: Rotary, width: int, length: int, device: torch.device
+    rotary: RotaryEmbedding, width: int, length: int, device: torch.device
 ) -> tuple[Float[Tensor, "T 2 K"], Int[Tensor, "K"]]:
     """The factors of each column and of its partner, cos and ± sin; the index of the partner."""
     K, halves = rotary.width, rotary.layout == "halves"

@@ -12,7 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from regard.attention.checks import integer_tensor
-from regard.attention.mask import Packed
+from regard.attention.mask import PackedLengths
 from regard.decode.engine.int8 import library as native
 from regard.decode.engine.int8 import search as searches
 from regard.decode.engine.int8.cache import Buffers, Cache, Integers
@@ -275,7 +275,7 @@ def _end_to_end(x: Tensor, lengths: Lengths) -> tuple[Integers, Tensor]:
     B, S = x.shape[:2]
     if lengths is None:
         counts, rows = torch.full((B,), S), x.flatten(0, 1)
-    elif isinstance(lengths, Packed):
+    elif isinstance(lengths, PackedLengths):
         counts, rows = lengths.lengths.long().cpu(), x[0]
     else:
         counts = integer_tensor(lengths, "source_lengths").long().cpu()

@@ -62,7 +62,7 @@ struct Embedding {
     double scale;
 };
 
-struct Rotary {
+struct RotaryEmbedding {
     const float* table;  // cos and sin, (positions, 2, pairs), or null
     int64_t pairs, halves;
 };
@@ -82,7 +82,7 @@ struct Tokens {
     float* x;  // (count, width), becomes the result; null where nobody wants it
     const int64_t *sequence, *position;
     Embedding embedding;
-    Rotary rotary;
+    RotaryEmbedding rotary;
     Cache cache, memory;
 };
 }
@@ -123,7 +123,7 @@ void normalize(const Norm& norm, const float* x, int64_t n, float* y) {
     });
 }
 
-void rotate(const Rotary& rotary, int64_t position, float* x, int64_t heads, int64_t width) {
+void rotate(const RotaryEmbedding& rotary, int64_t position, float* x, int64_t heads, int64_t width) {
     const int64_t pairs = rotary.pairs, step = rotary.halves ? 1 : 2;
     const int64_t other = rotary.halves ? pairs : 1;
     const float *cos = rotary.table + position * 2 * pairs, *sin = cos + pairs;

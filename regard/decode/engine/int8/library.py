@@ -49,7 +49,7 @@ class Embedding(Told):
     _fields_ = fields((Pointer, "id table place"), (Float, "scale"))
 
 
-class Rotary(Told):
+class RotaryEmbedding(Told):
     _fields_ = fields((Pointer, "table"), (Int, "pairs halves"))
 
 
@@ -68,7 +68,7 @@ class Tokens(Told):
         (Int, "count width causal window"),
         (Pointer, "x sequence position"),
         (Embedding, "embedding"),
-        (Rotary, "rotary"),
+        (RotaryEmbedding, "rotary"),
         (Cache, "cache memory"),
     )
 

@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from regard.attention.multihead import MultiHeadAttention
-from regard.attention.position import Learned, Rotary, Sinusoidal
+from regard.attention.position import LearnedPositions, RotaryEmbedding, SinusoidalPositions
 from regard.decode.engine.int8 import library as native
 from regard.decode.engine.int8.cache import Buffers, Cache, Places
 from regard.decode.engine.int8.linear import Int8Linear
@@ -39,8 +39,12 @@ class Embedder:
 
     def __init__(self, part: Tokens):
         self.part, self.table, kind = part, part.table.weight.detach(), type(part.position)
-        self.known = kind in (type(None), Sinusoidal, Learned)
-        self.learned = cast(Learned, part.position).table.detach() if kind is Learned else None
+        self.known = kind in (type(None), SinusoidalPositions, LearnedPositions)
+        self.learned = (
+            cast(LearnedPositions, part.position).table.detach()
+            if kind is LearnedPositions
+            else None
+        )
         self._sines = torch.empty(0)
 
     def reaches(self, longest: int) -> bool:
@@ -50,7 +54,7 @@ class Embedder:
     def embedding(self, ids: Int[Tensor, "T"] | None, longest: int) -> native.Embedding:
         """The struct that the kernels receive."""
         places = self.learned
-        if isinstance(self.part.position, Sinusoidal):
+        if isinstance(self.part.position, SinusoidalPositions):
             places = self._sines
             if len(places) < longest:
                 every = torch.arange(max(64, 2 * longest))
@@ -81,7 +85,7 @@ class Blocks:
         self.norm = _norm(stack.norm)
         self.width = self.array[0].self_attention.query.inner
         position = cast(MultiHeadAttention, cast(Block, stack.blocks[0]).attention).position
-        self.rotary = position if isinstance(position, Rotary) else None
+        self.rotary = position if isinstance(position, RotaryEmbedding) else None
         self._rotations = torch.empty(0)
 
     def cache(self, buffers: Buffers, rows: int, cross: bool = False) -> Cache:
@@ -140,15 +144,15 @@ class Blocks:
         return native.Tokens(
             *(len(at.row), self.width, causal, self.window, address(vectors.x)),
             *(at.row.ctypes.data, at.position.ctypes.data),
-            *(vectors.embedding, native.Rotary(), cache.address()),
+            *(vectors.embedding, native.RotaryEmbedding(), cache.address()),
             native.Cache() if memory is None else memory.address(),
         )
 
-    def _rotary(self, length: int) -> native.Rotary:
+    def _rotary(self, length: int) -> native.RotaryEmbedding:
         if self.rotary is None:
-            return native.Rotary()
+            return native.RotaryEmbedding()
         halves, table = self.rotary.layout == "halves", self._rotated(length)
-        return native.Rotary(table.data_ptr(), self.rotary.width // 2, halves)
+        return native.RotaryEmbedding(table.data_ptr(), self.rotary.width // 2, halves)
 
     def _rotated(self, length: int) -> Float[Tensor, "L 2 pairs"]:
         """cos and sin of at least so many positions."""

@@ -9,7 +9,7 @@ from typing import cast
 from torch import nn
 
 from regard.attention.multihead import MultiHeadAttention
-from regard.attention.position import Rotary
+from regard.attention.position import RotaryEmbedding
 from regard.decode.engine.parts import unusual
 from regard.model.block import Block, FeedForward, GatedFeedForward, PostNorm, PreNorm
 from regard.model.stack import Stack
@@ -44,7 +44,7 @@ def _unknown_block(block: nn.Module, linear: type[nn.Module], cross: bool) -> st
         if reason := unusual(attention):
             return f"has {reason}"
         position = cast(MultiHeadAttention, attention).position
-        if position is not None and type(position) is not Rotary:
+        if position is not None and type(position) is not RotaryEmbedding:
             return f"has another position, {type(position).__name__}"
     forward = block.feed_forward
     if type(forward) is FeedForward:
@@ -81,5 +81,7 @@ def _kind(block: Block) -> tuple[object, ...]:
         if isinstance(part, MultiHeadAttention)
     ]
     rotary = block.attention.position
-    turns = (rotary.width, rotary.base, rotary.layout) if isinstance(rotary, Rotary) else None
+    turns = (
+        (rotary.width, rotary.base, rotary.layout) if isinstance(rotary, RotaryEmbedding) else None
+    )
     return type(block.add_attention), block.attention.width, *widths, turns

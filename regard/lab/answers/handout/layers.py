@@ -5,8 +5,8 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from regard import MultiHeadAttention, weights
-from regard.attention.score import Additive, Dot, General, Score
+from regard import MultiHeadAttention, attention_weights
+from regard.attention.score import AdditiveScore, AlignmentScore, BilinearScore, DotScore
 from regard.lab.answers.answer import Answer, Demonstration, Mistake, Point, Step
 from regard.lab.claims.costs import cost
 from regard.lab.claims.sample import SAME, D, L, alive, apart, normal, parameters
@@ -139,7 +139,7 @@ def _weight_at(distance: int) -> float:
     x = filler.repeat(9, 1)
     x[0], x[distance] = verb, subject
     attention = alive(MultiHeadAttention(D, 1), 4)
-    return float(weights(attention.query(x), attention.key(x))[0, distance])
+    return float(attention_weights(attention.query(x), attention.key(x))[0, distance])
 
 
 def _dense_by_distance() -> Demonstration:
@@ -208,10 +208,10 @@ PAPERS = {
 
 def _scores() -> Demonstration:
     query, key, value = normal(0, 1, 4), normal(1, 5, 4), normal(2, 5, 3)
-    kinds: dict[str, Score] = {
-        "dot": Dot(),
-        "general": alive(General(4, 4), 3),
-        "additive": alive(Additive(4, 4, 6), 4),
+    kinds: dict[str, AlignmentScore] = {
+        "dot": DotScore(),
+        "general": alive(BilinearScore(4, 4), 3),
+        "additive": alive(AdditiveScore(4, 4, 6), 4),
     }
     rows, errors = [], []
     for name, score in kinds.items():
@@ -249,7 +249,7 @@ def _recipe() -> Demonstration:
     one, other = normal(2, L, D), normal(3, L, D)
 
     def matrix(x: Tensor) -> Tensor:
-        return weights(attention.query(x), attention.key(x))
+        return attention_weights(attention.query(x), attention.key(x))
 
     near, far = _weight_at(2), _weight_at(7)
     return Demonstration(

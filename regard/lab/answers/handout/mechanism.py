@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from regard import MultiHeadAttention, attend, weights
+from regard import MultiHeadAttention, attend, attention_weights
 from regard.lab.answers.answer import Answer, Demonstration, Mistake, Point, Step
 from regard.lab.claims.costs import multiply_adds
 from regard.lab.claims.plain import Array, array
@@ -113,7 +113,7 @@ def _in_loops(Q: Array, K: Array, V: Array) -> Array:
 
 def _steps() -> Demonstration:
     Q, K, V = _tensors()
-    w = weights(Q, K)
+    w = attention_weights(Q, K)
     difference = float(np.abs(array(attend(Q, K, V)) - _in_loops(*map(array, (Q, K, V)))).max())
     return Demonstration(
         difference < SAME and float(w.min()) >= 0 and float(w.max()) <= 1,

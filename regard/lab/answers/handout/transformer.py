@@ -9,7 +9,7 @@ from regard import (
     LanguageConfig,
     LanguageModel,
     MultiHeadAttention,
-    Sinusoidal,
+    SinusoidalPositions,
     Transformer,
     VisionTransformer,
 )
@@ -41,7 +41,7 @@ from regard.model.classifier import TextClassifier
 def _stacks() -> Demonstration:
     model = alive(Transformer(PLAN), 0)
     shapes = [list(model.encode(torch.arange(n)[None])[0].shape) for n in (3, 7, 17)]
-    reused = TextClassifier.of(model, 2).freeze()
+    reused = TextClassifier.of(model, 2).freeze_backbone()
     in_attention, in_networks = (
         sum(parameters(part) for part in base().modules() if isinstance(part, kind))
         for kind in (MultiHeadAttention, FeedForward)
@@ -82,7 +82,7 @@ WIDTH, PLACES = 64, 200
 
 def _kernel() -> list[float]:
     """How similar two sinusoids are, by their distance, as a share of the most."""
-    r = Sinusoidal(WIDTH).encoding(torch.arange(PLACES), torch.float64)
+    r = SinusoidalPositions(WIDTH).encoding(torch.arange(PLACES), torch.float64)
     return ((r @ r[0]) / (r[0] @ r[0])).tolist()
 
 
@@ -96,7 +96,7 @@ def _encoded() -> Demonstration:
     W, x, r = (
         normal(0, 5, D),
         normal(1, 7, D),
-        Sinusoidal(D).encoding(torch.arange(7), torch.float64),
+        SinusoidalPositions(D).encoding(torch.arange(7), torch.float64),
     )
     tied = apart((x + r) @ W.T, torch.cat((x, r), -1) @ torch.cat((W, W), -1).T)
     return Demonstration(
@@ -145,7 +145,7 @@ def _bare_number() -> Demonstration:
 
 
 def _most_like_themselves() -> int:
-    r = Sinusoidal(WIDTH).encoding(torch.arange(20), torch.float64)
+    r = SinusoidalPositions(WIDTH).encoding(torch.arange(20), torch.float64)
     return int(((r @ r.T).argmax(-1) == torch.arange(20)).sum())
 
 
@@ -157,7 +157,7 @@ def _from_one() -> Demonstration:
         angles = torch.tensor(frequencies, dtype=torch.float64)
         return torch.stack((angles.sin(), angles.cos()), -1).flatten()
 
-    ours = Sinusoidal(d).encoding(torch.tensor([1]), torch.float64)[0]
+    ours = SinusoidalPositions(d).encoding(torch.tensor([1]), torch.float64)[0]
     return Demonstration(
         apart(encoded(1), ours) < SAME,
         {

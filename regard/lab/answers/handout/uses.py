@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from regard import MultiHeadAttention, Sinusoidal, attend, causal, weights
+from regard import MultiHeadAttention, SinusoidalPositions, attend, attention_weights, causal
 from regard.lab.answers.answer import Answer, Demonstration, Mistake, Point, Step
 from regard.lab.claims.costs import cost
 from regard.lab.claims.sample import SAME, D, alive, apart, normal, parameters
@@ -28,7 +28,7 @@ def _fused() -> Demonstration:
             "frames of audio, which ask": FRAMES,
             "words, which answer": WORDS,
             "rows and columns of the output": list(out.shape),
-            "weights of a frame add up to": float(weights(audio, key)[0].sum()),
+            "weights of a frame add up to": float(attention_weights(audio, key)[0].sum()),
         },
     )
 
@@ -119,7 +119,7 @@ def _score(position: int, distance: int, encoded: bool) -> float:
     """The score of one word for another, at a position and a distance."""
     x = normal(3, D).repeat(20, 1)
     x[position], x[position + distance] = normal(1, D), normal(2, D)
-    x = Sinusoidal(D)(x) if encoded else x
+    x = SinusoidalPositions(D)(x) if encoded else x
     layer = alive(MultiHeadAttention(D, 1), 4)
     return float(layer.query(x)[position] @ layer.key(x)[position + distance])
 

@@ -2,7 +2,7 @@
 
 import torch
 
-from regard import attend, weights
+from regard import attend, attention_weights
 from regard.lab.answers.answer import Answer, Demonstration, Mistake, Point, Step
 from regard.lab.answers.plots import KEY, QUERY, VALUE, moved, moving_key
 from regard.lab.claims.sample import SAME, apart, normal
@@ -11,7 +11,7 @@ from regard.lab.place import Place
 
 
 def _small_change() -> Demonstration:
-    a, h = weights(QUERY, KEY)[0, 0], attend(QUERY, KEY, VALUE)
+    a, h = attention_weights(QUERY, KEY)[0, 0], attend(QUERY, KEY, VALUE)
     rows = []
     for by in (0.001, 0.01, 0.1, 1.0, -1.0):
         change = by * (QUERY**2).sum() * 2**-0.5  # βδ
@@ -76,7 +76,7 @@ def _stretched(direction: tuple[int, ...]) -> tuple[list[float], list[float]]:
     for alpha in ALPHAS:
         longer = alpha * torch.tensor([direction], dtype=torch.float64)
         key = torch.cat((longer, others))
-        shares.append(float(weights(query, key)[0, 0]))
+        shares.append(float(attention_weights(query, key)[0, 0]))
         distances.append(apart(attend(query, key, value)[0], value[0]))
     return shares, distances
 

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from regard import MultiHeadAttention, Sinusoidal, attend, weights
+from regard import MultiHeadAttention, SinusoidalPositions, attend, attention_weights
 from regard.lab.answers.answer import Answer, Demonstration, Mistake, Point, Step
 from regard.lab.claims import plain
 from regard.lab.claims.sample import SAME, D, H, L, alive, apart, normal, orthonormal
@@ -70,7 +70,7 @@ def _axis_of_heads() -> Demonstration:
 def _pooled(x: Tensor, positions: bool) -> Tensor:
     """The mean of what self-attention gives: what a classifier would read."""
     layer = alive(MultiHeadAttention(D, H), 1)
-    return layer(Sinusoidal(D)(x) if positions else x).mean(0)
+    return layer(SinusoidalPositions(D)(x) if positions else x).mean(0)
 
 
 def _order_matters() -> Demonstration:
@@ -95,7 +95,7 @@ def _captures_range() -> Demonstration:
         x = filler.repeat(40, 1)
         x[0], x[distance] = asks, answers
         query, key = layer.query(x), layer.key(x)
-        shares.append(float(weights(query, key)[0, distance]))
+        shares.append(float(attention_weights(query, key)[0, distance]))
     return Demonstration(
         max(shares) - min(shares) > SAME,
         {"weight on a token 1, 10 and 30 places away, without positions": shares},
@@ -113,7 +113,7 @@ def _identity_and_permutation() -> Demonstration:
         rows.append(
             (
                 beta,
-                float(weights(x, x, beta=beta)[0, 0]),
+                float(attention_weights(x, x, beta=beta)[0, 0]),
                 apart(attend(x, x, x, beta=beta), x),
                 apart(attend(x[order], x, x, beta=beta), x[order]),
             )
@@ -134,7 +134,7 @@ def _identity_and_permutation() -> Demonstration:
 
 def _identity_at_once() -> Demonstration:
     x = orthonormal(0, 3, 3)
-    A = weights(x, x, beta=1.0)
+    A = attention_weights(x, x, beta=1.0)
     return Demonstration(
         apart(A, torch.eye(3, dtype=torch.float64)) < SAME,
         {
@@ -180,9 +180,9 @@ def _running() -> Demonstration:
 
 def _bias_of_one() -> Demonstration:
     x, W = normal(0, L, D), normal(1, 5, D)
-    before = weights(x, x)
+    before = attention_weights(x, x)
     ones = torch.ones(L, L, dtype=torch.float64)
-    after = weights(x, x, bias=ones)
+    after = attention_weights(x, x, bias=ones)
     convolution = F.conv1d(x.T[None], W[..., None])[0].T
     return Demonstration(
         apart(attend(x, x, x @ W.T, bias=ones), convolution) < SAME,
@@ -198,7 +198,7 @@ def _bias_of_one() -> Demonstration:
 
 n, WIDTH = 31, 64
 """Positions, and the width of their encodings."""
-R = Sinusoidal(WIDTH).encoding(torch.arange(-1, n + 1), torch.float64)
+R = SinusoidalPositions(WIDTH).encoding(torch.arange(-1, n + 1), torch.float64)
 """Sinusoids of the positions, and of one more at each end."""
 
 

@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from regard import attend, statistics, weights
+from regard import attend, attention_statistics, attention_weights
 from regard.lab.answers.answer import Answer, Demonstration, Mistake, Point, Step
 from regard.lab.byhand import exercise
 from regard.lab.claims.sample import SAME, apart, normal
@@ -57,8 +57,8 @@ def _along_rows() -> Demonstration:
 def _sharpness() -> Demonstration:
     query, key, _ = exercise()
     betas = (0.0, 0.1, 2**-0.5, 2.0, 10.0, math.inf)
-    shares = [weights(query, key, beta=beta)[0] for beta in betas]
-    entropy = [float(statistics(query, key, beta=beta).entropy[0]) for beta in betas]
+    shares = [attention_weights(query, key, beta=beta)[0] for beta in betas]
+    entropy = [float(attention_statistics(query, key, beta=beta).entropy[0]) for beta in betas]
     widths = (16, 64, 256)
     deviations = [float((normal(1, 4001, w) * normal(2, 4001, w)).sum(-1).std()) for w in widths]
     return Demonstration(
@@ -83,7 +83,7 @@ def _sharpness() -> Demonstration:
 
 def _value_width() -> Demonstration:
     Q, K, _ = _columns()
-    share = float(weights(Q.T, K.T, beta=0)[0, 0])
+    share = float(attention_weights(Q.T, K.T, beta=0)[0, 0])
     return Demonstration(
         abs(share - 1 / t) < SAME,
         {"weight at β = 0": share, "1/t, with t rows of V": 1 / t, "1/m, with m keys": 1 / m},
@@ -97,7 +97,7 @@ def _divided_by_width() -> Demonstration:
         name: float((beta * query @ key.T).std())
         for name, beta in (("β = 1/√d", width**-0.5), ("β = 1/d", 1 / width))
     }
-    entropy = statistics(query, key, beta=1 / width).entropy.mean()
+    entropy = attention_statistics(query, key, beta=1 / width).entropy.mean()
     return Demonstration(
         abs(spread["β = 1/d"] - 1) < 0.1,
         {f"standard deviation of the scores, {name}": s for name, s in spread.items()}
@@ -149,7 +149,7 @@ def _spread() -> Demonstration:
     betas = (10.0, 1.0, 0.1, 0.01, 0.0)
     errors = _distances(betas, value.mean(0))
     dense = torch.full((3, 3), 1 / 3, dtype=torch.float64) @ value
-    equal = weights(torch.zeros(1, 2, dtype=torch.float64), key, beta=7.0)[0]
+    equal = attention_weights(torch.zeros(1, 2, dtype=torch.float64), key, beta=7.0)[0]
     return Demonstration(
         errors == sorted(errors, reverse=True)
         and errors[-1] < SAME
@@ -173,7 +173,7 @@ def _spread() -> Demonstration:
 def _big_for_hot() -> Demonstration:
     query, key, value = exercise()
     betas = (0.0, 1.0, 100.0)
-    entropy = [float(statistics(query, key, beta=beta).entropy.mean()) for beta in betas]
+    entropy = [float(attention_statistics(query, key, beta=beta).entropy.mean()) for beta in betas]
     (from_mean,) = _distances((100.0,), value.mean(0))
     return Demonstration(
         entropy[-1] > entropy[0],

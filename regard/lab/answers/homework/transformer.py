@@ -3,7 +3,14 @@
 import torch
 from torch import Tensor, nn
 
-from regard import MultiHeadAttention, Sinusoidal, Transformer, TransformerConfig, attend, padding
+from regard import (
+    MultiHeadAttention,
+    SinusoidalPositions,
+    Transformer,
+    TransformerConfig,
+    attend,
+    padding,
+)
 from regard.lab.answers.answer import Answer, Demonstration, Mistake, Point, Step
 from regard.lab.claims.costs import cost
 from regard.lab.claims.sample import (
@@ -67,7 +74,7 @@ def _path(name: str, length: int) -> int:
 def _positions_for_lengths() -> Demonstration:
     """Two sentences of 4 and 7 tokens in one batch, with positions, but without a mask."""
     attention = alive(MultiHeadAttention(D, H), 0)
-    short, filler = Sinusoidal(D)(normal(1, 1, 4, D)), normal(2, 1, 3, D)
+    short, filler = SinusoidalPositions(D)(normal(1, 1, 4, D)), normal(2, 1, 3, D)
     alone = attention(short)
     batch = torch.cat((short, filler), 1)
     return Demonstration(
@@ -128,7 +135,7 @@ def _neighbours(heads: int) -> float:
     With two heads each reads one of them; a single head can only mix the two.
     """
     n, width = 21, 64
-    x, r = normal(0, n, 3), Sinusoidal(width).encoding(torch.arange(n), torch.float64)
+    x, r = normal(0, n, 3), SinusoidalPositions(width).encoding(torch.arange(n), torch.float64)
     before, after = (attend(r[1 + s : n - 1 + s], r, x, beta=100.0) for s in (-1, 1))
     read = torch.cat((before, after), -1) if heads == 2 else (before + after) / 2
     wanted = torch.cat((x[:-2], x[2:]), -1)

@@ -7,7 +7,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from regard import Sinusoidal, Transformer, TransformerConfig, VisionConfig, VisionTransformer
+from regard import (
+    SinusoidalPositions,
+    Transformer,
+    TransformerConfig,
+    VisionConfig,
+    VisionTransformer,
+)
 from regard.lab.answers.answer import Answer, Demonstration, Mistake, Point, Step
 from regard.lab.answers.program import slip, solved
 from regard.lab.claims.sample import PICTURE, SAME, D, alive, apart, normal, parameters, unbuilt
@@ -167,7 +173,7 @@ def _learned_positions() -> Demonstration:
             "numbers that are trained for positions": sum(
                 parameter.numel() for name, parameter in model.named_parameters() if "posit" in name
             ),
-            "numbers that are trained for sinusoids": parameters(Sinusoidal(D)),
+            "numbers that are trained for sinusoids": parameters(SinusoidalPositions(D)),
         },
     )
 
@@ -204,7 +210,7 @@ def _class_token() -> Demonstration:
             "rows that leave the encoder: patches and class token": states.shape[1],
             "logits minus head(class token's state)": apart(model(IMAGES), logits),
             "pre-training: logits minus W₂ tanh(W₁ y + b₁) + b₂": apart(tuned(IMAGES), written),
-            "fine-tuning: layers of the head": len(list(tuned.with_classes(3).head.children())),
+            "fine-tuning: layers of the head": len(list(tuned.replace_head(3).head.children())),
         },
     )
 

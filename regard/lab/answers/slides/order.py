@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from regard import Concatenated, MultiHeadAttention, Sinusoidal, attend
+from regard import Concatenated, MultiHeadAttention, SinusoidalPositions, attend
 from regard.lab.answers.answer import Answer, Demonstration, Mistake, Point, Step
 from regard.lab.answers.plots import heat_map
 from regard.lab.claims import find
@@ -76,9 +76,9 @@ def _because_shared() -> Demonstration:
 
 def _beside_or_added() -> Demonstration:
     width = 8
-    x, position = normal(0, L, D), Sinusoidal(width)
+    x, position = normal(0, L, D), SinusoidalPositions(width)
     beside = Concatenated(position)(x)
-    r = Sinusoidal(D).encoding(torch.arange(L), torch.float64)
+    r = SinusoidalPositions(D).encoding(torch.arange(L), torch.float64)
     W = normal(1, 5, D)
     tied = apart((x + r) @ W.T, torch.cat((x, r), -1) @ torch.cat((W, W), -1).T)
     counts = {
@@ -151,7 +151,7 @@ def _written(position: int, entry: int, width: int, base: float = 10_000) -> flo
 
 def _sinusoids() -> Demonstration:
     n, width = 40, 64
-    ours = Sinusoidal(width).encoding(torch.arange(n), torch.float64)
+    ours = SinusoidalPositions(width).encoding(torch.arange(n), torch.float64)
     rows = [[_written(p, i, width) for i in range(width)] for p in range(n)]
     written = torch.tensor(rows, dtype=torch.float64)
     return Demonstration(

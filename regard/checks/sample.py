@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from regard.check.compute import Example
 from regard.checkpoint import Saved
+from regard.checks.compute import Example
 from regard.data.batch import Batch, LabelBatch, LanguageBatch, MaskedBatch, MixedBatch
 from regard.data.reading import Lines
 from regard.interop.programs import AnyModel

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 if TYPE_CHECKING:
-    from regard.check.subject import Subject
+    from regard.checks.subject import Subject
 
 Status: TypeAlias = Literal["holds", "fails", "skipped"]
 

@@ -9,10 +9,10 @@ import torch
 from torch import nn
 
 from regard import checkpoint
-from regard.check import properties as contract
-from regard.check import sample
-from regard.check.finding import Finding, Measured, Property, SkipError, Status
-from regard.check.subject import Subject
+from regard.checks import properties as contract
+from regard.checks import sample
+from regard.checks.finding import Finding, Measured, Property, SkipError, Status
+from regard.checks.subject import Subject
 from regard.device import device as named_device
 from regard.processes import one_line
 from regard.task.folder import model_folder

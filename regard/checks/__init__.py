@@ -7,7 +7,7 @@ largest difference, the tolerance, and a remedy where that is exceeded. `propert
 them; `sample.py` finds the data; `compute.py` runs a model in each of its ways.
 """
 
-from regard.check.contract import check
-from regard.check.finding import Finding
+from regard.checks.contract import check
+from regard.checks.finding import Finding
 
 __all__ = ["Finding", "check"]

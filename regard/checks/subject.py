@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
-from regard.check import compute
-from regard.check.compute import Example, Rows
 from regard.checkpoint import Saved
+from regard.checks import compute
+from regard.checks.compute import Example, Rows
 
 
 @dataclass

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 from regard import checkpoint, interop
 from regard.attention.fusing import fuses
-from regard.check import compute, hooks, training
-from regard.check.compute import Rows
-from regard.check.finding import Measured, Property, SkipError
-from regard.check.subject import Subject
+from regard.checks import compute, hooks, training
+from regard.checks.compute import Rows
+from regard.checks.finding import Measured, Property, SkipError
+from regard.checks.subject import Subject
 from regard.decode.engine.eager import EagerEngine
 from regard.decode.engine.int8.linear import int8
 from regard.decode.engine.pick import open_session, pick

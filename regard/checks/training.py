@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard import checkpoint
-from regard.check import compute
-from regard.check.compute import Example
+from regard.checks import compute
+from regard.checks.compute import Example
 from regard.train.config import TrainingConfig
 from regard.train.display import Display
 from regard.train.fit import fit

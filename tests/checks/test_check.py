@@ -17,9 +17,9 @@ from torch import Tensor
 from regard import Transformer, checkpoint
 from regard.attention.cache import SelfCache
 from regard.attention.core import Observer
-from regard.check import Finding, check
-from regard.check import properties as contract
-from regard.check.properties import PROPERTIES
+from regard.checks import Finding, check
+from regard.checks import properties as contract
+from regard.checks.properties import PROPERTIES
 from regard.cli import main as cli
 from regard.decode.engine.int8.engine import Int8Session
 from regard.interop import ctranslate2 as ct2
@@ -234,12 +234,14 @@ def fused(patch: Patch) -> None:
 
 
 def packed(patch: Patch) -> None:
-    from regard.attention.packed import Packed
+    from regard.attention.packed import PackedLengths
 
-    patch.setattr(Packed, "positions", lambda self: torch.arange(self.total)[None])
-    patch.setattr(Packed, "sequence", lambda self: torch.zeros(self.total, dtype=torch.int32))
+    patch.setattr(PackedLengths, "positions", lambda self: torch.arange(self.total)[None])
     patch.setattr(
-        Packed,
+        PackedLengths, "sequence", lambda self: torch.zeros(self.total, dtype=torch.int32)
+    )
+    patch.setattr(
+        PackedLengths,
         "_offsets",
         lambda self, device: torch.tensor(
             [0, *[self.total] * len(self.lengths)], dtype=torch.int32

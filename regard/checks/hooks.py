@@ -17,10 +17,10 @@ import torch
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook
 
-from regard.check import compute
-from regard.check.compute import Example, Rows
-from regard.check.finding import Measured, SkipError
-from regard.check.subject import Subject
+from regard.checks import compute
+from regard.checks.compute import Example, Rows
+from regard.checks.finding import Measured, SkipError
+from regard.checks.subject import Subject
 from regard.decode.engine.pick import pick
 from regard.model.language import LanguageModel
 from regard.model.transformer import Transformer

@@ -13,8 +13,8 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from regard.attention.packed import Packed
-from regard.check.finding import SkipError
+from regard.attention.packed import PackedLengths
+from regard.checks.finding import SkipError
 from regard.interop.programs import AnyModel, programs
 from regard.model.classifier import TextClassifier
 from regard.model.encoder import TextEncoder
@@ -167,8 +167,8 @@ def _pad(rows: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     return pad_sequence(list(rows), batch_first=True), lengths
 
 
-def _pack(rows: Sequence[Tensor]) -> tuple[Tensor, Packed]:
-    lengths = Packed([len(row) for row in rows])
+def _pack(rows: Sequence[Tensor]) -> tuple[Tensor, PackedLengths]:
+    lengths = PackedLengths([len(row) for row in rows])
     return torch.cat(list(rows))[None], lengths.to(rows[0].device)
 
 
