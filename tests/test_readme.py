@@ -31,8 +31,8 @@ def test_the_snippets_run_in_order_and_print_what_is_shown() -> None:
 def test_the_tour_meets_every_part_of_the_public_face() -> None:
     code = "\n".join(code for code, _ in SNIPPETS)
     for name in (
-        *("attend", "causal", "explain", "weights", "statistics", "MultiHeadAttention"),
-        *("Transformer", "VisionTransformer", "PackedLengths", "record"),
+        *("attend", "causal", "explain_attention", "attention_weights", "MultiHeadAttention"),
+        *("Transformer", "VisionTransformer", "PackedLengths", "attention_statistics", "record"),
     ):
         assert re.search(rf"\b{name}(\.\w+)?\(", code)
     assert re.search(r"\bcache=", code)

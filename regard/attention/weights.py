@@ -81,7 +81,6 @@ def attention_weights(
     return out.reshape(*inputs.lead, *out.shape[-2:])
 
 
-@torch.no_grad()
 def attention_statistics(
     query: Float[Tensor, "... L K"],
     key: Float[Tensor, "... S K"],
@@ -97,7 +96,8 @@ def attention_statistics(
     """
     inputs = arguments(query, key, key, mask, beta, bias)
     check_integer("topk", topk, most=max(inputs.key.shape[2], MAX_PADDED_TOPK))
-    parts = _by_kernel(inputs, topk) if _streams(inputs, topk) else _by_chunks(inputs, topk)
+    with torch.no_grad():
+        parts = _by_kernel(inputs, topk) if _streams(inputs, topk) else _by_chunks(inputs, topk)
     return AttentionStatistics(*(t.reshape(*inputs.lead, *t.shape[2:]) for t in parts))
 
 

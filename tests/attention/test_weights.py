@@ -24,7 +24,7 @@ from regard import (
     padding,
     window,
 )
-from regard.attention import attention_weights as module
+from regard.attention import weights as module
 from regard.attention.mask import four_axes
 from tests.attention.problems import MASKS, problem
 

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from regard.attention import arguments, attend, attention_weights, mask, multihead, position
+from regard.attention import arguments, attend, mask, multihead, position, weights
 from regard.lab import run
 from regard.lab.perform import Result
 from regard.model import block
@@ -24,7 +24,7 @@ def wrong_distribution(monkeypatch: pytest.MonkeyPatch, wrong: Callable[..., Ten
     """Another softmax, wherever there is one; no kernel steps in, since those have their own."""
     choose = attend.choose
     monkeypatch.setattr(attend, "distribution", wrong)
-    monkeypatch.setattr(attention_weights, "distribution", wrong)
+    monkeypatch.setattr(weights, "distribution", wrong)
     monkeypatch.setattr(attend, "choose", lambda given, *_: choose(given, 0.0, "formula"))
 
 
