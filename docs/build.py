@@ -16,6 +16,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import indent
 
 from markdown_it import MarkdownIt
 
@@ -244,8 +245,9 @@ def _fields(node: ast.ClassDef) -> Iterator[tuple[str, str, str]]:
 
 
 def _literal(text: str) -> str:
-    """A docstring's indented lines are shown as they stand; the rest flows."""
-    return re.sub(r"(?m)^ {4}(?=\S)", "        ", text.strip())
+    """A docstring's indented lines and its examples are shown as they stand; the rest flows."""
+    text = re.sub(r"(?m)^ {4}(?=\S)", "        ", text.strip())
+    return re.sub(r"(?m)^>>> (?:.+\n?)+", lambda example: indent(example[0], "    "), text)
 
 
 def _cell(text: str) -> str:

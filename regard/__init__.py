@@ -1,7 +1,19 @@
 """Regard: to look at with attention. A library for training, running and inspecting Transformers.
 
-The names below are the public interface. Each is imported from its module at its first use, so that
-`import regard` imports nothing else, and a command that needs no tensors does not import torch.
+`regard.__all__` lists the public interface. Each name is imported from its module at its first use,
+so that `import regard` imports nothing else, and a command that needs no tensors does not import
+torch. Docstrings name the axes of tensors by one legend:
+
+    B  batch                           C  channels of an image
+    L  query or target length          Y  rows of an image
+    S  key or source length            X  columns of an image
+    D  width of the model              T  tokens of a packed batch
+    H  heads                           W  beams
+    G  heads of keys and values        R  selected rows
+    K  width of a query or key         P  positions
+    V  width of a value                J  width of a key where it differs from K
+    F  width of the feed-forward       E  width of a source where it differs from D
+    N  vocabulary or classes           ...  any leading axes
 """
 
 from typing import TYPE_CHECKING
