@@ -90,7 +90,7 @@ def twice(
 
         def train(name: str, steps: int) -> None:
             task = _Task(copy.deepcopy(model), examples)
-            fit(task, replace(config, steps=steps), Path(folder) / name, shown=Display())
+            fit(task, replace(config, steps=steps), Path(folder) / name, display=Display())
 
         def weights(name: str) -> dict[str, Tensor]:
             saved = checkpoint.load(Path(folder) / name / "last", model=copy.deepcopy(model))

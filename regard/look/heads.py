@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from regard.look.record import Asked
+from regard.look.record import AttentionCall
 
 ROWS = 128
 """Rows of weights in memory at a time."""
@@ -40,14 +40,14 @@ class Habits:
 
 
 @torch.no_grad()
-def habits(asked: Asked, sequence: int = 0, rows: Sequence[int] | None = None) -> Habits:
+def habits(call: AttentionCall, sequence: int = 0, rows: Sequence[int] | None = None) -> Habits:
     """The habits of an attention's heads in one sequence of a batch; over these rows, or all."""
-    L, S = asked.query.shape[2], asked.key.shape[2]
-    H = asked.query.shape[1]
+    L, S = call.query.shape[2], call.key.shape[2]
+    H = call.query.shape[1]
     sums = {field.name: torch.zeros(H, dtype=torch.float64) for field in fields(Habits)}
     chosen = torch.arange(L) if rows is None else torch.tensor(rows, dtype=torch.long)
-    for numbers in chosen.to(asked.query.device).split(ROWS):
-        part = asked.weights(numbers)[sequence].double()
+    for numbers in chosen.to(call.query.device).split(ROWS):
+        part = call.weights(numbers)[sequence].double()
         shares = F.normalize(part, 1, -1).abs()
         sums["entropy"] += torch.special.entr(shares).sum((-1, -2)).cpu()
         for name, step in (("same", 0), ("previous", -1), ("next", 1)):

@@ -1,13 +1,13 @@
-"""Records a model's attention while it runs, and gives the weights on demand.
+"""Records a model's attention while it runs, and computes the weights on demand.
 
-    with record(model) as seen:
+    with record(model) as recording:
         model(source, target)
-    seen["decoder.blocks.3.cross"].weights()       exact, per head, (B, H, L, S)
+    recording["decoder.blocks.3.cross"].weights()       exact, per head, (B, H, L, S)
 
 The fused kernel still runs: only queries, keys and values are kept, and weights are recomputed from
-them on demand, for chosen rows. Four attentions are recorded: Regard's MultiHeadAttention, Regard's
-`scaled_dot_product_attention`, torch's function of that name, which models of Hugging Face and timm
-call, and `nn.MultiheadAttention`. Each has the name of the innermost module that calls it.
+them, for chosen rows. Four attentions are recorded: Regard's MultiHeadAttention, Regard's
+`scaled_dot_product_attention`, PyTorch's function of that name, which models of Hugging Face and
+timm call, and `nn.MultiheadAttention`. Each entry has the name of the innermost module that calls.
 """
 
 import sys
@@ -40,8 +40,25 @@ from regard.attention.weights import AttentionStatistics, attention_statistics, 
 
 
 @dataclass(frozen=True)
-class Asked:
-    """One call of an attention: its queries, its keys and everything else that its weights need."""
+class AttentionCall:
+    """One recorded call of an attention layer, from which its weights are computed.
+
+        A = softmax(beta · query · keyᵀ + bias, where the mask allows)
+
+    `query` is (B, H, L, K), `key` (B, G, S, K) and `value` (B, G, S, V): H query heads share G key
+    heads. A core of your own computes A by its own `weights`.
+
+    >>> import torch
+    >>> from regard import MultiHeadAttention, causal, record
+    >>> layer = MultiHeadAttention(width=32, heads=4)
+    >>> with record(layer) as recording:
+    ...     output = layer(torch.randn(2, 5, 32), mask=causal())
+    >>> call = recording[""]
+    >>> call.weights().shape
+    torch.Size([2, 4, 5, 5])
+    >>> call.weights(rows=[4]).sum(-1).allclose(torch.ones(2, 4, 1))
+    True
+    """
 
     query: Float[Tensor, "B H L K"]
     key: Float[Tensor, "B G S K"]
@@ -58,7 +75,7 @@ class Asked:
     def weights(
         self, rows: int | slice | Sequence[int] | Tensor | None = None
     ) -> Float[Tensor, "B H R S"]:
-        """The weights of these rows, or of all."""
+        """The exact weights A, (B, H, R, S), of R chosen queries, by default of all L."""
         if self.core is None:
             return attention_weights(self.query, self.key, self.mask, self.beta, self.bias, rows)
         if _versions(self.core) != self.versions:
@@ -69,7 +86,7 @@ class Asked:
         return self.core.weights(self.query, self.key, self.mask, self.bias, rows)
 
     def statistics(self, topk: int = 4) -> AttentionStatistics:
-        """Entropy, top weights and mass received, without the matrix of weights."""
+        """Entropy, top weights and mass received, without the (L, S) matrix of weights."""
         if self.core is not None:
             raise ValueError(
                 f"statistics are those of a softmax, which {type(self.core).__name__} is not; "
@@ -78,10 +95,10 @@ class Asked:
         return attention_statistics(self.query, self.key, self.mask, self.beta, self.bias, topk)
 
     def overview(self, cells: int = 256, rows: int = 256) -> Float[Tensor, "B H R C"]:
-        """The whole matrix in at most `cells` rows and columns, about `rows` rows at a time.
+        """The matrix A, reduced to at most `cells` rows and columns: (B, H, R, C).
 
-        A cell is the weight that its columns receive together from one of its rows, on average.
-        Rows sum to 1 as they do in the matrix.
+        A cell sums the weights of its columns and averages over its rows, so that rows still sum
+        to 1. A is computed about `rows` rows at a time.
         """
         L = self.query.shape[2]
         down = -(-L // min(L, cells))
@@ -93,7 +110,7 @@ class Asked:
         return torch.cat(parts, -2)
 
     def sample(self, cells: int = 256) -> Float[Tensor, "B H R C"]:
-        """At most `cells` rows, evenly spaced, with their columns summed in cells.
+        """At most `cells` evenly spaced rows of A, with columns summed in cells: (B, H, R, C).
 
         Other rows are not computed: of 16,384 tokens, one row in 64 is.
         """
@@ -111,10 +128,22 @@ def sampled(count: int, cells: int) -> list[int]:
     return list(range((count - 1) % step, count, step))
 
 
-class Recording(dict[str, Asked]):
-    """The last call of each attention, by its name in the model."""
+class Recording(dict[str, AttentionCall]):
+    """The last call of each attention layer, by the layer's path in the model.
 
-    def __missing__(self, name: str) -> Asked:
+    A dictionary of `AttentionCall`. It prints names and sizes; an unknown name raises a KeyError
+    that lists the recorded ones. The model itself is named "" if it calls attention directly.
+
+    >>> import torch
+    >>> from regard import LanguageModel, record
+    >>> model = LanguageModel.tiny(vocabulary=50)
+    >>> with record(model) as recording:
+    ...     logits = model(torch.randint(50, (2, 7)))
+    >>> list(recording)[0]
+    'decoder.blocks.0.attention'
+    """
+
+    def __missing__(self, name: str) -> AttentionCall:
         raise KeyError(f"{name!r} was not recorded; there are {', '.join(self) or 'none'}")
 
     def __repr__(self) -> str:
@@ -131,44 +160,61 @@ class Recording(dict[str, Asked]):
 
 
 @contextmanager
-def record(
-    model: nn.Module, wanted: Callable[[str], bool] = lambda name: True
-) -> Iterator[Recording]:
-    """Keeps queries and keys of the attentions whose names are `wanted`, while the block runs.
+def record(model: nn.Module, select: Callable[[str], bool] | None = None) -> Iterator[Recording]:
+    """Records the attention of any PyTorch model while the block runs.
 
-    Calls from other threads are not recorded. A block that recorded nothing warns, with the reason.
+    Queries, keys and values are kept, and the fused kernels still run; the weights of each layer,
+    (B, H, L, S), are computed on demand. `select` receives a layer's path in the model and returns
+    whether to record it. Attention is recorded in Regard's layers, in `nn.MultiheadAttention`, and
+    wherever `scaled_dot_product_attention` is called, by modules of your own, of Hugging Face
+    (`attn_implementation="sdpa"`) or of timm. A block that recorded nothing warns, with the reason.
+    Calls in other threads are not recorded.
+
+    >>> import torch
+    >>> from regard import record
+    >>> layer = torch.nn.TransformerEncoderLayer(32, nhead=4, batch_first=True)
+    >>> model = torch.nn.TransformerEncoder(layer, num_layers=2).eval()
+    >>> with record(model) as recording:
+    ...     output = model(torch.randn(2, 5, 32))
+    >>> print(recording)
+    Recorded: batch × heads × queries × keys
+      layers.0.self_attn: 2 × 4 × 5 × 5
+      layers.1.self_attn: 2 × 4 × 5 × 5
+    >>> recording["layers.1.self_attn"].weights().shape
+    torch.Size([2, 4, 5, 5])
     """
     recording = Recording()
+    select = select or (lambda name: True)
     observers: dict[nn.Module, Observer] = {}
     for name, module in model.named_modules():
-        if isinstance(module, MultiHeadAttention) and wanted(name):
+        if isinstance(module, MultiHeadAttention) and select(name):
             check_core(module.core, name)
             if module.core in observers:
                 raise ValueError(
                     f"{name} shares its core with another attention, so that their calls cannot be "
-                    "told apart; give each a Core of its own, or name one by `wanted`"
+                    "told apart; give each a Core of its own, or name one by `select`"
                 )
             observers[module.core] = Observer(see=_see(recording, name, module.core))
-    foreign = _Foreign(model, recording, wanted)
-    with observe(observers), foreign:
+    torch_calls = _TorchCalls(model, recording, select)
+    with observe(observers), torch_calls:
         yield recording
     if not recording:
-        warnings.warn(f"nothing was recorded: {foreign.reason()}", stacklevel=3)
+        warnings.warn(f"nothing was recorded: {torch_calls.reason()}", stacklevel=3)
 
 
 def _see(recording: Recording, name: str, core: Core) -> Callable[[Inputs], None]:
     def see(inputs: Inputs) -> None:
         query, key, value, mask, bias = inputs
         if has_own_weights(core):
-            call = Asked(query, key, mask, None, bias, value, core, _versions(core))
+            call = AttentionCall(query, key, mask, None, bias, value, core, _versions(core))
         elif core.score is not None:
             with torch.no_grad():
                 query, key, beta, bias = core.score.with_bias(query, key, bias)
-            call = Asked(query, key, mask, beta, bias, value)
+            call = AttentionCall(query, key, mask, beta, bias, value)
         else:
             # A learned β is changed in place by an optimizer.
             scale = core.beta.clone() if isinstance(core.beta, Tensor) else core.beta
-            call = Asked(query, key, mask, scale, bias, value)
+            call = AttentionCall(query, key, mask, scale, bias, value)
         recording[name] = call
 
     return see
@@ -180,18 +226,18 @@ def _versions(core: Core) -> tuple[int, ...]:
     return tuple(tensor._version for tensor in tensors if not tensor.is_inference())
 
 
-class _Foreign(TorchFunctionMode):
-    """Sees calls of torch's own attention, in whichever module they are made.
+class _TorchCalls(TorchFunctionMode):
+    """Records calls of PyTorch's own attention, in any module.
 
-    The call stack gives the module: hooks would be shared with other threads and with copies.
+    The call stack names the module: hooks would be shared with other threads and with copies.
     """
 
-    def __init__(self, model: nn.Module, recording: Recording, wanted: Callable[[str], bool]):
+    def __init__(self, model: nn.Module, recording: Recording, select: Callable[[str], bool]):
         super().__init__()
-        self.model, self.recording, self.wanted = model, recording, wanted
+        self.model, self.recording, self.select = model, recording, select
         self.names = {module: name for name, module in model.named_modules()}
-        self.unwanted: dict[str, None] = {}
-        """Names of attentions that were called and are not wanted."""
+        self.unselected: dict[str, None] = {}
+        """Names of attention layers that were called but not selected."""
 
     @uncompiled  # so that running modules are on the call stack
     def __torch_function__(
@@ -203,8 +249,8 @@ class _Foreign(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         if func in ATTENTIONS and (name := self._caller()) is not None:
-            if not self.wanted(name):
-                self.unwanted[name] = None
+            if not self.select(name):
+                self.unselected[name] = None
             elif func is F.multi_head_attention_forward:
                 self.recording[name] = _from_module(func, args, kwargs)
             else:
@@ -212,8 +258,8 @@ class _Foreign(TorchFunctionMode):
         return func(*args, **kwargs)
 
     def _caller(self) -> str | None:
-        """The name of the innermost module that is running; None in a Core, which is observed, and
-        in another model."""
+        """The name of the innermost running module; None in a Core, which is observed, and in
+        another model."""
         running = list(_running_modules())
         if any(isinstance(module, Core) for module in running):
             return None
@@ -223,10 +269,10 @@ class _Foreign(TorchFunctionMode):
     def reason(self) -> str:
         """Why nothing was recorded, and the remedy."""
         ours = [n for m, n in self.names.items() if isinstance(m, MultiHeadAttention)]
-        if waiting := [name for name in ours if self.wanted(name)]:
+        if waiting := [name for name in ours if self.select(name)]:
             return f"the core of {_quote(waiting)} was not called in this thread by the block"
-        if unwanted := [*ours, *self.unwanted]:
-            return f"`wanted` is False for {_quote(unwanted)}"
+        if unselected := [*ours, *self.unselected]:
+            return f"`select` is False for {_quote(unselected)}"
         for module in self.names:
             config = getattr(module, "config", None)
             implementation = getattr(config, "_attn_implementation", "sdpa")
@@ -265,7 +311,7 @@ def _quote(names: Sequence[str]) -> str:
 
 
 @torch.no_grad()
-def _from_function(*args: Any, **kwargs: Any) -> Asked:
+def _from_function(*args: Any, **kwargs: Any) -> AttentionCall:
     """The arguments of torch's function under Regard's names, with four axes."""
     query, key, value, mask, beta, bias, _ = from_torch(*args, **kwargs)
 
@@ -274,11 +320,13 @@ def _from_function(*args: Any, **kwargs: Any) -> Asked:
         x = x.detach()
         return x[:, None] if x.ndim == 3 else x.reshape(-1, *((1, 1, *x.shape)[-3:]))
 
-    return Asked(four(query), four(key), mask, beta, bias, four(value))
+    return AttentionCall(four(query), four(key), mask, beta, bias, four(value))
 
 
 @torch.no_grad()
-def _from_module(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Asked:
+def _from_module(
+    func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> AttentionCall:
     """`nn.MultiheadAttention` projects inside, but returns its weights A.
 
     Their logarithm is recorded as a bias: softmax(log A) = A.
@@ -287,4 +335,4 @@ def _from_module(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[s
     _, A = func(*args, **options)
     A = A[None] if A.ndim == 3 else A
     B, H, L, S = A.shape
-    return Asked(A.new_zeros(B, H, L, 1), A.new_zeros(B, H, S, 1), None, 1.0, A.log())
+    return AttentionCall(A.new_zeros(B, H, L, 1), A.new_zeros(B, H, S, 1), None, 1.0, A.log())

@@ -28,7 +28,7 @@ from torch import Tensor
 from regard import atomic
 from regard.look.heads import Habits, habits
 from regard.look.plot import cells, fill, grid, patches
-from regard.look.record import Asked, Recording, sampled
+from regard.look.record import AttentionCall, Recording, sampled
 
 WEIGHTS = 8_000_000
 """Maximum number of weights in a view; beyond it, maps show a sample of the rows."""
@@ -457,18 +457,18 @@ def view_of(
     return View(title, (heatmap,))
 
 
-def _many(records: Iterable[Asked], call: Asked) -> bool:
+def _many(records: Iterable[AttentionCall], call: AttentionCall) -> bool:
     """True if all weights exceed `WEIGHTS`, and those of one module have more than `CELLS` rows or
     columns."""
     sizes = (each.query.shape[1] * each.query.shape[2] * each.key.shape[2] for each in records)
     return max(call.query.shape[2], call.key.shape[2]) > CELLS and sum(sizes) > WEIGHTS
 
 
-def _weights(call: Asked, many: bool) -> Tensor:
+def _weights(call: AttentionCall, many: bool) -> Tensor:
     return (call.sample(CELLS) if many else call.weights())[0]
 
 
-def _habits(call: Asked, many: bool) -> Habits:
+def _habits(call: AttentionCall, many: bool) -> Habits:
     return habits(call, rows=sampled(call.query.shape[2], CELLS) if many else None)
 
 

@@ -52,7 +52,7 @@ class Display:
         """Anything else."""
 
 
-def display(stream: TextIO | None = None) -> Display:
+def default_display(stream: TextIO | None = None) -> Display:
     """A live display on a terminal, lines otherwise."""
     stream = sys.stderr if stream is None else stream
     return Terminal(stream) if stream.isatty() else Log(stream)

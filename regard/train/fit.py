@@ -24,7 +24,7 @@ from regard.seeding import combined
 from regard.train import capture, distributed, optimizer, precision, report, schedule, sharing
 from regard.train.checkpointer import Checkpointer
 from regard.train.config import TrainingConfig
-from regard.train.display import Display, display
+from regard.train.display import Display, default_display
 from regard.train.distributed import World
 from regard.train.interrupt import Interrupts
 from regard.train.loader import StepBatch, batches
@@ -53,7 +53,7 @@ class Result:
 
 
 def fit(
-    task: Task, config: TrainingConfig, folder: str | Path, *, shown: Display | None = None
+    task: Task, config: TrainingConfig, folder: str | Path, *, display: Display | None = None
 ) -> Result:
     """Trains until a limit of the settings is reached; a run that was begun resumes.
 
@@ -63,7 +63,7 @@ def fit(
     check_tracker(config.tracker)
     with distributed.processes(config) as world, Run(folder, world) as run:
         try:
-            return _Fit(task, config, run, world, shown).train()
+            return _Fit(task, config, run, world, display).train()
         except (OSError, SafetensorError) as error:
             reason = getattr(error, "strerror", None) or error
             raise ValueError(f"{run.folder}: {reason}; {run.intact()}") from error
@@ -71,7 +71,7 @@ def fit(
 
 class _Fit:
     def __init__(
-        self, task: Task, config: TrainingConfig, run: Run, world: World, shown: Display | None
+        self, task: Task, config: TrainingConfig, run: Run, world: World, display: Display | None
     ):
         self.task, self.config, self.run, self.world = task, config, run, world
         self.total = _last_step(task, config)
@@ -82,7 +82,7 @@ class _Fit:
         self.state.precision = precision.NAMES[self.dtype]
         model = task.model.to(world.device).train()
         self.checkpointer = Checkpointer(task, config, run, world)
-        self.shown: Display = (shown or display()) if world.first else Display()
+        self.display: Display = (display or default_display()) if world.first else Display()
         refused = capture.refusal(task, config, world)
         self.size = None if refused else capture.capacity(cast(Fillable, task), config, world)
         compiled = precision.compiled(model, config, world.device, captured=refused is None)
@@ -120,21 +120,21 @@ class _Fit:
 
     def _made_step(self, parts: Parts) -> Step:
         if self.size is not None:
-            return capture.CapturedStep(parts, self.size, self.shown.say)
+            return capture.CapturedStep(parts, self.size, self.display.say)
         shared = sharing.shares(self.config, self.world.device, self.world.size)
         return sharing.SharedStep(parts) if shared else Step(parts)
 
     def train(self) -> Result:
         config, now, checkpointer = self.config, self.state, self.checkpointer
         steps = batches(self.task, config, self.world, now, self.size)
-        with self.interrupts, self.shown, closing(steps), self.step.running():
-            self.shown.say(self.opening)
+        with self.interrupts, self.display, closing(steps), self.step.running():
+            self.display.say(self.opening)
             if config.minutes is not None and now.step and now.seconds >= config.minutes * 60:
                 self.stop = "minutes"  # a finished run stays finished
             for notice in filter(None, self.notices):
-                self.shown.say(notice)
+                self.display.say(notice)
             if checkpointer.saved is None and _fine_tunes(self.task):
-                self.shown.say("the score before the first step:")
+                self.display.say("the score before the first step:")
                 self._evaluate()
             if checkpointer.saved is None:
                 self._save()  # A folder that cannot be written should fail now, not after the work.
@@ -158,12 +158,12 @@ class _Fit:
                 self._step(upcoming)
             self.run.report(self.task, now, config, self.stop)
             if ending := self.meter.summary():
-                self.shown.say(f"{self.run.folder}: {ending}")
+                self.display.say(f"{self.run.folder}: {ending}")
             if self.stop == "interrupted":
                 folder, resume = self.run.folder, "the same call of fit"
                 if repeatable(self.task.about()):
                     resume = f"regard train --resume {folder}"
-                self.shown.say(f"{folder}: saved at step {now.step}; go on with: {resume}")
+                self.display.say(f"{folder}: saved at step {now.step}; go on with: {resume}")
         self.interrupts.pass_on()
         reason = self.stop or "interrupted"
         return Result(
@@ -213,7 +213,7 @@ class _Fit:
                 "or a smaller training.clip"
             ) from None
         if progress is not None:
-            self.shown.progress(progress)
+            self.display.progress(progress)
             if progress.step % self.config.log_every == 0:
                 self.run.record(self.meter.line(progress))
 
@@ -226,7 +226,7 @@ class _Fit:
             return
         scores, better = judged
         self.run.record({"step": self.state.step, **scores})
-        self.shown.scores(self.state.step, scores, better)
+        self.display.scores(self.state.step, scores, better)
         self.run.report(self.task, self.state, self.config, None)
         self.meter.pause()
 

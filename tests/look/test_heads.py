@@ -7,13 +7,13 @@ import torch
 
 from regard.attention.mask import causal
 from regard.look.heads import by_words, habits
-from regard.look.record import Asked
+from regard.look.record import AttentionCall
 from regard.look.rollout import rollout
 
 
 @pytest.mark.parametrize(("L", "S"), [(7, 7), (5, 11), (131, 131)])
 def test_habits_are_means_over_rows(L: int, S: int) -> None:
-    asked = Asked(torch.randn(2, 3, L, 4), torch.randn(2, 3, S, 4), causal(), None, None)
+    asked = AttentionCall(torch.randn(2, 3, L, 4), torch.randn(2, 3, S, 4), causal(), None, None)
     found = habits(asked, 1)
     weights = asked.weights()[1].double().tolist()
     for head in range(3):

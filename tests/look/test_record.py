@@ -349,29 +349,29 @@ class Calling(nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("model", "wanted", "message"),
+    ("model", "select", "message"),
     [
         (Written(), lambda name: True, "no attention was called by name; regard's Multi.*written"),
         (nn.Linear(4, 4), lambda name: True, "no attention was called by name"),
-        (nn.Sequential(Calling()), lambda name: name == "1", r"`wanted` is False for '0'"),
+        (nn.Sequential(Calling()), lambda name: name == "1", r"`select` is False for '0'"),
         (
             nn.Sequential(*(MultiHeadAttention(4, 1) for _ in range(5))),
             lambda name: name == "attention",
-            r"`wanted` is False for '0', '1', '2' and 2 more",
+            r"`select` is False for '0', '1', '2' and 2 more",
         ),
     ],
 )
 def test_recording_nothing_warns_with_the_reason(
-    model: nn.Module, wanted: Callable[[str], bool], message: str
+    model: nn.Module, select: Callable[[str], bool], message: str
 ) -> None:
     with (
         pytest.warns(UserWarning, match=f"\\Anothing was recorded: .*{message}") as caught,
-        record(model, wanted) as seen,
+        record(model, select) as seen,
     ):
         model(torch.randn(1, 3, 4))
     assert seen == {}
     assert [warning.filename for warning in caught] == [__file__]
-    with pytest.raises(RuntimeError, match="on purpose"), record(model, wanted):
+    with pytest.raises(RuntimeError, match="on purpose"), record(model, select):
         raise RuntimeError("on purpose")  # which says enough
 
 
@@ -410,6 +410,6 @@ def test_attentions_that_share_a_core_are_refused() -> None:
     model[1].core = model[0].core
     with pytest.raises(ValueError, match="1 shares its core with another attention"), record(model):
         pass
-    with record(model, wanted=lambda name: name == "1") as seen:
+    with record(model, select=lambda name: name == "1") as seen:
         model(torch.randn(2, 5, 12))
     assert list(seen) == ["1"]

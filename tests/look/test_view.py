@@ -10,14 +10,14 @@ import pytest
 import torch
 
 from regard.attention.mask import causal
-from regard.look.record import Asked, Recording
+from regard.look.record import AttentionCall, Recording
 from regard.look.view import Map, Picture, View, maps, view_of
 
 
 def recorded(length: int = 5) -> Recording:
-    def asked(L: int, S: int, mask: bool = False) -> Asked:
+    def asked(L: int, S: int, mask: bool = False) -> AttentionCall:
         query, key = torch.randn(1, 3, L, 4), torch.randn(1, 3, S, 4)
-        return Asked(query, key, causal() if mask else None, None, None)
+        return AttentionCall(query, key, causal() if mask else None, None, None)
 
     return Recording(
         {

@@ -7,16 +7,16 @@ import pytest
 import torch
 
 from regard.attention.mask import causal
-from regard.look.record import Asked, Recording
+from regard.look.record import AttentionCall, Recording
 from regard.look.view import Best, Effect, View, maps
 
 pytestmark = pytest.mark.slow
 
 
 def made() -> View:
-    def asked(L: int, S: int, mask: bool = False) -> Asked:
+    def asked(L: int, S: int, mask: bool = False) -> AttentionCall:
         query, key = 2 * torch.randn(1, 2, L, 4), torch.randn(1, 2, S, 4)
-        return Asked(query, key, causal() if mask else None, None, None)
+        return AttentionCall(query, key, causal() if mask else None, None, None)
 
     seen = Recording(
         {

@@ -45,4 +45,4 @@ def lines(path: Path, texts: Sequence[str]) -> str:
 
 
 def trained(task: Task, training: TrainingConfig, run: Path, **changed: object) -> Result:
-    return fit(task, replace(training, **changed), run, shown=Display())  # type: ignore[arg-type]
+    return fit(task, replace(training, **changed), run, display=Display())  # type: ignore[arg-type]

@@ -132,7 +132,7 @@ def test_a_batch_is_sources_that_end_and_targets_that_start() -> None:
 
 def test_a_run_trains_saves_and_translates(tmp_path: Path) -> None:
     task = dates.build(SMALL)
-    fit(task, SMALL.training, tmp_path / "run", shown=Display())
+    fit(task, SMALL.training, tmp_path / "run", display=Display())
     translator = load(tmp_path / "run")
     assert translator.about["name"] == "dates"
     (written, empty) = translator.translate(["March 5, 2024", ""])
@@ -168,7 +168,7 @@ def test_presets_are_whole(size: str) -> None:
 def test_the_default_is_learned_almost_perfectly(tmp_path: Path) -> None:
     config = dates.preset()
     config = replace(config, training=replace(config.training, device="cpu"))
-    result = fit(dates.build(config), config.training, tmp_path / "run", shown=Display())
+    result = fit(dates.build(config), config.training, tmp_path / "run", display=Display())
     assert result.best is not None
     assert result.best >= 0.98
     load_ = load(tmp_path / "run")

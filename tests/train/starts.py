@@ -41,7 +41,7 @@ def together(work: Callable[..., None], count: int, *arguments: Any) -> None:
 
 def train(folder: Path, task: dict[str, Any], changed: dict[str, Any]) -> None:
     torch.set_num_threads(1)
-    fit(Backwards(**task), settings(**changed), folder, shown=Display())
+    fit(Backwards(**task), settings(**changed), folder, display=Display())
 
 
 def die_saving(folder: Path, changed: dict[str, Any], saves: int) -> None:

@@ -59,7 +59,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def train(folder: Path, task: Backwards | None = None, **changed: Any) -> Result:
-    return fit(task or Backwards(), settings(**changed), folder, shown=Display())
+    return fit(task or Backwards(), settings(**changed), folder, display=Display())
 
 
 def weights(folder: Path) -> dict[str, Tensor]:
@@ -98,7 +98,7 @@ class Told(Display):
 
 def test_a_run_and_its_folder(tmp_path: Path) -> None:
     run, told = tmp_path / "run", Told()
-    result = fit(Backwards(), settings(), run, shown=told)
+    result = fit(Backwards(), settings(), run, display=told)
     assert (result.step, result.reason, result.folder) == (11, "steps", run)
     assert [step for step, _, _ in told.evaluations] == [4, 8, 11]
     best = max(scores["accuracy"] for _, scores, _ in told.evaluations)
@@ -244,7 +244,7 @@ def test_blocks_are_compiled_where_it_pays(tmp_path: Path, monkeypatch: pytest.M
     compiled = []
     monkeypatch.setattr(Block, "compile", lambda block, **how: compiled.append(how))
     for choice, blocks in (("no", 0), ("auto", 0), ("yes", 2)):
-        fit(Backwards(), settings(compile=choice, steps=1), tmp_path / choice, shown=Display())
+        fit(Backwards(), settings(compile=choice, steps=1), tmp_path / choice, display=Display())
         assert compiled == [{"dynamic": True}] * blocks
     cuda = torch.device("cuda")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
@@ -396,7 +396,7 @@ def test_auto_is_bf16_on_a_cpu_for_tasks_that_say_so(
         (Backwards(), "plain", "float32"),
     ):
         told = Told()
-        fit(task, settings(steps=2), tmp_path / name, shown=told)
+        fit(task, settings(steps=2), tmp_path / name, display=told)
         assert f"on cpu, in {words}, " in told.words[0]
         # The setting stays what it was, and what ran is kept beside it.
         config = json.loads((tmp_path / name / "config.json").read_text())
@@ -417,13 +417,13 @@ def test_a_run_that_resumes_in_another_precision_says_so(
     train(tmp_path, Mixed(), steps=2)
     monkeypatch.setattr(precision, "multiplies_bfloat16", lambda kind: False)
     told = Told()
-    fit(Mixed(), settings(steps=3), tmp_path, shown=told)
+    fit(Mixed(), settings(steps=3), tmp_path, display=told)
     assert told.words[1] == (
         "the first 2 steps were computed in bf16, and those to come are in fp32 (precision auto on "
         "this machine); set training.precision to bf16 to go on as before"
     )
     told = Told()
-    fit(Mixed(), settings(steps=4, precision="fp32"), tmp_path, shown=told)
+    fit(Mixed(), settings(steps=4, precision="fp32"), tmp_path, display=told)
     assert not any("were computed in" in words for words in told.words)
 
 
@@ -456,7 +456,7 @@ def test_the_best_model_is_scored_on_the_whole_validation_set_at_the_end(
     train(tmp_path / "plain", Worse(), steps=8, ema=ema)
     monkeypatch.setattr(checkpointer, "FINAL_SHARE", math.inf)
     task, run = Parts(), tmp_path / "run"
-    result = fit(task, settings(steps=8, ema=ema), run, shown=Display())
+    result = fit(task, settings(steps=8, ema=ema), run, display=Display())
     kept = weights(run / "best")
     assert result.best_step == 4
     assert same({name: task.seen[name] for name in kept}, kept)
@@ -470,14 +470,14 @@ def test_the_best_model_is_scored_on_the_whole_validation_set_at_the_end(
     assert result.summary == words
     assert f"- best: {words}, in best/\n" in (run / "report.md").read_text()
     # A finished run knows it.
-    assert fit(task, settings(steps=8, ema=ema), run, shown=Display()).summary == words
+    assert fit(task, settings(steps=8, ema=ema), run, display=Display()).summary == words
 
 
 def test_a_whole_validation_set_that_takes_too_long_is_not_scored(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(checkpointer, "FINAL_SHARE", 0.0)
-    result = fit(Parts(), settings(steps=8), tmp_path, shown=Display())
+    result = fit(Parts(), settings(steps=8), tmp_path, display=Display())
     assert result.summary == (
         f"accuracy {result.best:.4g} at step {result.best_step} (greedy search, 3 of 7 validation "
         "numbers)"
@@ -488,10 +488,10 @@ def test_one_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Drawing curves takes time, too, after the last step."""
     monkeypatch.setattr(report, "draw", lambda *_: bool(time.sleep(1.5)))
     told = Told()
-    result = fit(Backwards(), settings(steps=8), tmp_path / "run", shown=told)
+    result = fit(Backwards(), settings(steps=8), tmp_path / "run", display=told)
     assert f" of {duration(result.seconds)} went into evaluation" in told.words[-1]
     again = Told()
-    fit(Backwards(), settings(steps=11), tmp_path / "run", shown=again)
+    fit(Backwards(), settings(steps=11), tmp_path / "run", display=again)
     assert " since step 8 went into evaluation" in again.words[-1]
 
 
@@ -602,7 +602,7 @@ def test_a_lost_best_model_is_chosen_anew(tmp_path: Path, lost: str) -> None:
         file = tmp_path / "best/model.safetensors"
         file.write_bytes(bytes(reversed(file.read_bytes())))
     told = Told()
-    result = fit(Backwards(), settings(steps=8), tmp_path, shown=told)
+    result = fit(Backwards(), settings(steps=8), tmp_path, display=told)
     assert any("the best model is chosen anew" in words for words in told.words)
     assert result.best_step == 8
     assert same(weights(tmp_path / "best"), weights(tmp_path / "last"))
@@ -614,6 +614,6 @@ def test_fine_tuning_says_the_score_it_begins_with(tmp_path: Path) -> None:
             return {**super().about(), "config": {"start": "/a/model"}}
 
     told = Told()
-    fit(Begun(), settings(steps=4), tmp_path / "run", shown=told)
+    fit(Begun(), settings(steps=4), tmp_path / "run", display=told)
     assert [step for step, _, _ in told.evaluations] == [0, 4]
     assert [line["step"] for line in metrics(tmp_path / "run") if "accuracy" in line] == [0, 4]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from regard.train.display import Log, Progress, Terminal, described, display, duration
+from regard.train.display import Log, Progress, Terminal, default_display, described, duration
 from regard.train.report import Events, Metrics, draw, write
 
 pytestmark = pytest.mark.usefixtures("unchecked")  # StringIO is no TextIO to beartype
@@ -72,7 +72,7 @@ def test_a_moment_in_words() -> None:
 
 def test_plain_lines_without_a_terminal() -> None:
     stream = io.StringIO()
-    shown = display(stream)
+    shown = default_display(stream)
     assert isinstance(shown, Log)
     with shown:
         shown.say("It begins.")
@@ -94,7 +94,7 @@ def test_a_live_display_on_a_terminal() -> None:
             return True
 
     screen = Screen()
-    shown = display(screen)
+    shown = default_display(screen)
     assert isinstance(shown, Terminal)
     shown.console = shown._bar.live.console = Console(
         file=screen, force_terminal=True, width=120, highlight=False

@@ -43,7 +43,7 @@ def trained(
 ) -> Long:
     monkeypatch.setattr(sharing, "SharedStep", make)
     task = Long()
-    fit(task, settings(steps=12, **changed), run, shown=Display())
+    fit(task, settings(steps=12, **changed), run, display=Display())
     return task
 
 

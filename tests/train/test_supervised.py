@@ -35,7 +35,7 @@ def task(**options: Any) -> Supervised:
 
 def test_any_module_learns_and_is_loaded_back(tmp_path: Path) -> None:
     made = task()
-    result = fit(made, SHORT, tmp_path / "run", shown=Display())
+    result = fit(made, SHORT, tmp_path / "run", display=Display())
     assert result.step == 4 * 10  # the last batch of an epoch has seven
     assert result.best is not None
     assert result.best > 0.8
@@ -47,10 +47,10 @@ def test_any_module_learns_and_is_loaded_back(tmp_path: Path) -> None:
 
 def test_a_run_resumes_with_the_same_bits(tmp_path: Path) -> None:
     whole, parts = tmp_path / "whole", tmp_path / "parts"
-    fit(task(), SHORT, whole, shown=Display())
+    fit(task(), SHORT, whole, display=Display())
     fit(task(), TrainingConfig(**{**vars(SHORT), "epochs": None, "steps": 17}), parts,
-        shown=Display())  # fmt: skip
-    fit(task(), SHORT, parts, shown=Display())
+        display=Display())  # fmt: skip
+    fit(task(), SHORT, parts, display=Display())
     first, second = (folder / "last" / "model.safetensors" for folder in (whole, parts))
     assert first.read_bytes() == second.read_bytes()
 
@@ -74,7 +74,7 @@ def test_a_module_of_ones_own_resumes_with_its_best(tmp_path: Path) -> None:
         config = TrainingConfig(
             **{**vars(SHORT), "epochs": None, "steps": steps, "evaluate_every": 5}
         )
-        return fit(made, config, tmp_path / name, shown=Display()).best
+        return fit(made, config, tmp_path / name, display=Display()).best
 
     best = train("parts", 15)
     assert train("parts", 30) == best == train("whole", 30)
@@ -131,7 +131,7 @@ def test_curves_go_to_wandb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     wandb = FakeWandb()
     monkeypatch.setitem(sys.modules, "wandb", wandb)
     tracked = TrainingConfig(**{**vars(SHORT), "tracker": "wandb"})
-    fit(task(), tracked, tmp_path / "run", shown=Display())
+    fit(task(), tracked, tmp_path / "run", display=Display())
     (options,) = wandb.begun
     assert options["name"] == "run"
     assert options["config"]["lr"] == SHORT.lr
@@ -143,7 +143,7 @@ def test_curves_go_to_wandb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert wandb.finished == 1
     # A run that goes on is the same run there.
     longer = TrainingConfig(**{**vars(tracked), "epochs": 5})
-    fit(task(), longer, tmp_path / "run", shown=Display())
+    fit(task(), longer, tmp_path / "run", display=Display())
     assert [options["id"] for options in wandb.begun] == [wandb.begun[0]["id"]] * 2
 
 
@@ -164,11 +164,11 @@ def test_curves_go_to_mlflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     )
     monkeypatch.setitem(sys.modules, "mlflow", fake)
     tracked = TrainingConfig(**{**vars(SHORT), "tracker": "mlflow"})
-    fit(task(), tracked, tmp_path / "run", shown=Display())
+    fit(task(), tracked, tmp_path / "run", display=Display())
     kinds = [kind for kind, _ in said]
     assert kinds[:3] == ["experiment", "start", "params"]
     assert kinds[-1] == "end"
     assert said[1] == ("start", (None, "run"))
     fit(task(), TrainingConfig(**{**vars(tracked), "epochs": 5}), tmp_path / "run",
-        shown=Display())  # fmt: skip
+        display=Display())  # fmt: skip
     assert ("start", ("number 7", None)) in said
