@@ -106,6 +106,7 @@ def examples(text: str) -> list[doctest.Example]:
 
 
 @pytest.mark.parametrize(
+    "name",
     [
         pytest.param(name, marks=[pytest.mark.xfail(strict=False)] if name in INCOMPLETE else ())
         for name in NAMES
