@@ -417,9 +417,10 @@ class Dense(Mask):
         check_batch(self, B, "masks")
         for name, have, need in zip("LS", self.allowed.shape[2:], (L, S)):
             if not broadcasts(have, need):
+                real = "; a mask (B, S) of real tokens is padding(mask)" if name == "L" else ""
                 raise ValueError(
                     f"mask of shape {tuple(self.allowed.shape)} does not broadcast to "
-                    f"(B, H, L = {L}, S = {S}): its {name} is {have}"
+                    f"(B, H, L = {L}, S = {S}): its {name} is {have}{real}"
                 )
 
     def __str__(self) -> str:

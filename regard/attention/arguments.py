@@ -45,10 +45,11 @@ def arguments(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    mask: Mask | None,
+    mask: Mask | Tensor | None,
     beta: float | int | Tensor | None,
     bias: Tensor | None,
     dropout: float | int = 0.0,
+    scale: float | int | Tensor | None = None,
 ) -> Arguments:
     """Check what attention was given, and lay it out in four axes."""
     for name, vectors in (("query", query), ("key", key), ("value", value)):
@@ -72,9 +73,21 @@ def arguments(
     B, H, L, K = query.shape
     S = key.shape[2]
     if mask is not None:
-        mask = _fit_mask(mask, B, H, L, S, query.device)
+        if isinstance(mask, Tensor) and mask.ndim == 3 and len(q_shape) > 3 and B == H > 1:
+            raise ValueError(
+                f"mask of shape {tuple(mask.shape)} could be (B, L, S) or (H, L, S), since both B "
+                f"and H are {B}; pass mask[:, None] or mask[None]"
+            )
+        mask = _fit_mask(as_mask(mask), B, H, L, S, query.device)
     if bias is not None:
         bias = _fit_bias(bias, query, S)
+    if scale is not None:
+        if beta is not None:
+            raise ValueError(
+                f"beta ({shown(beta)}) and scale ({shown(scale)}) are two names for one number; "
+                "pass one of them"
+            )
+        beta = scale
     beta = check_beta(beta, H, K, query.device)
     beta = beta.reshape(-1, 1, 1) if isinstance(beta, Tensor) else beta
     return Arguments(query, key, value, mask, beta, bias, lead)
@@ -168,20 +181,27 @@ def check_input(
         )
 
 
-def check_mask(mask: Mask | None) -> None:
-    """Raise ValueError for other than a mask or None."""
+def as_mask(mask: Mask | Tensor | None) -> Mask | None:
+    """The mask; of a boolean tensor (True = may attend) `Mask.from_tensor`."""
     if mask is None or isinstance(mask, Mask):
-        return
+        return mask
     if isinstance(mask, Tensor):
-        raise ValueError(
-            f"mask is a {mask.dtype} tensor; wrap a boolean one (True = may attend): "
-            "Mask.from_tensor(tensor), or pass additive values as bias"
+        if mask.dtype == torch.bool:
+            return Mask.from_tensor(mask)
+        remedy = (
+            "pass values that are added to scores as bias=tensor"
+            if mask.is_floating_point()
+            else "pass a boolean one (True = may attend): tensor.bool()"
         )
+        raise ValueError(f"mask is a {mask.dtype} tensor; {remedy}")
     raise ValueError(f"mask must be a Mask, got {shown(mask)}; for example mask=causal()")
 
 
-def _fit_mask(mask: Mask, B: int, H: int, L: int, S: int, device: torch.device) -> Mask:
-    check_mask(mask)
+def _fit_mask(
+    mask: Mask | None, B: int, H: int, L: int, S: int, device: torch.device
+) -> Mask | None:
+    if mask is None:
+        return None
     if mask.own:  # as it is now, it would be asked about one sentence and one head
         rule = mask
         mask = rule.cached("sized", (B, H, device), lambda: rule.sized(B, H, L, S, device))

@@ -85,11 +85,13 @@ def attend(
     query: Float[Tensor, "... L K"],
     key: Float[Tensor, "... S K"],
     value: Float[Tensor, "... S V"],
-    mask: Mask | None = None,
+    mask: Mask | Bool[Tensor, "..."] | None = None,
     beta: float | int | Tensor | None = None,
     bias: Float[Tensor, "..."] | None = None,
     dropout: float | int = 0.0,
     backend: str = "auto",
+    *,
+    scale: float | int | Tensor | None = None,
 ) -> Float[Tensor, "... L V"]:
     """softmax(β·Q Kᵀ + bias) V over the pairs that the mask allows.
 
@@ -98,18 +100,18 @@ def attend(
     one β per head. A query that may attend to nothing receives zeros, and gives zero gradients.
     `backend` is "auto", or one of "formula", "sdpa", "packed", "whole" and "flex" to insist.
     """
-    given = arguments(query, key, value, mask, beta, bias, dropout)
+    given = arguments(query, key, value, mask, beta, bias, dropout, scale)
     plan = choose(given, dropout, backend)
     if plan.route == "formula":
         out = _by_formula(given, dropout)
     else:
-        q, k, v, mask, beta, bias, _ = given
+        q, k, v, allowed, beta, bias, _ = given
         # Kernels take one positive scale for all heads: a β per head, or of 0, joins the query.
         if isinstance(beta, Tensor):
             q, beta = (q * beta).to(q.dtype), 1.0
         elif beta == 0:
             q, beta = q * 0, 1.0
-        out = KERNELS[plan.route](Call(q, k, v, mask, beta, bias, dropout))
+        out = KERNELS[plan.route](Call(q, k, v, allowed, beta, bias, dropout))
     lead = given.lead
     return out if out.shape[:-2] == lead else out.reshape(*lead, *out.shape[-2:])
 
@@ -118,14 +120,16 @@ def explain_attention(
     query: Float[Tensor, "... L K"],
     key: Float[Tensor, "... S K"],
     value: Float[Tensor, "... S V"],
-    mask: Mask | None = None,
+    mask: Mask | Bool[Tensor, "..."] | None = None,
     beta: float | int | Tensor | None = None,
     bias: Float[Tensor, "..."] | None = None,
     dropout: float | int = 0.0,
     backend: str = "auto",
+    *,
+    scale: float | int | Tensor | None = None,
 ) -> Explanation:
     """The backend and kernel that `attend` uses for these arguments, and the reason, in words."""
-    given = arguments(query, key, value, mask, beta, bias, dropout)
+    given = arguments(query, key, value, mask, beta, bias, dropout, scale)
     return Explanation.of(choose(given, dropout, backend), given, dropout)
 
 

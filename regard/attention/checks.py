@@ -122,8 +122,13 @@ def _divisors(number: int) -> list[int]:
 _FORMS = ("an integer", "a list such as [3, 5]", "rows such as [[0, 0], [0, 1]]")
 
 
-def integer_tensor(values: Any, name: str, axes: tuple[int, ...] = (1,)) -> Tensor:
-    """`values` as an integer tensor with an allowed number of axes; else a ValueError."""
+def integer_tensor(
+    values: Any, name: str, axes: tuple[int, ...] = (1,), booleans: int | None = None
+) -> Tensor:
+    """`values` as an integer tensor with an allowed number of axes; else a ValueError.
+
+    A boolean tensor with `booleans` axes is returned as it is.
+    """
     forms = " or ".join(_FORMS[n] for n in axes)
     try:
         tensor = values if isinstance(values, Tensor) else torch.tensor(values)
@@ -133,8 +138,14 @@ def integer_tensor(values: Any, name: str, axes: tuple[int, ...] = (1,)) -> Tens
     check_dense(name, tensor)
     if not isinstance(values, Tensor) and tensor.numel() == 0:
         tensor = tensor.long()
+    if tensor.dtype == torch.bool and tensor.ndim == booleans:
+        return tensor
     if tensor.dtype not in INTEGERS:
-        raise ValueError(f"{name} must be integers, got {tensor.dtype}; convert with .long()")
+        remedy = "convert with .long()"
+        if tensor.dtype == torch.bool and booleans is not None:
+            remedy = f"a mask of real tokens has {booleans} axes"
+            remedy += ": mask[None]" if tensor.ndim == booleans - 1 else ""
+        raise ValueError(f"{name} must be integers, got {tensor.dtype}; {remedy}")
     if tensor.ndim not in axes:
         counts = " or ".join(map(str, axes)) + (" axis" if axes[-1] < 2 else " axes")
         shape = tuple(tensor.shape)

@@ -52,12 +52,22 @@ def window(left: int, right: int | None = None, offset: Offset = None) -> Mask:
     return Band(left, right, offset)
 
 
-def padding(lengths: Sequence[int] | Tensor) -> Mask:
+def padding(
+    lengths: Sequence[int] | Sequence[Sequence[int]] | Sequence[Sequence[bool]] | Tensor,
+) -> Mask:
     """The first `lengths[b]` keys of sentence b; queries are left alone, padded ones too.
 
-    Lengths are copied: a tensor that changes later does not change the mask.
+    A mask (B, S) of real tokens, boolean or the 0 and 1 of Hugging Face's `attention_mask`, must be
+    padded on the right. True means a real token; `key_padding_mask` of `nn.MultiheadAttention` is
+    the inverse: pass `~key_padding_mask`. On a GPU its values are not read, and any pattern is
+    computed exactly, as by `Mask.from_tensor`; lengths give faster kernels.
+
+    Values are copied: a tensor that changes later does not change the mask.
     """
-    return Padding(_counts(lengths, "padding lengths", axes=(1,)))
+    given = integer_tensor(lengths, "padding lengths", axes=(1, 2), booleans=2)
+    if given.ndim == 1:
+        return Padding(_counts(given, "padding lengths", axes=(1,)))
+    return _padding_of_rows(given)
 
 
 def prefix(n: int | Sequence[int] | Tensor) -> Mask:
@@ -147,9 +157,11 @@ class Padding(Mask):
     ranges = "start"
     reads = ("lengths",)
 
-    def __init__(self, lengths: Tensor):
+    def __init__(self, lengths: Tensor, columns: int | None = None):
         self.lengths = lengths
         self.batch = len(lengths)
+        self.columns = columns
+        """Number of keys of the mask from which the lengths were counted, if they were."""
         # Read once: every call of `attend` compares it with the number of keys.
         self.longest = int(lengths.max()) if on_host(lengths) and lengths.numel() else 0
 
@@ -161,10 +173,14 @@ class Padding(Mask):
 
     @property
     def extent(self) -> tuple[int | None, int | None]:
-        return None, self.longest or None
+        return None, self.columns or self.longest or None
 
     def check(self, B: int, L: int, S: int) -> None:
         check_batch(self, B, "lengths")
+        if self.columns not in (None, S):
+            raise ValueError(
+                f"padding: the mask has {self.columns} columns for {S} keys; pass one for each key"
+            )
         if self.longest > S:
             raise ValueError(
                 f"padding: a length ({self.longest}) is longer than the keys (S = {S}); "
@@ -327,6 +343,28 @@ def _counts(values: Any, name: str, axes: tuple[int, ...]) -> Tensor:
         raise ValueError(f"{name} ({shown(counts)}) must not be negative; they count keys")
     # A single number may be a counter that changes in place, such as the filled length of a cache.
     return counts.to(torch.int64, copy=True) if counts.ndim else counts
+
+
+def _padding_of_rows(real: Tensor) -> Mask:
+    """The mask of a batch whose real tokens are True or 1."""
+    if not on_host(real):  # nothing waits for a device to count them
+        return Mask.from_tensor((real != 0)[:, None, None])
+    lengths = (real != 0).sum(1)
+    right = torch.arange(real.shape[1]) < lengths[:, None]
+    wrong = (real.long() != right.long()).any(1).nonzero().flatten().tolist()
+    if wrong:
+        row = real[wrong[0]]
+        values = row.unique().tolist()
+        if real.dtype != torch.bool and not set(values) <= {0, 1}:
+            raise ValueError(
+                f"padding: row {wrong[0]} of the mask holds {shown(row)}, but 1 is a real token "
+                "and 0 is padding; pass lengths as one axis, such as [3, 5]"
+            )
+        raise ValueError(
+            f"padding: row {wrong[0]} of the mask is {shown(row.long())}, which is not padded on "
+            "the right; for any other pattern use Mask.from_tensor(mask.bool()[:, None, None, :])"
+        )
+    return Padding(lengths, real.shape[1])
 
 
 def _edges(ids: Tensor) -> tuple[Tensor, Tensor] | None:

@@ -12,10 +12,10 @@ it the output would be H separate blocks.
 import math
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from regard.attention.arguments import check_beta, check_dropout, check_input, check_mask
+from regard.attention.arguments import as_mask, check_beta, check_dropout, check_input
 from regard.attention.cache import Cache, Pair
 from regard.attention.checks import check_divides, check_integer, shown
 from regard.attention.core import Core
@@ -112,19 +112,20 @@ class MultiHeadAttention(nn.Module):
         source: Float[Tensor, "*b S E"] | None = None,
         *,
         value: Float[Tensor, "*b S U"] | None = None,
-        mask: Mask | None = None,
+        mask: Mask | Bool[Tensor, "..."] | None = None,
         cache: Cache | None = None,
     ) -> Float[Tensor, "*b L O"]:
         """Keys are computed from the source, or else from x; values likewise, or from `value`.
 
         A `CrossCache` needs source and value at its first step only.
         """
-        self._check(x, source, value, mask, cache)
+        allowed = as_mask(mask)
+        self._check(x, source, value, cache)
         lead = x.shape[:-2]
         x = _three_axes(x)
         keyed = x if source is None else _three_axes(source)
         valued = keyed if value is None else _three_axes(value)
-        at = self._places(x, keyed, mask, cache)
+        at = self._places(x, keyed, allowed, cache)
         if cache is None and fuses(x) and are_linear(self.query, self.key, self.value):
             queries, keys, values = self._project(x, keyed, valued)
             queries, keys = self._rotate(queries, at), self._rotate(keys, at)
@@ -144,7 +145,7 @@ class MultiHeadAttention(nn.Module):
                 keys, values = project()
             else:
                 cache.check(queries, self.key_heads, self.key_width, self.value_width)
-                keys, values, mask = cache.extend(project, mask)
+                keys, values, allowed = cache.extend(project, allowed)
         bias = None
         if self.position is not None:
             L, S = queries.shape[-2], keys.shape[-2]
@@ -153,7 +154,7 @@ class MultiHeadAttention(nn.Module):
                 offset = offset[:, 0]  # the rows of a cache have different lengths
             wide = torch.promote_types(x.dtype, torch.float32)
             bias = self.position.bias(L, S, offset, x.device, wide)
-        out = self.core(queries, keys, values, mask=mask, bias=bias)
+        out = self.core(queries, keys, values, mask=allowed, bias=bias)
         heads = out.transpose(-2, -3).flatten(-2)
         if fuses(x) and are_linear(self.output):
             (joined,) = _together(heads, self.output)
@@ -203,10 +204,8 @@ class MultiHeadAttention(nn.Module):
         x: Tensor,
         source: Tensor | None,
         value: Tensor | None,
-        mask: Mask | None,
         cache: Cache | None,
     ) -> None:
-        check_mask(mask)
         weight = getattr(self.query, "weight", None)  # a replaced projection may have none
         dtype = weight.dtype if isinstance(weight, Tensor) else None
         check_input("x", x, "width", self.width, dtype)

@@ -13,7 +13,7 @@ map is applied beforehand; an additive one builds the scores, and attention does
 from typing import ClassVar, NamedTuple
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from regard.attention.attend import attend
@@ -65,7 +65,7 @@ class AlignmentScore(nn.Module):
         key: Float[Tensor, "... S J"],
         value: Float[Tensor, "... S V"],
         *,
-        mask: Mask | None = None,
+        mask: Mask | Bool[Tensor, "..."] | None = None,
         bias: Float[Tensor, "..."] | None = None,
         dropout: float = 0.0,
     ) -> Float[Tensor, "... L V"]:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from regard.attention.arguments import Arguments, arguments, without_autocast
@@ -66,16 +66,18 @@ class AttentionStatistics(NamedTuple):
 def attention_weights(
     query: Float[Tensor, "... L K"],
     key: Float[Tensor, "... S K"],
-    mask: Mask | None = None,
+    mask: Mask | Bool[Tensor, "..."] | None = None,
     beta: float | int | Tensor | None = None,
     bias: Float[Tensor, "..."] | None = None,
     rows: int | slice | Sequence[int] | Tensor | None = None,
+    *,
+    scale: float | int | Tensor | None = None,
 ) -> Float[Tensor, "... R S"]:
     """The weights that `attend` uses for the chosen rows (all, if None), exactly, per head.
 
     Half precision is computed and returned in float32. Rows may be counted from the end.
     """
-    inputs = arguments(query, key, key, mask, beta, bias)
+    inputs = arguments(query, key, key, mask, beta, bias, scale=scale)
     chosen = _rows(rows, inputs.query)
     out = _weights(inputs, chosen)
     return out.reshape(*inputs.lead, *out.shape[-2:])
@@ -84,17 +86,19 @@ def attention_weights(
 def attention_statistics(
     query: Float[Tensor, "... L K"],
     key: Float[Tensor, "... S K"],
-    mask: Mask | None = None,
+    mask: Mask | Bool[Tensor, "..."] | None = None,
     beta: float | int | Tensor | None = None,
     bias: Float[Tensor, "..."] | None = None,
     topk: int = 4,
+    *,
+    scale: float | int | Tensor | None = None,
 ) -> AttentionStatistics:
     """Entropy, top weights and mass received over all rows, in O(L + S) memory.
 
     On CUDA a Triton kernel streams over the keys, for masks that give each row one range of keys;
     elsewhere, and for other masks, whole rows are computed a chunk at a time.
     """
-    inputs = arguments(query, key, key, mask, beta, bias)
+    inputs = arguments(query, key, key, mask, beta, bias, scale=scale)
     check_integer("topk", topk, most=max(inputs.key.shape[2], MAX_PADDED_TOPK))
     with torch.no_grad():
         parts = _by_kernel(inputs, topk) if _streams(inputs, topk) else _by_chunks(inputs, topk)

@@ -17,10 +17,10 @@ from typing import Literal, NamedTuple, TypeAlias, get_args
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from regard.attention.arguments import check_input, check_mask
+from regard.attention.arguments import as_mask, check_input
 from regard.attention.cache import Cache, SelfCache
 from regard.attention.checks import check_divides, check_integer, shown
 from regard.attention.mask import Band, Mask, Padding
@@ -50,7 +50,7 @@ class Baseline(nn.Module):
         x: Float[Tensor, "B L D"],
         source: Float[Tensor, "B S E"] | None = None,
         *,
-        mask: Mask | None = None,
+        mask: Mask | Bool[Tensor, "..."] | None = None,
         cache: Cache | None = None,
     ) -> Float[Tensor, "B L D"]:
         name = type(self).__name__
@@ -60,9 +60,10 @@ class Baseline(nn.Module):
                 f"{name} mixes one sequence, but a source of shape {tuple(source.shape)} was "
                 "given; use MultiHeadAttention to read another"
             )
-        order = _order(name, mask, x)
+        rule = as_mask(mask)
+        order = _order(name, rule, x)
         if cache is not None:
-            self._check_cache(name, order, cache, mask)
+            self._check_cache(name, order, cache, rule)
             return self.step(x, order.causal, cache) if x.numel() else x
         if not x.numel():
             return x
@@ -252,7 +253,6 @@ class Dense(Baseline):
 
 def _order(name: str, mask: Mask | None, x: Tensor) -> Order:
     """The mask as these layers understand it."""
-    check_mask(mask)
     order = Order()
     for part in () if mask is None else mask.parts:
         part.check(len(x), x.shape[1], x.shape[1])

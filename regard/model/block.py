@@ -15,9 +15,10 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
+from regard.attention.arguments import as_mask
 from regard.attention.cache import CrossCache, SelfCache
 from regard.attention.checks import check_integer, shown
 from regard.attention.fusing import are_linear, fuses, has_hooks, infers, infers_large
@@ -224,8 +225,8 @@ class Block(nn.Module):
         x: Float[Tensor, "B L D"] | DeferredSum,
         memory: Float[Tensor, "M S E"] | None = None,
         *,
-        mask: Mask | None = None,
-        memory_mask: Mask | None = None,
+        mask: Mask | Bool[Tensor, "..."] | None = None,
+        memory_mask: Mask | Bool[Tensor, "..."] | None = None,
         cache: BlockCache | None = None,
         rows: int | None = None,
         defer: bool = False,
@@ -233,11 +234,12 @@ class Block(nn.Module):
         """`rows` computes the first rows alone. `defer` leaves the last residual sum to the next
         block; only a block that `defers` can return or receive such a sum."""
         self_cache, across = cache or (None, None)
+        own = as_mask(mask)
 
         def attend(x: Tensor) -> Tensor:
             if rows is None:
-                return self.attention(x, mask=mask, cache=self_cache)
-            first = None if mask is None else mask.at(0)  # otherwise rows are the last ones
+                return self.attention(x, mask=own, cache=self_cache)
+            first = None if own is None else own.at(0)  # otherwise rows are the last ones
             return self.attention(x[:, :rows], x, mask=first, cache=self_cache)
 
         def read(x: Tensor) -> Tensor:

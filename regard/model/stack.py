@@ -10,10 +10,11 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from regard.attention.arguments import as_mask
 from regard.attention.cache import CrossCache, SelfCache
 from regard.attention.checks import shown
 from regard.attention.core import recomputation
@@ -95,12 +96,13 @@ class Stack(nn.Module):
         x: Float[Tensor, "B L D"],
         memory: Float[Tensor, "M S E"] | None = None,
         *,
-        mask: Mask | None = None,
-        memory_mask: Mask | None = None,
+        mask: Mask | Bool[Tensor, "..."] | None = None,
+        memory_mask: Mask | Bool[Tensor, "..."] | None = None,
         cache: StackCache | None = None,
         rows: int | None = None,
     ) -> Float[Tensor, "B R D"]:
         """`rows` returns the first rows of the result alone; only the last block can save on it."""
+        mask, memory_mask = as_mask(mask), as_mask(memory_mask)  # once for all blocks
         if cache is not None:
             self._check_cache(cache)
         last = len(self.blocks) - 1

@@ -86,7 +86,7 @@ def attention(answer: Callable[..., object]) -> None:
     ]
 
     def right(mask: Tensor | None) -> Tensor:
-        return attend(query, key, value, mask=None if mask is None else Mask.from_tensor(mask))
+        return attend(query, key, value, mask=mask)
 
     cases = (
         ("without a mask", None, plain),

@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from regard.attention.cache import CrossCache, Pair, SelfCache
@@ -160,7 +160,7 @@ class StepAttention(MultiHeadAttention):
         source: Float[Tensor, "B S E"] | None = None,
         *,
         value: Float[Tensor, "B S U"] | None = None,
-        mask: Mask | None = None,
+        mask: Mask | Bool[Tensor, "..."] | None = None,
         cache: Any = None,
     ) -> Float[Tensor, "B L O"]:
         if not isinstance(cache, SlotCache) or cache.rows.chosen is not None:
@@ -182,7 +182,7 @@ class StepCrossAttention(MultiHeadAttention):
         source: Float[Tensor, "B S E"] | None = None,
         *,
         value: Float[Tensor, "B S U"] | None = None,
-        mask: Mask | None = None,
+        mask: Mask | Bool[Tensor, "..."] | None = None,
         cache: Any = None,
     ) -> Float[Tensor, "B L O"]:
         if not isinstance(cache, MemoryCache):
