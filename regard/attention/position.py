@@ -52,10 +52,10 @@ def _check_signature(kind: type, name: str, parameters: str) -> None:
 
 
 class InputPosition(nn.Module):
-    """A vector r_n for every position n, added to the input: x̃_n = x_n + r_n.
+    """A position that adds a vector r_n to row n of the input: x̃_n = x_n + r_n.
 
-    A custom position overrides `encoding` alone. `length` is the number of positions; None if
-    every position has a vector.
+    Shapes: x (..., L, D) → (..., L, D). A custom position overrides `encoding` alone. `length` is
+    the number of positions; None if every position has a vector.
     """
 
     def __init__(self, width: int, length: int | None = None) -> None:
@@ -73,10 +73,11 @@ class InputPosition(nn.Module):
     def encoding(
         self, positions: Int[Tensor, "*P"], dtype: torch.dtype | None = None
     ) -> Float[Tensor, "*P D"]:
-        """The vectors r of these positions."""
+        """Returns the vector of each position: (...) → (..., D)."""
         raise NotImplementedError(f"{type(self).__name__} does not define encoding")
 
     def forward(self, x: Float[Tensor, "*B L D"], at: Positions = 0) -> Float[Tensor, "*B L D"]:
+        """Adds the vectors of the positions `at` to the rows of x: (..., L, D) → (..., L, D)."""
         if x.shape[-1] != self.width:
             raise ValueError(
                 f"the last axis of x ({x.shape[-1]}) must be the position's width ({self.width}); "
@@ -85,7 +86,7 @@ class InputPosition(nn.Module):
         return x + self.vectors(x, at)
 
     def vectors(self, x: Float[Tensor, "*B L X"], at: Positions) -> Float[Tensor, "*R L P"]:
-        """The vectors r for the rows of x, in its dtype and ready to broadcast against it."""
+        """Returns the vectors of the rows of x, (..., L, P), in its dtype; they broadcast to x."""
         positions = places(x, at)
         if self.length is not None:
             _check_reach(self.length, at, x.shape[-2])
@@ -93,11 +94,13 @@ class InputPosition(nn.Module):
 
 
 class SinusoidalPositions(InputPosition):
-    """r_{n,i} = sin(n / base^{i/D}) for even i, cos(n / base^{(i-1)/D}) for odd i, with i from 0.
+    """Adds sines and cosines of the position to the input, as the original Transformer does.
 
-    Section 3.5 of Vaswani et al. (2017). r_{n+k} is a rotation of r_n that depends on k alone, and
-    r_n·r_m = Σ cos(ω(n-m)) on the distance alone. There is a vector for every position, negative
-    ones too, no parameter, and nothing in the state dict.
+        r_{n,i} = sin(n / base^{i/D}) for even i,  cos(n / base^{(i-1)/D}) for odd i,  i from 0
+
+    Shapes: x (..., L, D) → (..., L, D). Vaswani et al. (2017), section 3.5. r_{n+k} is a rotation
+    of r_n that depends on k alone, and r_n·r_m = Σ cos(ω(n-m)) on the distance alone. There is a
+    vector for every position, negative ones too, no parameter, and nothing in the state dict.
 
     `layout="halves"` puts all sines first and all cosines after them, as Marian's models have it.
     (Marian itself spaces its frequencies over D/2 - 1 steps: base = 10000 ** (D / (D - 2)).)
@@ -106,6 +109,16 @@ class SinusoidalPositions(InputPosition):
     The angles are computed in float64 and only the result is rounded, once, to the dtype of x: in
     float32 it is within 3e-8 of the formula at any position (with float32 angles it would be off by
     7e-3 at position 100,000).
+
+    >>> import torch
+    >>> from regard import SinusoidalPositions
+    >>> position = SinusoidalPositions(4)
+    >>> position(torch.zeros(3, 4))  # rows 0, 1, 2: sin n, cos n, sin n/100, cos n/100
+    tensor([[ 0.0000,  1.0000,  0.0000,  1.0000],
+            [ 0.8415,  0.5403,  0.0100,  0.9999],
+            [ 0.9093, -0.4161,  0.0200,  0.9998]])
+    >>> position(torch.zeros(1, 4), at=2)  # one row, at position 2
+    tensor([[ 0.9093, -0.4161,  0.0200,  0.9998]])
     """
 
     def __init__(
@@ -130,12 +143,20 @@ class SinusoidalPositions(InputPosition):
 
 
 class LearnedPositions(InputPosition):
-    """r_n is row n of a table that is trained with the model.
+    """Adds row n of a trained table to row n of the input: r_n = table[n].
 
-    The table starts from a normal distribution of deviation 0.02, as BERT (Devlin et al. 2019) and
-    ViT (Dosovitskiy et al. 2021) do. There is no vector beyond `length`. A position outside the
-    table raises a ValueError if it is on the host (an int, the number of rows, a tensor on the
-    CPU); in a CUDA tensor it fails the device's own bounds check. No index is clamped.
+    Shapes: x (..., L, D) → (..., L, D), table (P, D) with P = `length`. The table starts from a
+    normal distribution of deviation 0.02, as BERT (Devlin et al. 2019) and ViT (Dosovitskiy et al.
+    2021) do. There is no vector beyond `length`. A position outside the table raises a ValueError
+    if it is on the host (an int, the number of rows, a tensor on the CPU); in a CUDA tensor it
+    fails the device's own bounds check. No index is clamped.
+
+    >>> import torch
+    >>> from regard import LearnedPositions
+    >>> position = LearnedPositions(512, 64)
+    >>> x = torch.zeros(2, 10, 64)
+    >>> torch.equal(position(x, at=5)[0], position.table[5:15])
+    True
     """
 
     def __init__(self, length: int, width: int) -> None:
@@ -144,6 +165,7 @@ class LearnedPositions(InputPosition):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
+        """Draws the table from a normal distribution of deviation 0.02, in place."""
         nn.init.normal_(self.table, std=0.02)
 
     def encoding(
@@ -166,13 +188,22 @@ class LearnedPositions(InputPosition):
 
 
 class GridPositions(InputPosition):
-    """Two-dimensional positions: one vector for the row and one for the column, side by side.
+    """Adds a vector of the row and one of the column, side by side, to the cells of a grid.
 
-    The cells of `rows` × `columns` are numbered row by row, so cell n is in row n // columns and
-    column n % columns: r_n = [row_{n // columns}; column_{n % columns}].
+        r_n = [row_{n // columns}; column_{n % columns}]        cells are numbered row by row
 
-        GridPositions(14, 14, SinusoidalPositions(96), SinusoidalPositions(96))  fixed
-        GridPositions(14, 14, LearnedPositions(14, 96), LearnedPositions(14, 96))        learned
+    Shapes: x (B, L, D) → (B, L, D), where L is at most rows · columns, and D is the width of both
+    parts together. Each part is any input position.
+
+    >>> import torch
+    >>> from regard import GridPositions, LearnedPositions, SinusoidalPositions
+    >>> fixed = GridPositions(2, 3, SinusoidalPositions(8), SinusoidalPositions(8))
+    >>> cells = fixed(torch.zeros(6, 16))
+    >>> torch.equal(cells[1, :8], cells[2, :8]), torch.equal(cells[1, 8:], cells[4, 8:])
+    (True, True)
+    >>> learned = GridPositions(2, 3, LearnedPositions(2, 8), LearnedPositions(3, 8))
+    >>> learned(torch.zeros(5, 6, 16)).shape
+    torch.Size([5, 6, 16])
     """
 
     def __init__(self, rows: int, columns: int, row: InputPosition, column: InputPosition) -> None:
@@ -199,7 +230,7 @@ class GridPositions(InputPosition):
         return torch.cat((row, column), -1)
 
     def resize(self, rows: int, columns: int) -> "GridPositions":
-        """A copy for images of another size; its parts must reach that far."""
+        """Returns a copy for images of another size; its parts must reach that far."""
         return GridPositions(rows, columns, copy.deepcopy(self.row), copy.deepcopy(self.column))
 
     def extra_repr(self) -> str:
@@ -207,7 +238,19 @@ class GridPositions(InputPosition):
 
 
 class LearnedGridPositions(LearnedPositions):
-    """A learned vector for every cell of a `rows` × `columns` grid, numbered row by row (ViT)."""
+    """Adds a trained vector to every cell of a grid, numbered row by row: r_n = table[n].
+
+    Shapes: x (B, L, D) → (B, L, D), table (P, D) with P = rows · columns. Dosovitskiy et al.
+    (2021).
+
+    >>> import torch
+    >>> from regard import LearnedGridPositions
+    >>> position = LearnedGridPositions(14, 14, 64)
+    >>> position(torch.zeros(2, 196, 64)).shape
+    torch.Size([2, 196, 64])
+    >>> position.resize(24, 24)  # a copy for larger images
+    LearnedGridPositions(24, 24, 64)
+    """
 
     def __init__(self, rows: int, columns: int, width: int) -> None:
         _check_count("rows", rows)
@@ -217,7 +260,7 @@ class LearnedGridPositions(LearnedPositions):
         self.columns = columns
 
     def resize(self, rows: int, columns: int) -> "LearnedGridPositions":
-        """A new grid with the table resized bicubically, to use a trained model at another size.
+        """Returns a copy for images of another size, with a bicubically resized table.
 
         Shrinking averages over the cells that fall together (antialiasing) and skips none.
         """
@@ -240,9 +283,16 @@ class LearnedGridPositions(LearnedPositions):
 class Concatenated(InputPosition):
     """Puts another position's vectors beside the input instead of adding them: [x_n; r_n].
 
-    The result is `position.width` wider than x, and so is every matrix that reads it. Adding is
-    concatenating with tied weights, W (x + r) = [W W] [x; r], so concatenating can only gain by the
-    freedom of the second matrix, and pays for it.
+    Shapes: x (..., L, D) → (..., L, E) with E = D + position.width. Every matrix that reads the
+    result is as much wider. Adding is concatenating with tied weights, W (x + r) = [W W] [x; r], so
+    concatenating can only gain by the freedom of the second matrix, and pays for it.
+
+    >>> import torch
+    >>> from regard import Concatenated, SinusoidalPositions
+    >>> position = Concatenated(SinusoidalPositions(4))
+    >>> position(torch.full((2, 3), 7.0))
+    tensor([[7.0000, 7.0000, 7.0000, 0.0000, 1.0000, 0.0000, 1.0000],
+            [7.0000, 7.0000, 7.0000, 0.8415, 0.5403, 0.0100, 0.9999]])
     """
 
     def __init__(self, position: InputPosition) -> None:
@@ -255,14 +305,15 @@ class Concatenated(InputPosition):
         return self.position.encoding(positions, dtype)
 
     def forward(self, x: Float[Tensor, "*B L D"], at: Positions = 0) -> Float[Tensor, "*B L E"]:
+        """Appends the vectors of the positions `at` to the rows of x: (..., L, D) → (..., L, E)."""
         return torch.cat((x, self.vectors(x, at).expand(*x.shape[:-1], -1)), -1)
 
 
 class AttentionPosition(nn.Module):
     """A position that acts inside the attention; `MultiHeadAttention(position=…)` takes one.
 
-    It calls `rotate` on queries and on keys, each with their own positions, and adds `bias` to the
-    scores. By default both do nothing: a position overrides the one it needs.
+    The layer calls `rotate` on queries and on keys, each with their own positions, and adds `bias`
+    to the scores. By default both do nothing: a position overrides the one it needs.
     """
 
     def __init_subclass__(cls) -> None:
@@ -271,6 +322,7 @@ class AttentionPosition(nn.Module):
         _check_signature(cls, "bias", "L, S, offset=None, device=None, dtype=None")
 
     def rotate(self, x: Float[Tensor, "*B L K"], at: Positions = 0) -> Float[Tensor, "*B L K"]:
+        """Returns queries or keys x at the positions `at`: (..., L, K) → (..., L, K)."""
         return x
 
     def bias(
@@ -281,24 +333,41 @@ class AttentionPosition(nn.Module):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> Float[Tensor, "#B H L S"] | None:
-        """The bias added to the scores, where query i stands at source position i + offset.
+        """Returns the bias of the scores, (B, H, L, S) or (1, H, L, S); None adds nothing.
 
-        The offset is one for all sequences, or one for each. None, the default, means S - L: the
-        last query stands at the last source position.
+        Query i stands at source position i + offset. The offset is one for all sequences, or one
+        for each, (B,). None, the default, means S - L: the last query stands at the last source
+        position.
         """
         return None
 
 
 class RotaryEmbedding(AttentionPosition):
-    """Turns pair k of the columns at position n by the angle n / base^{2k/width}.
+    """Rotates queries and keys by angles proportional to their positions (RoPE).
 
-    (a, b) ↦ (a cos - b sin, a sin + b cos). Turning a query at i and a key at j leaves a score that
-    depends on i - j alone: (R_i q)·(R_j k) = q·R_{j-i} k. RoFormer (Su et al. 2021).
+        (a, b) ↦ (a cos θ - b sin θ, a sin θ + b cos θ),  θ = n / base^{2k/width}
+
+    for the pair k of columns at position n. The score of a query at i and a key at j depends on
+    i - j alone: (R_i q)·(R_j k) = q·R_{j-i} k. Shapes: x (..., L, K) → (..., L, K). RoFormer, Su et
+    al. (2021). `MultiHeadAttention(position=…)` and `Transformer` take it.
 
     Only the first `width` columns turn; queries and keys may be wider. Column 2k pairs with 2k + 1
     as in the paper, or with `layout="halves"` column k with k + width/2, as GPT-NeoX and Llama have
     it. Angles are computed in float64, so that cosines and sines are exact up to float32's rounding
     at any position, in every kernel; half-precision inputs are rotated in float32.
+
+    >>> import torch
+    >>> from regard import MultiHeadAttention, RotaryEmbedding
+    >>> rotary = RotaryEmbedding(2)
+    >>> rotary.rotate(torch.tensor([[1.0, 0.0]]), at=1)  # cos 1, sin 1
+    tensor([[0.5403, 0.8415]])
+    >>> query, key = torch.tensor([[[3.0, 1.0]], [[2.0, 5.0]]])
+    >>> for i, j in (4, 1), (104, 101):  # the same distance, the same score
+    ...     score = rotary.rotate(query, at=i) @ rotary.rotate(key, at=j).T
+    ...     print(f"{score.item():.4f}")
+    -9.0554
+    -9.0554
+    >>> layer = MultiHeadAttention(512, 8, position=RotaryEmbedding(64))
     """
 
     def __init__(
@@ -351,12 +420,22 @@ Rotary = RotaryEmbedding
 
 
 class ALiBi(AttentionPosition):
-    """ALiBi: head h's score of query i and key j is lowered by slope_h |i - j|.
+    """Lowers the score of a query and a key in proportion to their distance.
 
-    slope_h = 2^{-8h/H} for h = 1…H where H is a power of two. Otherwise the slopes of the next
-    lower power p come first, and then every other one, from the first, of those of 2p. Press et al.
-    (2022). It has no parameters and no end. In a packed batch of self-attention the plain distance
-    is already the one within the sequence.
+        bias_h(i, j) = -slope_h |i - j|,  slope_h = 2^{-8h/H} for h = 1…H
+
+    where H is a power of two. Otherwise the slopes of the next lower power p come first, and then
+    every other one, from the first, of those of 2p. "Attention with Linear Biases", Press et al.
+    (2022). Shapes: bias (1, H, L, S). It has no parameters and no end. In a packed batch of
+    self-attention the plain distance is already the one within the sequence.
+
+    >>> from regard import ALiBi, MultiHeadAttention
+    >>> alibi = ALiBi(2)
+    >>> alibi.slopes()
+    tensor([0.0625, 0.0039])
+    >>> alibi.bias(L=1, S=4)[0, 0]  # the query stands at the last key
+    tensor([[-0.1875, -0.1250, -0.0625, -0.0000]])
+    >>> layer = MultiHeadAttention(512, 8, position=ALiBi(8))
     """
 
     def __init__(self, heads: int) -> None:
@@ -365,6 +444,7 @@ class ALiBi(AttentionPosition):
         self.heads = heads
 
     def slopes(self, device: torch.device | str | None = None) -> Float[Tensor, " H"]:
+        """Returns the slope of each head, (H,)."""
         # Computed on the device at every call: a buffer would be rounded by .to(torch.bfloat16)
         # and left unset by to_empty() after construction on the meta device.
         power = 1 << (self.heads.bit_length() - 1)

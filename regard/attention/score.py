@@ -25,7 +25,7 @@ CHUNK = 1 << 24
 
 
 class Projected(NamedTuple):
-    """The same scores as attention computes them: beta · query·key + bias."""
+    """Scores as attention computes them: beta · query·key + bias."""
 
     query: Float[Tensor, "... L K"]
     key: Float[Tensor, "... S K"]
@@ -35,10 +35,24 @@ class Projected(NamedTuple):
 
 
 class AlignmentScore(nn.Module):
-    """A score for each pair of a query and a key; a custom score overrides `forward` alone.
+    """The base class of alignment scores; a custom score overrides `forward` alone.
 
-    Leading axes are free. With `heads` a score has parameters for each head, and the axis before
-    the rows is the head: (..., H, L, K). Keys may have fewer heads, as in `attend`.
+        A = softmax(score(q, k)),  output = A v
+
+    Shapes: query (..., L, K), key (..., S, J) → scores (..., L, S). With `heads` a score has
+    parameters for each head, and the axis before the rows is the head: (..., H, L, K). Keys may
+    have fewer heads, as in `attend`. `MultiHeadAttention(score=…)` takes any score.
+
+    >>> import torch
+    >>> from regard import AlignmentScore
+    >>> class Distance(AlignmentScore):
+    ...     def forward(self, query, key):
+    ...         return -torch.cdist(query, key)
+    >>> query, key = torch.tensor([[0.0]]), torch.tensor([[3.0], [1.0]])
+    >>> Distance()(query, key)
+    tensor([[-3., -1.]])
+    >>> Distance().attend(query, key, value=torch.eye(2))  # the weights
+    tensor([[0.1192, 0.8808]])
     """
 
     # True if attention computes the scores from mapped queries and keys, without their matrix.
@@ -47,11 +61,15 @@ class AlignmentScore(nn.Module):
     def forward(
         self, query: Float[Tensor, "... L K"], key: Float[Tensor, "... S J"]
     ) -> Float[Tensor, "... L S"]:
-        """The scores themselves, before the softmax."""
+        """Returns the scores before the softmax: (..., L, K), (..., S, J) → (..., L, S)."""
         raise NotImplementedError(f"{type(self).__name__} does not define forward")
 
     def project(self, query: Float[Tensor, "... L K"], key: Float[Tensor, "... S J"]) -> Projected:
-        """Queries and keys to attend with, for `attend`, `weights`, `statistics` and `explain`."""
+        """Returns query, key, beta and bias with which `attend` computes the same scores.
+
+        query (..., L, K), key (..., S, J) → β q'·k' + bias (..., L, S). `attention_weights`,
+        `attention_statistics` and `explain_attention` take the four as well.
+        """
         scores = self(query, key)
         if scores.ndim > 4:
             scores = scores.flatten(0, -4)  # the batch, as attention lays it out
@@ -69,7 +87,10 @@ class AlignmentScore(nn.Module):
         bias: Float[Tensor, "..."] | None = None,
         dropout: float = 0.0,
     ) -> Float[Tensor, "... L V"]:
-        """`attend` with these scores in place of its own."""
+        """Attends with these scores in place of the scaled dot product.
+
+        query (..., L, K), key (..., S, J), value (..., S, V) → (..., L, V), as `regard.attend`.
+        """
         query, key, beta, bias = self.with_bias(query, key, bias)
         return attend(query, key, value, mask=mask, beta=beta, bias=bias, dropout=dropout)
 
@@ -79,7 +100,7 @@ class AlignmentScore(nn.Module):
         key: Float[Tensor, "... S J"],
         bias: Float[Tensor, "..."] | None,
     ) -> Projected:
-        """`project`, with a bias added to the scores."""
+        """Returns what `project` does for (..., L, K) and (..., S, J), with a bias added."""
         projected = self.project(query, key)
         scores = projected.bias
         if scores is not None and bias is not None:
@@ -103,7 +124,15 @@ class DotProduct(AlignmentScore):
 
 
 class DotScore(DotProduct):
-    """q·k."""
+    """Scores a query and a key by their dot product, q·k.
+
+    Shapes: query (..., L, K), key (..., S, K) → (..., L, S). Luong et al. (2015).
+
+    >>> import torch
+    >>> from regard import DotScore
+    >>> DotScore()(torch.tensor([[1.0, 2.0]]), torch.tensor([[3.0, 0.0], [0.0, 4.0]]))
+    tensor([[3., 8.]])
+    """
 
     def project(self, query: Float[Tensor, "... L K"], key: Float[Tensor, "... S J"]) -> Projected:
         check_vectors("query", query)
@@ -118,16 +147,34 @@ class DotScore(DotProduct):
 
 
 class ScaledDotScore(DotScore):
-    """q·k / √K, so that the scores of random queries and keys of variance 1 have variance 1."""
+    """Scores a query and a key by their scaled dot product, q·k / √K, as `attend` does itself.
+
+    Shapes: query (..., L, K), key (..., S, K) → (..., L, S). Vaswani et al. (2017). The scores of
+    random queries and keys of variance 1 have variance 1.
+
+    >>> import torch
+    >>> from regard import ScaledDotScore
+    >>> ScaledDotScore()(torch.tensor([[2.0, 2.0, 2.0, 2.0]]), torch.eye(4))
+    tensor([[1., 1., 1., 1.]])
+    """
 
     def project(self, query: Float[Tensor, "... L K"], key: Float[Tensor, "... S J"]) -> Projected:
         return super().project(query, key)._replace(beta=query.shape[-1] ** -0.5)
 
 
 class BilinearScore(DotProduct):
-    """qᵀ W k: a dot product after a learned map, which is applied to the queries.
+    """Scores a query and a key by a dot product after a trained map, qᵀ W k.
 
-    W starts with deviation 1/√(query_width · key_width), for scores of variance 1.
+    Shapes: query (..., L, K), key (..., S, J), W (K, J) → (..., L, S); with `heads` W is (H, K, J).
+    Luong et al. (2015), "general". W starts with deviation 1/√(K · J), for scores of variance 1.
+    The map is applied to the queries, so the fused kernels serve.
+
+    >>> import torch
+    >>> from regard import BilinearScore, MultiHeadAttention
+    >>> score = BilinearScore(query_width=3, key_width=5)
+    >>> score(torch.randn(2, 3), torch.randn(7, 5)).shape
+    torch.Size([2, 7])
+    >>> layer = MultiHeadAttention(512, 8, score=BilinearScore(64, 64, heads=8))
     """
 
     def __init__(self, query_width: int, key_width: int, heads: int | None = None) -> None:
@@ -141,6 +188,7 @@ class BilinearScore(DotProduct):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
+        """Draws W anew, in place."""
         nn.init.normal_(self.weight, std=(self.query_width * self.key_width) ** -0.5)
 
     def project(self, query: Float[Tensor, "... L K"], key: Float[Tensor, "... S J"]) -> Projected:
@@ -152,11 +200,21 @@ class BilinearScore(DotProduct):
 
 
 class AdditiveScore(AlignmentScore):
-    """vᵀ tanh(W q + U k): a small network with `hidden` units looks at each pair.
+    """Scores a query and a key by a network with one hidden layer, vᵀ tanh(W q + U k).
 
-    This is not a dot product, and costs `hidden` numbers for each pair of positions; they are
-    computed for a few queries at a time, so that memory is bounded where no gradient is wanted.
-    W and U start with deviation 1/√(query_width + key_width), v with 1/√hidden.
+    Shapes: query (..., L, K), key (..., S, J), W (K, F), U (J, F), v (F,) → (..., L, S), where F is
+    `hidden`; with `heads` the three begin with H. Bahdanau et al. (2015). This is not a dot
+    product, and costs `hidden` numbers for each pair of positions; they are computed for a few
+    queries at a time, so that memory is bounded where no gradient is wanted. W and U start with
+    deviation 1/√(K + J), v with 1/√F.
+
+    >>> import torch
+    >>> from regard import AdditiveScore
+    >>> score = AdditiveScore(query_width=3, key_width=5, hidden=16)
+    >>> score(torch.randn(2, 3), torch.randn(7, 5)).shape
+    torch.Size([2, 7])
+    >>> score.attend(torch.randn(2, 3), torch.randn(7, 5), value=torch.randn(7, 4)).shape
+    torch.Size([2, 4])
     """
 
     def __init__(
@@ -175,6 +233,7 @@ class AdditiveScore(AlignmentScore):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
+        """Draws W, U and v anew, in place."""
         deviation = (self.query_width + self.key_width) ** -0.5
         nn.init.normal_(self.query_weight, std=deviation)
         nn.init.normal_(self.key_weight, std=deviation)
