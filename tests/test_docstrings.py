@@ -15,11 +15,9 @@ import torch
 import regard
 
 INCOMPLETE = {
-    "AttentionStatistics",
     "AudioSource",
     "Classifier",
     "ClassifierConfig",
-    "CrossCache",
     "EncoderConfig",
     "Generator",
     "ImageSource",
@@ -28,9 +26,7 @@ INCOMPLETE = {
     "LanguageModel",
     "Mask",
     "MultiHeadAttention",
-    "PackedLengths",
     "Reader",
-    "SelfCache",
     "Supervised",
     "TextClassifier",
     "TextEncoder",
@@ -42,8 +38,6 @@ INCOMPLETE = {
     "VisionConfig",
     "VisionTransformer",
     "attend",
-    "attention_statistics",
-    "attention_weights",
     "causal",
     "check",
     "documents",

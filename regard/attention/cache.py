@@ -1,9 +1,9 @@
 """The KV cache: keys and values of earlier decoding steps, so that a step computes only new ones.
 
-`SelfCache` grows by the new positions of each step; `CrossCache` is filled once from the source
-and then needs it no more. Both are reordered by `select(rows)`, for beam search: row r of the
-result continues what row rows[r] has been. Rows may come to different lengths: `trim` shortens each
-to its own, and `join` puts the rows of another cache below.
+`SelfCache` grows by the new positions of each step; `CrossCache` is filled once from the source.
+Both are reordered by `select(rows)`, for beam search: row r of the result continues row rows[r].
+Rows may have different lengths: `trim` shortens each to its own, and `join` appends the rows of
+another cache. All of these change the cache in place.
 """
 
 from collections.abc import Callable, Sequence
@@ -32,28 +32,31 @@ _CONTENTS = "{} heads, keys {} and values {} wide, {} on {}"
 
 
 class Cache:
-    """The interface of a KV cache; a custom one overrides `length` and `extend`."""
+    """The interface of a KV cache; a custom one overrides `length` and `extend`.
+
+    Its methods change it in place, and return nothing unless they say so.
+    """
 
     across: ClassVar[bool] = False
-    """Whether it holds another sequence than the queries', for cross-attention."""
+    """True if the keys belong to another sequence than the queries, in cross-attention."""
 
     def __init__(self) -> None:
         self.held: Pair | None = None
 
     @property
     def length(self) -> int | Tensor:
-        """Positions of the query's own sequence that came before: one number, or one a row."""
+        """The number of earlier positions of the query's own sequence, one or one for each row."""
         return 0
 
     def places(self, count: int) -> Positions:
-        """The next `count` positions of the query's own sequence."""
+        """Returns the next `count` positions of the query's own sequence: an offset, or (B, L)."""
         length = self.length
         if isinstance(length, int) or length.ndim == 0:
             return length
         return length[:, None] + torch.arange(count, device=length.device)
 
     def check(self, query: Tensor, heads: int, key_width: int, value_width: int) -> None:
-        """Raises ValueError for a module of other sizes than the keys and values it holds."""
+        """Raises ValueError for a module of other sizes than the keys and values in the cache."""
         if self.held is None:
             return
         have = _contents(self.held)
@@ -67,14 +70,19 @@ class Cache:
     def extend(
         self, project: Callable[[], Pair], mask: Mask | None = None
     ) -> tuple[Tensor, Tensor, Mask | None]:
-        """All keys and values now to attend to, and the mask as it applies to them.
+        """Appends new positions in place, and returns all keys and values, and their mask.
 
-        `project` computes keys and values of the new positions; a filled `CrossCache` skips it.
+        `project` computes keys (B, G, L, K) and values (B, G, L, V) of the new positions; a filled
+        `CrossCache` skips it. Returns keys (B, G, S, K), values (B, G, S, V) and the mask as it
+        applies to them. `MultiHeadAttention` calls this.
         """
         raise NotImplementedError(f"{type(self).__name__} does not define extend")
 
     def select(self, rows: Sequence[int] | Int[Tensor, "R"]) -> None:
-        """Keep, drop, repeat or reorder sequences: row r continues what row rows[r] has been."""
+        """Keeps, drops, repeats or reorders rows, in place.
+
+        Row r continues the old row rows[r]; rows (R,).
+        """
         chosen = integer_tensor(rows, "rows")
         if self.held is None:
             return
@@ -85,7 +93,7 @@ class Cache:
             self.held = key.index_select(0, chosen), value.index_select(0, chosen)
 
     def join(self, other: "Cache") -> None:
-        """The rows of another cache, of the same module, follow those of this one.
+        """Appends the rows of another cache of the same module, in place.
 
         The shorter one is padded with zeros, for a mask to hide.
         """
@@ -106,14 +114,29 @@ class Cache:
 
 
 class SelfCache(Cache):
-    """Keys and values of the positions decoded so far.
+    """The keys and values of the positions decoded so far, for self-attention.
+
+    A step passes new positions alone, x (B, L, D), and attends to all earlier ones too; one cache
+    serves one `MultiHeadAttention`, and the models' `cache()` makes those of all layers.
 
     Without a capacity it grows, by doubling, and attention sees only the filled part. With one it
     is allocated once and never changes its shape: attention runs over all of it with the rest
     masked, and the filled length is a tensor on the device, so that a step can be captured in a
     CUDA graph or compiled once.
 
-    Where gradients are wanted nothing is written in place, and they reach back through all steps.
+    While gradients are recorded, buffers are not overwritten: gradients reach back through all
+    steps.
+
+    >>> import torch
+    >>> from regard import MultiHeadAttention, SelfCache, causal
+    >>> layer, cache = MultiHeadAttention(64, 4), SelfCache()
+    >>> x = torch.randn(2, 5, 64)
+    >>> steps = [layer(x[:, n : n + 1], mask=causal(), cache=cache) for n in range(5)]
+    >>> torch.allclose(torch.cat(steps, 1), layer(x, mask=causal()), atol=1e-6)
+    True
+    >>> cache.length
+    5
+    >>> cache.select([1, 1, 0])  # in place: now three rows
     """
 
     def __init__(self, capacity: int | None = None):
@@ -127,9 +150,9 @@ class SelfCache(Cache):
 
     @property
     def length(self) -> int | Tensor:
-        """Positions filled so far.
+        """The number of positions filled so far.
 
-        An int; a tensor on the device where there is a capacity; one a row where they differ.
+        An int; with a capacity a tensor on the device; (B,) where the rows differ.
         """
         if self._lengths is not None:
             return self._lengths
@@ -137,7 +160,7 @@ class SelfCache(Cache):
         return self._filled if self._length is None else self._length.clone()
 
     def trim(self, lengths: Int[Tensor, "B"]) -> None:
-        """Keeps the first lengths[r] positions of row r; the next ones overwrite the others."""
+        """Keeps the first lengths[r] positions of row r, in place; lengths (B,)."""
         self._check_growing("trim")
         if self.held is None:
             raise ValueError("an empty cache has no rows to trim; take a step first")
@@ -281,10 +304,18 @@ class SelfCache(Cache):
 
 
 class CrossCache(Cache):
-    """Keys and values of the source, computed at the first step.
+    """The keys and values of the source, computed at the first step, for cross-attention.
 
-    Those of one source can serve several rows, such as the beams of a sentence, without a copy for
-    each: see `share`.
+    Later steps pass x (B, L, D) without a source. The keys of one source can serve several rows,
+    such as the beams of a sentence, without a copy for each: see `share`.
+
+    >>> import torch
+    >>> from regard import CrossCache, MultiHeadAttention
+    >>> layer, cache = MultiHeadAttention(64, 4), CrossCache()
+    >>> x, source = torch.randn(2, 1, 64), torch.randn(2, 7, 64)
+    >>> first = layer(x, source, cache=cache)
+    >>> torch.allclose(layer(x, cache=cache), first, atol=1e-6)  # the source is not needed again
+    True
     """
 
     across = True
@@ -295,7 +326,10 @@ class CrossCache(Cache):
         """Rows that read each source; they stand one after the other."""
 
     def select(self, rows: Sequence[int] | Int[Tensor, "R"]) -> None:
-        """Row r continues what row rows[r] has been, and has a source of its own."""
+        """Keeps, drops, repeats or reorders rows, in place.
+
+        Row r continues the old row rows[r], and has a source of its own; rows (R,).
+        """
         chosen = integer_tensor(rows, "rows")
         if self.held is not None:
             _check_rows(chosen, len(self.held[0]) * self.beams)
@@ -303,7 +337,7 @@ class CrossCache(Cache):
         self.beams = 1
 
     def share(self, sources: Sequence[int] | Int[Tensor, "M"] | None, beams: int) -> None:
-        """Keep these sources (None: all of them, untouched), each for `beams` rows in a row."""
+        """Keeps these sources, (R,), in place, each for `beams` successive rows; None keeps all."""
         check_integer("beams", beams)
         if sources is not None:
             super().select(sources)

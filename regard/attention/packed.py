@@ -1,4 +1,4 @@
-"""Sequences without padding: laid end to end, and known by their lengths."""
+"""The lengths of sequences that are laid end to end, without padding."""
 
 from collections.abc import Sequence
 
@@ -11,8 +11,20 @@ from regard.attention.checks import MAX_LENGTH, integer_tensor, shown
 class PackedLengths:
     """The lengths of sequences laid end to end in one row of a (1, T) batch, without padding.
 
-    `offsets` (int32, on the device) holds where each sequence begins, and the total last;
-    `longest` and `total` are plain ints, because kernels need them without asking the device.
+    Models take it where a padded batch passes a tensor of lengths. `lengths` (B,) stays on the
+    host. `offsets` (int32, on the device) holds where each sequence begins, and the total last.
+    `longest` and `total` are ints, because kernels need them without waiting for the device. Every
+    method returns a new object; none changes this one.
+
+    >>> import torch
+    >>> from regard import LanguageModel, PackedLengths
+    >>> lengths = PackedLengths([3, 2])
+    >>> lengths.positions(), lengths.sequence()
+    (tensor([[0, 1, 2, 0, 1]]), tensor([0, 0, 0, 1, 1]))
+    >>> lengths.total, lengths.longest, lengths.offsets
+    (5, 3, tensor([0, 3, 5], dtype=torch.int32))
+    >>> LanguageModel.tiny(100)(torch.tensor([[7, 8, 9, 4, 5]]), lengths=lengths).shape
+    torch.Size([1, 5, 100])
     """
 
     def __init__(self, lengths: Sequence[int] | Tensor, device: torch.device | str | None = None):
@@ -33,7 +45,10 @@ class PackedLengths:
 
     @staticmethod
     def even(sequences: int, length: int, device: torch.device | str) -> "PackedLengths":
-        """Sequences of one length, such as images' patches, for which no device need be asked."""
+        """Returns the lengths of sequences of one size, such as an image's patches.
+
+        The offsets are computed on the device, without a copy from the host.
+        """
         packed = object.__new__(PackedLengths)
         packed.lengths = torch.full((sequences,), length, device="cpu")
         packed.longest, packed.total = length, sequences * length
@@ -41,10 +56,11 @@ class PackedLengths:
         return packed
 
     def filled(self, tokens: int, sequences: int, longest: int) -> "PackedLengths":
-        """The same sequences in a batch of a fixed size, whose shapes never change.
+        """Returns a copy with further sequences, up to a fixed number of tokens and sequences.
 
         The rest of the tokens belong to further sequences of `longest` tokens at most, so that
-        every token has keys to attend to; their results are not read.
+        every token has keys to attend to; their results are not read. The shapes of such batches
+        never change, as a CUDA graph requires.
         """
         rest, free = tokens - self.total, sequences - len(self)
         pieces = [longest] * (rest // max(1, longest)) + [rest % max(1, longest)]
@@ -59,10 +75,11 @@ class PackedLengths:
         return filled
 
     def pin(self) -> "PackedLengths":
-        """The same with its offsets in pinned memory, from which copies do not wait."""
+        """Returns a copy with its offsets in pinned memory, for asynchronous transfers."""
         return self._with(self.offsets.pin_memory())
 
     def copy(self) -> "PackedLengths":
+        """Returns a copy with its own offsets."""
         return self._with(self.offsets.clone())
 
     def _with(self, offsets: Tensor) -> "PackedLengths":
@@ -77,7 +94,10 @@ class PackedLengths:
         return offsets.to(device, non_blocking=True)
 
     def to(self, device: torch.device | str) -> "PackedLengths":
-        """The same lengths with their offsets on another device, without synchronising."""
+        """Returns a copy with its offsets on the device, without synchronising.
+
+        It returns itself if they are there already, as `Tensor.to` does.
+        """
         if self.offsets.device == torch.device(device):
             return self
         pinned = self.offsets.is_pinned()
@@ -85,12 +105,12 @@ class PackedLengths:
         return self._with(moved)
 
     def sequence(self) -> Tensor:
-        """The index of the sequence to which each of the T tokens belongs, shape (T,)."""
+        """Returns the index of the sequence to which each token belongs, (T,)."""
         tokens = torch.arange(self.total, device=self.offsets.device, dtype=torch.int32)
         return torch.bucketize(tokens, self.offsets[1:], right=True)
 
     def positions(self) -> Tensor:
-        """Position of each token in its own sequence, shape (1, T): 0, 1, 2, 0, 1, ..."""
+        """Returns the position of each token in its own sequence, (1, T)."""
         tokens = torch.arange(self.total, device=self.offsets.device)
         return (tokens - self.offsets[self.sequence()])[None]
 

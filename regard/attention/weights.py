@@ -1,8 +1,8 @@
 """Attention weights and their statistics, without giving up the fused kernel.
 
 `attend` does not store the weights. This module recomputes them from queries and keys: exactly, for
-the chosen rows only (`weights`), or as statistics over all rows, streamed without the L x S matrix
-(`statistics`).
+the selected rows only (`attention_weights`), or as statistics over all rows, streamed without the
+L x S matrix (`attention_statistics`).
 
     entropy   -Σ_j A_ij log A_ij, in nats: 0 if row i attends to one key, log S if to all equally
     received   Σ_i A_ij, how much of all rows' attention falls on key j
@@ -36,6 +36,20 @@ Edges = tuple[Tensor, Tensor]
 
 
 class AttentionStatistics(NamedTuple):
+    """Statistics over all attention weights of each head, as `attention_statistics` returns them.
+
+    Shapes: entropy (..., L), received (..., S), and the `topk` largest weights of each row with
+    the keys they fall on.
+
+    >>> import torch
+    >>> from regard import attention_statistics, causal
+    >>> statistics = attention_statistics(torch.zeros(4, 8), torch.zeros(4, 8), causal(), topk=2)
+    >>> statistics.received  # 1 + 1/2 + 1/3 + 1/4, …
+    tensor([2.0833, 1.0833, 0.5833, 0.2500])
+    >>> statistics.top_positions[0]  # row 0 attends to key 0 alone
+    tensor([ 0, -1])
+    """
+
     entropy: Float[Tensor, "... L"]
     """Entropy of each row's weights, in nats; 0 for a row that attends to nothing."""
     received: Float[Tensor, "... S"]
@@ -73,9 +87,22 @@ def attention_weights(
     *,
     scale: float | int | Tensor | None = None,
 ) -> Float[Tensor, "... R S"]:
-    """The weights that `attend` uses for the chosen rows (all, if None), exactly, per head.
+    """Returns the weights that `attend` uses for the selected rows (None: all), for each head.
 
-    Half precision is computed and returned in float32. Rows may be counted from the end.
+        A = softmax(β q·k + bias), where the mask allows
+
+    Shapes: query (..., L, K), key (..., S, K) → (..., R, S). `mask`, `beta` and `bias` are those of
+    `attend`. Half precision is computed and returned in float32. Negative rows count from the end.
+
+    >>> import torch
+    >>> from regard import attention_weights, causal
+    >>> query = torch.tensor([[2.0, 0.0], [0.0, 2.0], [1.0, 1.0]])
+    >>> attention_weights(query, query, causal())
+    tensor([[1.0000, 0.0000, 0.0000],
+            [0.0558, 0.9442, 0.0000],
+            [0.3333, 0.3333, 0.3333]])
+    >>> attention_weights(query, query, causal(), rows=1)
+    tensor([[0.0558, 0.9442, 0.0000]])
     """
     inputs = arguments(query, key, key, mask, beta, bias, scale=scale)
     chosen = _rows(rows, inputs.query)
@@ -93,10 +120,23 @@ def attention_statistics(
     *,
     scale: float | int | Tensor | None = None,
 ) -> AttentionStatistics:
-    """Entropy, top weights and mass received over all rows, in O(L + S) memory.
+    """Returns entropy, top weights and received mass over all rows, in O(L + S) memory.
 
-    On CUDA a Triton kernel streams over the keys, for masks that give each row one range of keys;
-    elsewhere, and for other masks, whole rows are computed a chunk at a time.
+        entropy_i = -Σ_j A_ij log A_ij,   received_j = Σ_i A_ij
+
+    Shapes: query (..., L, K), key (..., S, K) → entropy (..., L), received (..., S), and the `topk`
+    largest weights of each row with the keys they fall on. Entropy is in nats, 0 for a row that
+    attends to one key or to nothing, log S for a row that attends to all equally. On CUDA a Triton
+    kernel streams over the keys, for masks that give each row one range of keys; elsewhere, and for
+    other masks, whole rows are computed a chunk at a time.
+
+    >>> import torch
+    >>> from regard import attention_statistics
+    >>> statistics = attention_statistics(torch.zeros(6, 4), torch.zeros(8, 4))  # weights of 1/8
+    >>> statistics.entropy[0], statistics.received[0]  # log 8, 6/8
+    (tensor(2.0794), tensor(0.7500))
+    >>> statistics.top_weights.shape, statistics.top_positions.shape
+    (torch.Size([6, 4]), torch.Size([6, 4]))
     """
     inputs = arguments(query, key, key, mask, beta, bias, scale=scale)
     check_integer("topk", topk, most=max(inputs.key.shape[2], MAX_PADDED_TOPK))
