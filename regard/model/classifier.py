@@ -46,7 +46,13 @@ class ClassifierShape(EncoderShape):
 
 @dataclass(frozen=True)
 class ClassifierConfig(ClassifierShape):
-    """The whole config of a text classifier."""
+    """The whole config of a text classifier.
+
+    >>> from regard import ClassifierConfig, TextClassifier
+    >>> config = ClassifierConfig(3, 1000, width=64, heads=4, layers=2, pool="last")
+    >>> TextClassifier(config).head
+    Linear(in_features=64, out_features=3, bias=True)
+    """
 
     classes: int
     """Number of classes."""
@@ -55,12 +61,28 @@ class ClassifierConfig(ClassifierShape):
 
     @classmethod
     def tiny(cls, classes: int, vocabulary: int) -> "ClassifierConfig":
-        """Two layers of width 128, to try things out."""
+        """Returns a config of two layers of width 128, for experiments."""
         return cls(classes, vocabulary, width=128, heads=4, feed_forward=256, layers=2)
 
 
 class TextClassifier(nn.Module):
-    """Texts to logits; custom parts are passed as functions, as to Transformer."""
+    """A classifier of texts: an encoder, and a linear head on the mean of its output.
+
+        logits = W mean_n encoder(embed(tokens))_n        pool="last": of the last token instead
+
+    Shapes: tokens (B, S) → logits (B, N). Custom parts are passed as functions, as to
+    `Transformer`. `TextClassifier.of(model, classes)` starts from a trained model.
+
+    >>> import torch
+    >>> from regard import TextClassifier
+    >>> model = TextClassifier.tiny(classes=3, vocabulary=1000)
+    >>> tokens = torch.tensor([[5, 6, 7, 8], [9, 8, 0, 0]])  # a padded batch
+    >>> model(tokens, lengths=[4, 2]).shape
+    torch.Size([2, 3])
+    >>> other = model.replace_head(5)  # a copy
+    >>> sum(p.numel() for p in other.freeze_backbone().parameters() if p.requires_grad)
+    645
+    """
 
     def __init__(
         self,
@@ -96,11 +118,15 @@ class TextClassifier(nn.Module):
 
     @classmethod
     def tiny(cls, classes: int, vocabulary: int) -> "TextClassifier":
+        """Returns a classifier of two layers of width 128, for experiments."""
         return cls(ClassifierConfig.tiny(classes, vocabulary))
 
     @classmethod
     def of(cls, model: "Transformer | TextEncoder", classes: int) -> "TextClassifier":
-        """A classifier with copies of a text model's embedding and encoder."""
+        """Returns a classifier with copies of a text model's embedding and encoder.
+
+        The model is a `TextEncoder`, or a `Transformer` whose source is text.
+        """
         source = model.config
         if isinstance(source, EncoderConfig):
             vocabulary, layers, embedding = source.vocabulary, source.layers, model.tokens
@@ -131,13 +157,16 @@ class TextClassifier(nn.Module):
     def forward(
         self, tokens: Int[Tensor, "B S"], *, lengths: Lengths = None
     ) -> Float[Tensor, "T N"]:
-        """Logits with one row for each text, also of a packed batch."""
+        """Returns the logits of each text: tokens (B, S) → (B, N).
+
+        `lengths` (B,) are those of a padded batch; packed tokens are (1, T) with `PackedLengths`.
+        """
         return self.head(self.represent(tokens, lengths=lengths))
 
     def represent(
         self, tokens: Int[Tensor, "B S"], *, lengths: Lengths = None
     ) -> Float[Tensor, "T D"]:
-        """The pooled features of each text, which the head reads."""
+        """Returns the pooled features of each text, which the head reads: (B, S) → (B, D)."""
         memory = self.features(tokens, lengths=lengths)
         lengths = lengths_after(self.encoder, lengths_after(self.tokens, lengths))
         pool = mean_pool if self.config.pool == "mean" else last_token
@@ -146,11 +175,11 @@ class TextClassifier(nn.Module):
     def features(
         self, tokens: Int[Tensor, "B S"], *, lengths: Lengths = None
     ) -> Float[Tensor, "B R D"]:
-        """The last hidden states of all tokens."""
+        """Returns the last hidden states of all tokens: (B, S) → (B, S, D)."""
         return features(self.tokens, self.encoder, tokens, lengths, self.config.window)
 
     def replace_head(self, classes: int) -> "TextClassifier":
-        """A copy with a new head, for other labels."""
+        """Returns a copy with a new, untrained head, for other labels."""
         check_integer("classes", classes)
         model = copy.deepcopy(self)
         model.config = replace(self.config, classes=classes)
@@ -160,7 +189,10 @@ class TextClassifier(nn.Module):
         return model
 
     def freeze_backbone(self) -> "TextClassifier":
-        """Freezes all but the head: the rest becomes a fixed feature extractor."""
+        """Freezes all but the head, in place, and returns the model.
+
+        The backbone keeps its weights, as after `requires_grad_(False)`; the head is trained.
+        """
         for parameter in self.parameters():
             parameter.requires_grad_(False)
         for parameter in self.head.parameters():

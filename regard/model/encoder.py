@@ -44,14 +44,20 @@ class EncoderShape(BlockConfig):
 
 @dataclass(frozen=True)
 class EncoderConfig(EncoderShape):
-    """The whole config of an encoder."""
+    """The whole config of a text encoder.
+
+    >>> from regard import EncoderConfig, TextEncoder
+    >>> config = EncoderConfig(1000, width=64, heads=4, feed_forward=256, layers=2, norm="pre")
+    >>> len(TextEncoder(config).encoder.blocks)
+    2
+    """
 
     vocabulary: int
     """Vocabulary size."""
 
     @classmethod
     def tiny(cls, vocabulary: int) -> "EncoderConfig":
-        """Two layers of width 128, to try things out."""
+        """Returns a config of two layers of width 128, for experiments."""
         return cls(vocabulary, width=128, heads=4, feed_forward=256, layers=2)
 
 
@@ -94,9 +100,23 @@ def features(
 
 
 class TextEncoder(nn.Module):
-    """Text to vectors, and to logits of what each token might be; the output is tied to the table.
+    """An encoder of text, which is trained to predict masked tokens.
 
-    Custom parts are passed as functions, as to Transformer.
+        logits_n = W encoder(embed(tokens))_n        p(token_n | all tokens that are not masked)
+
+    Shapes: tokens (B, S) → logits (B, S, N), features (B, S, D). BERT, Devlin et al. (2019),
+    without its second task. W is the embedding table. Custom parts are passed as functions, as to
+    `Transformer`. `TextClassifier.of` and `Transformer.of` start from a trained one.
+
+    >>> import torch
+    >>> from regard import TextClassifier, TextEncoder
+    >>> encoder = TextEncoder.tiny(1000)
+    >>> tokens = torch.tensor([[5, 6, 7], [8, 9, 0]])
+    >>> encoder(tokens, lengths=[3, 2]).shape
+    torch.Size([2, 3, 1000])
+    >>> encoder.features(tokens, lengths=[3, 2]).shape
+    torch.Size([2, 3, 128])
+    >>> classifier = TextClassifier.of(encoder, classes=4)
     """
 
     def __init__(
@@ -134,6 +154,7 @@ class TextEncoder(nn.Module):
 
     @classmethod
     def tiny(cls, vocabulary: int) -> "TextEncoder":
+        """Returns an encoder of two layers of width 128, for experiments."""
         return cls(EncoderConfig.tiny(vocabulary))
 
     def _repr_html_(self) -> str:
@@ -142,12 +163,16 @@ class TextEncoder(nn.Module):
     def forward(
         self, tokens: Int[Tensor, "B S"], *, lengths: Lengths = None
     ) -> Float[Tensor, "B S N"]:
+        """Returns logits for the token at every position: tokens (B, S) → (B, S, N).
+
+        `lengths` (B,) are those of a padded batch; packed tokens are (1, T) with `PackedLengths`.
+        """
         return self.output(self.features(tokens, lengths=lengths))
 
     def features(
         self, tokens: Int[Tensor, "B S"], *, lengths: Lengths = None
     ) -> Float[Tensor, "B S D"]:
-        """The last hidden states of all tokens."""
+        """Returns the last hidden states of all tokens: (B, S) → (B, S, D)."""
         if lengths_after(self.encoder, lengths_after(self.tokens, lengths)) is not lengths:
             raise ValueError(
                 "a TextEncoder gives a vector for each token, but its parts change the lengths; "

@@ -48,19 +48,43 @@ class LanguageShape(BlockConfig):
 
 @dataclass(frozen=True)
 class LanguageConfig(LanguageShape):
-    """The whole config of a language model."""
+    """The whole config of a language model; the defaults are those of today's decoders.
+
+    >>> from regard import LanguageConfig, LanguageModel
+    >>> config = LanguageConfig(1000, width=64, heads=4, feed_forward=172, layers=2, window=128)
+    >>> LanguageModel(config).config.position
+    'rotary'
+    """
 
     vocabulary: int
     """Vocabulary size."""
 
     @classmethod
     def tiny(cls, vocabulary: int) -> "LanguageConfig":
-        """Four layers of width 128, to try things out."""
+        """Returns a config of four layers of width 128, for experiments."""
         return cls(vocabulary, width=128, heads=4, feed_forward=344, layers=4)
 
 
 class LanguageModel(nn.Module):
-    """A decoder-only Transformer; custom parts are passed as functions, as to Transformer."""
+    """A decoder-only Transformer: logits of each next token from the tokens before it.
+
+        logits_n = W stack(embed(tokens))_n        p(token_{n+1} | token_0 … token_n)
+
+    Shapes: tokens (B, L) → logits (B, L, N). Radford et al. (2018); by default with rotary
+    positions and a gated feed-forward network, as Llama has them (Touvron et al. 2023). Custom
+    parts are passed as functions, as to `Transformer`.
+
+    >>> import torch
+    >>> from regard import LanguageModel
+    >>> model = LanguageModel.tiny(1000)
+    >>> tokens = torch.tensor([[5, 6, 7, 8], [9, 8, 7, 0]])  # a padded batch
+    >>> model(tokens, lengths=[4, 3]).shape
+    torch.Size([2, 4, 1000])
+    >>> cache = model.cache()
+    >>> first = model(tokens[:, :3], cache=cache)  # three tokens, then one more
+    >>> model(tokens[:, 3:], cache=cache).shape
+    torch.Size([2, 1, 1000])
+    """
 
     def __init__(
         self,
@@ -107,6 +131,7 @@ class LanguageModel(nn.Module):
 
     @classmethod
     def tiny(cls, vocabulary: int) -> "LanguageModel":
+        """Returns a model of four layers of width 128, for experiments."""
         return cls(LanguageConfig.tiny(vocabulary))
 
     def _repr_html_(self) -> str:
@@ -119,7 +144,12 @@ class LanguageModel(nn.Module):
         lengths: Lengths = None,
         cache: StackCache | None = None,
     ) -> Float[Tensor, "B L N"]:
-        """With a KV cache the tokens are the new ones alone."""
+        """Returns the logits of each next token: tokens (B, L) → (B, L, N).
+
+        `lengths` (B,) are those of a padded batch; packed tokens are (1, T) with `PackedLengths`.
+        With a KV cache from `model.cache()`, which changes in place, the tokens are the new ones
+        alone.
+        """
         return self.output(self.states(tokens, lengths=lengths, cache=cache))
 
     def states(
@@ -129,13 +159,13 @@ class LanguageModel(nn.Module):
         lengths: Lengths = None,
         cache: StackCache | None = None,
     ) -> Float[Tensor, "B L D"]:
-        """The last hidden states, before the output layer."""
+        """Returns the last hidden states, before the output layer: (B, L) → (B, L, D)."""
         at = places(lengths, tokens) if cache is None else cache.places(tokens.shape[1])
         mask = causal_mask(lengths, self.config.window)
         return self.decoder(self.tokens(tokens, at), mask=mask, cache=cache)
 
     def cache(self, capacity: int | None = None) -> StackCache:
-        """An empty KV cache for `forward`; with a capacity its shape is static."""
+        """Returns an empty KV cache for `forward`; with a capacity its shape is static."""
         return StackCache(len(self.decoder.blocks), capacity)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "LanguageModel":

@@ -47,7 +47,15 @@ Share = Literal["all", "target", "none"]
 
 @dataclass(frozen=True)
 class TextSource:
-    """The source is text."""
+    """A config of a source that is text: token ids (B, S).
+
+    >>> import torch
+    >>> from regard import TextSource, Transformer, TransformerConfig
+    >>> config = TransformerConfig(8000, source=TextSource(vocabulary=12000), share="target")
+    >>> with torch.device("meta"):
+    ...     Transformer(config).source.table
+    Embedding(12000, 512)
+    """
 
     kind: Literal["text"] = "text"
     vocabulary: int | None = None
@@ -56,7 +64,15 @@ class TextSource:
 
 @dataclass(frozen=True)
 class ImageSource:
-    """The source is an image, cut into patches."""
+    """A config of a source that is an image, (B, C, Y, X), cut into square patches.
+
+    >>> import torch
+    >>> from regard import ImageSource, Transformer, TransformerConfig
+    >>> source = ImageSource(image=(32, 128), patch=8, channels=1)
+    >>> model = Transformer(TransformerConfig(100, width=64, heads=4, source=source))
+    >>> model.encode(torch.zeros(2, 1, 32, 128)).shape  # 4 · 16 patches
+    torch.Size([2, 64, 64])
+    """
 
     kind: Literal["image"] = "image"
     image: Size = 224
@@ -71,7 +87,15 @@ class ImageSource:
 
 @dataclass(frozen=True)
 class AudioSource:
-    """The source is a spectrogram, or any other sequence of vectors."""
+    """A config of a source that is a spectrogram, or any other sequence of vectors, (B, S, F).
+
+    >>> import torch
+    >>> from regard import AudioSource, Transformer, TransformerConfig
+    >>> config = TransformerConfig(100, width=64, heads=4, source=AudioSource(features=80))
+    >>> frames, target = torch.randn(2, 500, 80), torch.zeros(2, 7, dtype=torch.long)
+    >>> Transformer(config)(frames, target, source_lengths=[500, 312]).shape
+    torch.Size([2, 7, 100])
+    """
 
     kind: Literal["audio"] = "audio"
     features: int = 80

@@ -63,7 +63,13 @@ class VisionShape(BlockConfig):
 
 @dataclass(frozen=True)
 class VisionConfig(VisionShape):
-    """The whole config of a Vision Transformer; the defaults are ViT-B/16's."""
+    """The whole config of a Vision Transformer; the defaults are ViT-B/16's.
+
+    >>> from regard import VisionConfig, VisionTransformer
+    >>> config = VisionConfig(10, 32, 4, width=64, heads=4, feed_forward=256, layers=2, pool="mean")
+    >>> VisionTransformer(config).head.output
+    Linear(in_features=64, out_features=10, bias=True)
+    """
 
     classes: int
     """Number of classes."""
@@ -77,34 +83,47 @@ class VisionConfig(VisionShape):
 
     @classmethod
     def tiny(cls, classes: int, image: Size = 224, patch: int = 16) -> "VisionConfig":
-        """DeiT-Ti of Touvron et al. (2021)."""
+        """Returns the config of DeiT-Ti of Touvron et al. (2021)."""
         return cls(classes, image, patch, width=192, heads=3, feed_forward=768)
 
     @classmethod
     def small(cls, classes: int, image: Size = 224, patch: int = 16) -> "VisionConfig":
-        """DeiT-S of Touvron et al. (2021)."""
+        """Returns the config of DeiT-S of Touvron et al. (2021)."""
         return cls(classes, image, patch, width=384, heads=6, feed_forward=1536)
 
     @classmethod
     def base(cls, classes: int, image: Size = 224, patch: int = 16) -> "VisionConfig":
-        """ViT-B of Dosovitskiy et al. (2021), table 1."""
+        """Returns the config of ViT-B of Dosovitskiy et al. (2021), table 1."""
         return cls(classes, image, patch)
 
     @classmethod
     def large(cls, classes: int, image: Size = 224, patch: int = 16) -> "VisionConfig":
-        """ViT-L of Dosovitskiy et al. (2021), table 1."""
+        """Returns the config of ViT-L of Dosovitskiy et al. (2021), table 1."""
         return cls(classes, image, patch, layers=24, width=1024, heads=16, feed_forward=4096)
 
     @classmethod
     def huge(cls, classes: int, image: Size = 224, patch: int = 14) -> "VisionConfig":
-        """ViT-H of Dosovitskiy et al. (2021), table 1."""
+        """Returns the config of ViT-H of Dosovitskiy et al. (2021), table 1."""
         return cls(classes, image, patch, layers=32, width=1280, heads=16, feed_forward=5120)
 
 
 class VisionTransformer(nn.Module):
-    """Images to logits. `VisionTransformer.base(1000)` is ViT-B/16.
+    """A classifier of images, as sequences of patches; `VisionTransformer.base(1000)` is ViT-B/16.
 
-    To fine-tune a trained one: `model.replace_head(10).resize_images(384).freeze_backbone()`.
+        x = [class token; W patch_1; …; W patch_N] + positions
+        logits = head(LayerNorm(encoder(x)) at the class token)
+
+    Shapes: images (B, C, Y, X) → logits (B, N). "An Image Is Worth 16x16 Words", Dosovitskiy et al.
+    (2021). Custom parts are passed as functions, as to `Transformer`.
+
+    >>> import torch
+    >>> from regard import VisionTransformer
+    >>> model = VisionTransformer.tiny(classes=1000, image=32, patch=8)
+    >>> model(torch.zeros(2, 3, 32, 32)).shape
+    torch.Size([2, 1000])
+    >>> tuned = model.replace_head(10).resize_images((32, 48)).freeze_backbone()  # of a copy
+    >>> tuned(torch.zeros(2, 3, 32, 48)).shape
+    torch.Size([2, 10])
     """
 
     def __init__(
@@ -146,25 +165,31 @@ class VisionTransformer(nn.Module):
 
     @classmethod
     def tiny(cls, classes: int, image: Size = 224, patch: int = 16) -> "VisionTransformer":
+        """Returns the model DeiT-Ti of Touvron et al. (2021)."""
         return cls(VisionConfig.tiny(classes, image, patch))
 
     @classmethod
     def small(cls, classes: int, image: Size = 224, patch: int = 16) -> "VisionTransformer":
+        """Returns the model DeiT-S of Touvron et al. (2021)."""
         return cls(VisionConfig.small(classes, image, patch))
 
     @classmethod
     def base(cls, classes: int, image: Size = 224, patch: int = 16) -> "VisionTransformer":
+        """Returns the model ViT-B of Dosovitskiy et al. (2021), table 1."""
         return cls(VisionConfig.base(classes, image, patch))
 
     @classmethod
     def large(cls, classes: int, image: Size = 224, patch: int = 16) -> "VisionTransformer":
+        """Returns the model ViT-L of Dosovitskiy et al. (2021), table 1."""
         return cls(VisionConfig.large(classes, image, patch))
 
     @classmethod
     def huge(cls, classes: int, image: Size = 224, patch: int = 14) -> "VisionTransformer":
+        """Returns the model ViT-H of Dosovitskiy et al. (2021), table 1."""
         return cls(VisionConfig.huge(classes, image, patch))
 
     def reset_parameters(self) -> None:
+        """Draws all weights anew, in place."""
         init.vision(self, self.custom)
         init.classifier(self.head.output)
         if self.class_token is not None:
@@ -176,10 +201,11 @@ class VisionTransformer(nn.Module):
         return model_html(self)
 
     def forward(self, images: Float[Tensor, "B C Y X"]) -> Float[Tensor, "B N"]:
+        """Returns the logits of each image: (B, C, Y, X) → (B, N)."""
         return self.head(self.represent(images))
 
     def represent(self, images: Float[Tensor, "B C Y X"]) -> Float[Tensor, "B D"]:
-        """The pooled features of each image, which the head reads."""
+        """Returns the pooled features of each image, which the head reads: (B, D)."""
         if self.config.pool == "mean":
             patches = self.features(images)[:, 0 if self.class_token is None else 1 :]
             pooled = patches.mean(1)
@@ -190,7 +216,7 @@ class VisionTransformer(nn.Module):
         return pooled if self.norm is None else self.norm(pooled)
 
     def features(self, images: Float[Tensor, "B C Y X"]) -> Float[Tensor, "B S D"]:
-        """The last hidden states of all patches, after the class token where there is one."""
+        """Returns the last hidden states of the class token, if any, and the patches, (B, S, D)."""
         return self.encoder(self.embed(images), mask=self._mask())
 
     def _mask(self) -> Mask | None:
@@ -201,6 +227,7 @@ class VisionTransformer(nn.Module):
         return nearby_patches(*self.patches.grid, reach, first=self.class_token is not None)
 
     def embed(self, images: Float[Tensor, "B C Y X"]) -> Float[Tensor, "B S D"]:
+        """Returns the encoder's input: the class token, if any, and the patches, (B, S, D)."""
         x = self.patches(images)
         if self.class_token is not None:
             position = 0 if self.class_position is None else self.class_position
@@ -209,7 +236,7 @@ class VisionTransformer(nn.Module):
         return self.dropout(x)
 
     def replace_head(self, classes: int) -> "VisionTransformer":
-        """A copy with a new head of one linear layer, for other labels."""
+        """Returns a copy with a new, untrained head of one linear layer, for other labels."""
         check_integer("classes", classes)
         model = copy.deepcopy(self)
         model.config = replace(self.config, classes=classes, head_width=None)
@@ -220,7 +247,7 @@ class VisionTransformer(nn.Module):
         return model
 
     def resize_images(self, image: Size) -> "VisionTransformer":
-        """A copy for images of another size, with interpolated positional embeddings."""
+        """Returns a copy for images of another size, with interpolated positions."""
         rows, columns = grid(image, self.config.patch)
         model = copy.deepcopy(self)
         model.config = replace(self.config, image=image)
@@ -231,7 +258,10 @@ class VisionTransformer(nn.Module):
         return model
 
     def freeze_backbone(self) -> "VisionTransformer":
-        """Freezes all but the head: the rest becomes a fixed feature extractor."""
+        """Freezes all but the head, in place, and returns the model.
+
+        The backbone keeps its weights, as after `requires_grad_(False)`; the head is trained.
+        """
         for parameter in self.parameters():
             parameter.requires_grad_(False)
         for parameter in self.head.parameters():
