@@ -34,7 +34,6 @@ INCOMPLETE = {
     "fit",
     "from_torch",
     "load",
-    "masks",
     "padding",
     "prefix",
     "record",

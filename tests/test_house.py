@@ -1,6 +1,7 @@
 """The house itself: it starts quickly, says what it is, and its parts agree with each other."""
 
 import ast
+import builtins
 import importlib
 import importlib.metadata
 import os
@@ -27,6 +28,7 @@ from regard.cli import main as cli
 from tests.processes import HANG
 
 ROOT = Path(__file__).parent.parent
+MODULES, OTHER_NAMES = vars(regard)["_MODULES"], vars(regard)["_OTHER_NAMES"]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 
@@ -68,7 +70,60 @@ def test_help_needs_nothing_else() -> None:
 @pytest.mark.parametrize("name", regard.__all__)
 def test_every_public_name_resolves(name: str) -> None:
     assert getattr(regard, name) is not None
-    assert name in dir(regard)
+
+
+def test_dir_lists_the_public_names() -> None:
+    assert dir(regard) == sorted(regard.__all__)
+
+
+def test_a_star_import_shadows_nothing_of_python() -> None:
+    names: dict[str, Any] = {}
+    exec("from regard import *", names)
+    assert set(regard.__all__) <= set(names)
+    del names["__builtins__"]
+    assert not set(names) & (set(dir(builtins)) | sys.stdlib_module_names)
+
+
+def test_type_checkers_see_the_names_of_the_running_package() -> None:
+    """Three lists must agree: `__all__`, the imports for type checkers, the lazy imports."""
+    (block,) = [
+        node
+        for node in ast.parse(Path(regard.__file__).read_text()).body
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+    ]
+    typed = {
+        (f"{node.module}.{alias.name}", alias.name)
+        for node in block.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    lazy = {
+        (f"{module}.{name}", name) for module, names in MODULES.items() for name in names.split()
+    }
+    assert typed == lazy | {("regard.masks", "masks"), ("regard.attention.mask.packed", "packed")}
+    assert {name for _, name in typed} == set(regard.__all__) - {"__version__"} | {"packed"}
+    short = {ast.unparse(node) for node in block.body if isinstance(node, ast.Assign)}
+    assert short == {f"{name} = {public}" for name, public in OTHER_NAMES.items()}
+
+
+def test_no_public_name_is_hidden_by_a_module_of_its_name() -> None:
+    """An import of regard.NAME would replace the attribute of that name."""
+    script = """
+import importlib, pkgutil, regard
+for module in pkgutil.walk_packages(regard.__path__, "regard."):
+    if "__main__" not in module.name and ".notebooks." not in module.name:  # these run something
+        try:
+            importlib.import_module(module.name)
+        except ImportError as error:
+            assert not (error.name or "").startswith("regard"), error
+homes = {name: module for module, names in regard._MODULES.items() for name in names.split()}
+for name in [*homes, *regard._OTHER_NAMES]:
+    public = regard._OTHER_NAMES.get(name, name)
+    assert getattr(regard, name) is getattr(importlib.import_module(homes[public]), public), name
+assert regard.packed is regard.masks.packed
+"""
+    done = python("-c", script)
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_function_and_its_module_may_share_a_name() -> None:
