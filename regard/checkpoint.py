@@ -21,7 +21,7 @@ import shutil
 import stat
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, TypeVar, cast, get_args
@@ -74,7 +74,7 @@ def save(
     where the weights come from. Files in an older folder that no save has written stay. A folder
     with other content is refused.
     """
-    model = _original(model)
+    model = unwrapped(model)
     about = _about(model, task)
     tensors = _tensors(model)
     extras = dict(files or {})
@@ -229,19 +229,21 @@ def _read_header(text: bytes, where: str) -> _Header:
 def _about(model: nn.Module, task: Mapping[str, Any] | None) -> Object:
     """The common part of config.json and of the weights' header."""
     kind = type(model).__name__
-    config = getattr(model, "config", None)
-    if config is None:
-        raise ValueError(
-            f"{kind} has no `config`; use a {_either(get_args(Kind))}, or a model of your own "
-            "whose `config` is a dataclass (and the model itself, not a wrapper of it)"
-        )
+    if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
+        raise ValueError(f"{kind} wraps a model; save and load the model itself, {kind}.module")
     parts = custom_parts(model)
     return {
         "kind": kind,
-        "model": to_json(config),
+        "model": config_of(model),
         **({} if parts is None else {"parts": parts}),
         "task": None if task is None else plain(dict(task), "save", "task"),
     }
+
+
+def config_of(model: nn.Module) -> Object:
+    """The model's config as a JSON object; empty for a model whose `config` is no dataclass."""
+    config = getattr(model, "config", None)
+    return to_json(config) if is_dataclass(type(config)) else {}
 
 
 def custom_parts(model: nn.Module) -> dict[str, str] | None:
@@ -284,7 +286,7 @@ def unlike_parts(have: Mapping[str, str], want: Mapping[str, str]) -> str:
     return listed_parts(unlike) if unlike else ""
 
 
-def _original(model: nn.Module) -> nn.Module:
+def unwrapped(model: nn.Module) -> nn.Module:
     """The model that torch.compile was given."""
     return dict(model.named_children()).get("_orig_mod", model)
 
@@ -313,10 +315,10 @@ def _classes(kind: str, where: str) -> tuple[type[Any], type[Any]]:
 
             return TextEncoder, EncoderConfig
     close = get_close_matches(kind, get_args(Kind), n=1)
-    guess = f"did you mean {close[0]}? or " if close else ""
+    guess = f"; did you mean {close[0]}?" if close else ""
     raise ValueError(
-        f'{where}: kind ("{kind}") must be {_either(get_args(Kind))}; '
-        f"{guess}pass your own: load(folder, model=…)"
+        f'{where}: kind ("{kind}") is not {_either(get_args(Kind))}{guess}; for a class of your '
+        f"own pass a model of it: regard.checkpoint.load(folder, model={kind}(…)).model"
     )
 
 
@@ -391,9 +393,12 @@ def _load(
                 f"{listed_parts(header.parts)}; pass a model that has them: load(folder, model=…)"
             )
     else:
-        have = _about(_original(model), None)
-        config = from_json(type(_original(model).config), header.model, where, "model")
-        if unlike := differences(have["model"], to_json(config), "model"):
+        have, config = _about(unwrapped(model), None), getattr(unwrapped(model), "config", None)
+        known = header.model
+        if is_dataclass(type(config)):
+            config = from_json(type(config), header.model, where, "model")
+            known = to_json(config)
+        if unlike := differences(have["model"], known, "model"):
             raise ValueError(
                 f"the model given is not the one saved in {place}: {'; '.join(unlike)}; "
                 "build it with the saved config"
@@ -410,8 +415,8 @@ def _load(
         with unfilled(config, stored, where), _Unfilled():
             model = cls(config)
     if any(tensor.dtype == torch.int8 for tensor in stored.values()):
-        stored = _fit_int8(_original(model), stored, keep_int8)
-    _fill(_original(model), place / WEIGHTS, stored, device, dtype)
+        stored = _fit_int8(unwrapped(model), stored, keep_int8)
+    _fill(unwrapped(model), place / WEIGHTS, stored, device, dtype)
     return Saved(
         model.eval(), config, header.task, place, {name: place / name for name in header.files}
     )

@@ -1,13 +1,15 @@
-"""The equivalence contract: all ways to compute a model give the same results.
+"""Numerical checks: all ways to compute a model give the same results.
 
     fused = formula, packed = padded, cached = uncached, …
 
-`regard check RUN` measures every property on the user's own model and data, and shows for each the
-largest difference, the tolerance, and a remedy where that is exceeded. `properties.py` lists
-them; `sample.py` finds the data; `compute.py` runs a model in each of its ways.
+`regard check RUN` and `regard.check(model, *inputs)` measure every property on a user's own model,
+and show for each the largest difference, the tolerance, and a remedy where that is exceeded.
+`properties.py` lists those of Regard's models, which `compute.py` runs in each of their ways on the
+data that `sample.py` finds; `module.py` lists those of any other module.
 """
 
 from regard.checks.contract import check
 from regard.checks.finding import Finding
+from regard.checks.report import Report
 
-__all__ = ["Finding", "check"]
+__all__ = ["Finding", "Report", "check"]

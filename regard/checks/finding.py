@@ -2,10 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, TypeAlias
-
-if TYPE_CHECKING:
-    from regard.checks.subject import Subject
+from typing import Any, Literal, TypeAlias
 
 Status: TypeAlias = Literal["holds", "fails", "skipped"]
 
@@ -31,7 +28,10 @@ class Property:
     """The largest difference that is allowed; 0 means the same bits."""
     remedy: str
     """What to do where it is exceeded."""
-    measure: "Callable[[Subject], Measured]"
+    measure: Callable[[Any], Measured]
+    """Receives the subject of the check."""
+    default: bool = True
+    """False if it is measured only where it is named."""
 
 
 @dataclass(frozen=True)

@@ -208,8 +208,7 @@ def _prompts(subject: Subject) -> list[list[int]]:
 
 
 def _tokens(subject: Subject) -> dict[str, int]:
-    task = subject.saved.task or {}
-    return {name: int(task.get(name, n)) for n, name in enumerate(("pad", "start", "end"))}
+    return {name: int(subject.task.get(name, n)) for n, name in enumerate(("pad", "start", "end"))}
 
 
 def _sentences(one: Sequence[Hypothesis], two: Sequence[Hypothesis]) -> Measured:
@@ -275,8 +274,8 @@ def exported_native(subject: Subject) -> Measured:
                     model,
                     Path(folder) / kind,
                     kind,
-                    files=subject.saved.files,
-                    task=subject.saved.task,
+                    files=subject.files,
+                    task=subject.task or None,
                 )
             except DifferenceError as error:
                 if checkpoint.custom_parts(model):  # the format has no place for them
@@ -301,29 +300,25 @@ def _writes_text(model: nn.Module) -> bool:
 
 def saved_original(subject: Subject) -> Measured:
     with tempfile.TemporaryDirectory() as folder:
-        checkpoint.save(
-            Path(folder) / "model", subject.model, files=_beside(subject), task=subject.saved.task
-        )
+        path = Path(folder) / "model"
+        checkpoint.save(path, subject.model, files=subject.files, task=subject.task or None)
         model = copy.deepcopy(subject.model) if checkpoint.custom_parts(subject.model) else None
         device = compute.place(subject.model)
-        loaded = checkpoint.load(Path(folder) / "model", model=model, device=device).model
-    return _same(state(subject.model), state(loaded), "tensors of weights")
-
-
-def _beside(subject: Subject) -> dict[str, bytes | Path]:
-    """The tokenizer's files."""
-    return {n: path for n, path in subject.saved.files.items() if n != checkpoint.WEIGHTS}
+        loaded = checkpoint.load(path, model=model, device=device).model
+    return same_tensors(state(subject.model), state(loaded), "tensors of weights")
 
 
 def state(model: nn.Module) -> dict[str, Tensor]:
     return {name: tensor.detach().cpu().clone() for name, tensor in model.state_dict().items()}
 
 
-def _same(one: dict[str, Tensor], two: dict[str, Tensor], what: str) -> Measured:
+def same_tensors(one: dict[str, Tensor], two: dict[str, Tensor], what: str) -> Measured:
     if one.keys() != two.keys():
         return Measured(float("inf"), f"{what}: {', '.join(sorted(one.keys() ^ two.keys()))}")
-    differences = [(one[name].double() - two[name].double()).abs().max() for name in one]
-    return Measured(float(max(differences)), f"{len(one)} {what}, to the bit")
+    differences = [
+        (one[name].double() - two[name].double()).abs().max() for name in one if one[name].numel()
+    ]
+    return Measured(float(max(differences, default=0.0)), f"{len(one)} {what}, to the bit")
 
 
 # Training and evaluation
@@ -334,7 +329,7 @@ def resumed_uninterrupted(subject: Subject) -> Measured:
         raise SkipError("on a GPU sums are added in any order; it is bit-equal on a CPU")
     with torch.enable_grad():
         whole, resumed = training.twice(subject.model, subject.examples)
-    return _same(whole, resumed, "tensors of weights")
+    return same_tensors(whole, resumed, "tensors of weights")
 
 
 def evaluation_changes_nothing(subject: Subject) -> Measured:
@@ -343,7 +338,7 @@ def evaluation_changes_nothing(subject: Subject) -> Measured:
     if isinstance(subject.model, Transformer | LanguageModel):
         with _session(subject, subject.model) as session:
             greedy(session, _prompts(subject), end=_tokens(subject)["end"], max_length=STEPS)
-    measured = _same(before, state(subject.model), "tensors of weights")
+    measured = same_tensors(before, state(subject.model), "tensors of weights")
     if subject.model.training != mode or not torch.equal(chance, torch.get_rng_state()):
         return Measured(float("inf"), "training mode, or the state of random numbers")
     return measured

@@ -1,11 +1,12 @@
-"""The examples that a model is checked on: the user's own, wherever they can be found.
+"""The examples that a model is checked on: the user's own, wherever there are any.
 
-1. `--data`: lines of text, or images
+1. inputs of the model, or `--data`: lines of text, or images
 2. the run's training data, as long as its files are there
 3. random tokens, or noise
 """
 
-from collections.abc import Sequence
+import inspect
+from collections.abc import Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from regard.attention.packed import PackedLengths
 from regard.checkpoint import Saved
 from regard.checks.compute import Example
 from regard.data.batch import Batch, LabelBatch, LanguageBatch, MaskedBatch, MixedBatch
@@ -53,6 +55,36 @@ def examples(
         return _short(training), "the run's own data"
     model: Any = saved.model
     return _random(model, saved.task or {}, count), "random inputs; --data names your own"
+
+
+def from_inputs(
+    model: AnyModel, args: Sequence[object], kwargs: Mapping[str, object], count: int = COUNT
+) -> tuple[list[Example], str]:
+    """The examples in a padded batch, as the model's forward takes it; random ones without any."""
+    if not args and not kwargs:
+        return _random(model, {}, count), "random inputs"
+    try:
+        inputs = inspect.signature(model.forward).bind(*args, **kwargs).arguments
+    except TypeError as error:
+        raise ValueError(f"{type(model).__name__}.forward: {error}; see its help") from None
+    if "cache" in inputs or any(isinstance(part, PackedLengths) for part in inputs.values()):
+        raise ValueError("the examples to check must be a padded batch with lengths, and no cache")
+    batch, *target = (_rows(name, inputs) for name in inputs if not name.endswith("lengths"))
+    if isinstance(model, LanguageModel):
+        examples = [Example(None, row) for row in batch]
+    elif target:
+        examples = [Example(*pair) for pair in zip(batch, target[0])]
+    else:
+        examples = [Example(row, None) for row in batch]
+    return examples, "the inputs given"
+
+
+def _rows(name: str, inputs: Mapping[str, Any]) -> list[Tensor]:
+    """The examples of a padded batch, without their padding."""
+    rows, lengths = inputs[name], inputs.get(f"{name}_lengths", inputs.get("lengths"))
+    if lengths is None:
+        return list(rows)
+    return [row[:length] for row, length in zip(rows, torch.as_tensor(lengths).tolist())]
 
 
 def _short(examples: Sequence[Example]) -> list[Example]:

@@ -1,34 +1,38 @@
 """The subject of a check: a model and examples."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from regard.checkpoint import Saved
 from regard.checks import compute
 from regard.checks.compute import Example, Rows
+from regard.config import Object
 
 
 @dataclass
 class Subject:
-    """A model, and the examples that it is checked on."""
+    """One of Regard's models, and the examples that it is checked on."""
 
-    saved: Saved
+    model: Any
     examples: list[Example]
-    origin: str
-    """Where the examples come from."""
-
-    @property
-    def model(self) -> Any:
-        return self.saved.model
+    task: Object = field(default_factory=dict)
+    """The model's purpose, as config.json has it."""
+    files: Mapping[str, Path] = field(default_factory=dict)
+    """The tokenizer's files."""
 
     @cached_property
     def logits(self) -> Rows:
         """The reference for the other ways: the padded batch."""
         with torch.no_grad():
             return compute.padded(self.model, self.examples)
+
+    @property
+    def count(self) -> int:
+        return len(self.examples)
 
     @property
     def positions(self) -> int:

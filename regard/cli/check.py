@@ -8,10 +8,9 @@ import json
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
-from regard.checks import Finding
-from regard.checks import check as measured
+from regard.checks import Finding, Report
+from regard.checks import check as check_model
 from regard.cli.arguments import with_folder
 from regard.device import use
 
@@ -36,46 +35,33 @@ def check(words: Sequence[str]) -> int:
     folder, options = with_folder("check", Check, Check(), words)
     live = sys.stderr.isatty() and not options.json
     use(options.device)
-    subject, findings = measured(
-        folder, data=options.data, device=options.device, told=_shown if live else None
+    report = check_model(
+        folder,
+        data=options.data,
+        device=options.device,
+        progress=_print_progress if live else None,
     )
     if live:
         print("\r\033[K", end="", file=sys.stderr)
     if options.json:
-        _print_json(folder, subject.origin, findings)
+        _print_json(report)
     else:
-        _print(folder, subject.origin, len(subject.examples), findings)
-    return int(any(finding.status == "fails" for finding in findings))
+        print(report.table())
+        for remedy in report.remedies():
+            print(f"regard: {remedy}", file=sys.stderr)
+    return int(not report.holds)
 
 
-def _shown(name: str) -> None:
+def _print_progress(name: str) -> None:
     print(f"\r\033[K{name} …", end="", file=sys.stderr, flush=True)
 
 
-def _print(folder: Path, origin: str, count: int, findings: Sequence[Finding]) -> None:
-    print(f"{folder}, on {count} examples: {origin}\n")
-    width = max(len(finding.name) for finding in findings)
-    print(f"  {'':{width}}  {'largest':>9}  {'allowed':>9}")
-    for finding in findings:
-        mark = {"holds": "✓", "fails": "✗", "skipped": "·"}[finding.status]
-        found = "" if finding.difference is None else f"{finding.difference:.2g}"
-        allowed = "" if finding.difference is None else f"{finding.tolerance:.2g}"
-        print(f"{mark} {finding.name:{width}}  {found:>9}  {allowed:>9}  {finding.of}")
-    for finding in findings:
-        if finding.status == "fails":
-            print(
-                f"regard: {finding.name} does not hold ({finding.difference:.2g}, and "
-                f"{finding.tolerance:.2g} are allowed): {finding.remedy}",
-                file=sys.stderr,
-            )
-
-
-def _print_json(folder: Path, origin: str, findings: Sequence[Finding]) -> None:
+def _print_json(report: Report) -> None:
     everything = {
-        "folder": str(folder),
-        "data": origin,
-        "holds": all(finding.status != "fails" for finding in findings),
-        "properties": [_plain(finding) for finding in findings],
+        "folder": report.subject,
+        "data": report.origin,
+        "holds": report.holds,
+        "properties": [_plain(finding) for finding in report],
     }
     print(json.dumps(everything, ensure_ascii=False))
 

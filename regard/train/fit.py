@@ -238,7 +238,7 @@ class _Fit:
 
     def _lr(self, step: int) -> float:
         config = self.config
-        width: int = getattr(self.task.model.config, "width", 1)
+        width: int = getattr(getattr(self.task.model, "config", None), "width", 1)
         return config.lr * schedule.factor(
             config.schedule,
             step,

@@ -94,7 +94,7 @@ class Run:
             "kind": "run",
             "regard": __version__,
             "task": plain(dict(about), "task"),
-            "model": to_json(model.config),
+            "model": checkpoint.config_of(model),
             "parts": checkpoint.custom_parts(model) or {},
             "training": to_json(config),
         }

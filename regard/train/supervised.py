@@ -22,21 +22,6 @@ from regard.seeding import rng
 
 
 @dataclass(frozen=True)
-class Plain:
-    """The config of a model that has none."""
-
-
-def configured(model: nn.Module) -> nn.Module:
-    """The model, with an empty config where it has none: a folder keeps one beside the weights.
-
-    `checkpoint.load("runs/mine/best", model=configured(Mine()))` gives a trained one back.
-    """
-    if not hasattr(model, "config"):
-        model.config = Plain()  # type: ignore[assignment]
-    return model
-
-
-@dataclass(frozen=True)
 class Rows:
     """Some rows of every tensor."""
 
@@ -75,7 +60,7 @@ class Supervised:
                 )
         if batch < 1:
             raise ValueError(f"batch ({batch}) must be 1 or more")
-        self.model, self.score = configured(model), name
+        self.model, self.score = model, name
         self._train, self._valid = tuple(train), tuple(valid)
         self._loss, self._score = loss, score
         self._batch, self._seed = batch, seed

@@ -17,7 +17,7 @@ from torch import Tensor
 from regard import Transformer, checkpoint
 from regard.attention.cache import SelfCache
 from regard.attention.core import Observer
-from regard.checks import Finding, check
+from regard.checks import Finding, check, sample
 from regard.checks import properties as contract
 from regard.checks.properties import PROPERTIES
 from regard.cli import main as cli
@@ -116,9 +116,8 @@ SLOW = ("compiled = eager", "exported = native", "hooks fire", "resumed = uninte
 
 
 def findings(folder: Path, *names: str, **options: Any) -> dict[str, Finding]:
-    wanted = [one for one in PROPERTIES if one.name in names or not names]
-    _, found = check(folder, properties=wanted, device="cpu", **options)
-    return {finding.name: finding for finding in found}
+    report = check(folder, properties=names or None, device="cpu", **options)
+    return {finding.name: finding for finding in report}
 
 
 def regard(capsys: Capture, *words: object) -> tuple[int, str, str]:
@@ -183,25 +182,23 @@ def test_data_of_ones_own(translator: Path, tmp_path: Path, capsys: Capture) -> 
     path = text(tmp_path, "other", 7)
     found = findings(translator, "packed = padded", "cached = uncached", data=[path])
     assert all(finding.status == "holds" for finding in found.values())
-    subject, _ = check(translator, data=[path], properties=[], device="cpu")
-    assert subject.origin == path
-    assert (
-        len({len(example.source) for example in subject.examples if example.source is not None}) > 3
-    )
+    assert check(translator, data=[path], properties=[], device="cpu").origin == path
+    examples, _ = sample.examples(checkpoint.load(translator), translator, [path])
+    assert len({len(example.source) for example in examples if example.source is not None}) > 3
     image = tmp_path / "digit.png"
     Image.new("L", (8, 8), 128).save(image)
-    subject, found_ones = check(
-        classify(tmp_path), data=[str(image)], properties=PROPERTIES[4:5], device="cpu"
+    report = check(
+        classify(tmp_path), data=[str(image)], properties=["batch = one by one"], device="cpu"
     )
-    assert [one.status for one in found_ones] == ["holds"]
-    assert len(subject.examples) == 1
+    assert [finding.status for finding in report] == ["holds"]
+    assert report.examples == 1
 
 
 def test_a_model_without_a_task(tmp_path: Path) -> None:
     small = TransformerConfig(300, **SHAPE, encoder_layers=1, decoder_layers=1)
     checkpoint.save(tmp_path / "model", Transformer(small))
-    subject, _ = check(tmp_path / "model", properties=[], device="cpu")
-    assert subject.origin.startswith("random inputs")
+    report = check(tmp_path / "model", properties=[], device="cpu")
+    assert report.origin.startswith("random inputs")
     found = findings(tmp_path / "model", "packed = padded", "beam 1 = greedy", "loaded = saved")
     assert {finding.status for finding in found.values()} == {"holds"}
     with pytest.raises(ValueError, match="does not say what it is for"):
@@ -441,13 +438,13 @@ def test_a_fused_kernel_that_is_broken_is_caught(translator: Path, monkeypatch: 
     from regard.model import fused
 
     name = "fused steps = plain"
-    wanted = [one for one in PROPERTIES if one.name in (name, "hooks fire")]
-    _, found = check(translator, properties=wanted)
-    assert [one.status for one in found] == ["holds", "holds"]
+    names = [name, "hooks fire"]
+    report = check(translator, properties=names)
+    assert [finding.status for finding in report] == ["holds", "holds"]
     normalize = fused._normalized
     monkeypatch.setattr(fused, "_normalized", lambda *given, **more: _worse(normalize, given, more))
-    _, found = check(translator, properties=wanted)
-    assert [one.status for one in found] == ["fails", "holds"]
+    report = check(translator, properties=names)
+    assert [finding.status for finding in report] == ["fails", "holds"]
 
 
 def test_the_exit_code_and_the_remedy(

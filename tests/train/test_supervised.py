@@ -14,7 +14,7 @@ from regard import checkpoint
 from regard.train.config import TrainingConfig
 from regard.train.display import Display
 from regard.train.fit import fit
-from regard.train.supervised import Supervised, configured
+from regard.train.supervised import Supervised
 
 SHORT = TrainingConfig(epochs=4, lr=0.03, warmup=2, tensorboard=False, device="cpu", log_every=5)
 
@@ -39,7 +39,7 @@ def test_any_module_learns_and_is_loaded_back(tmp_path: Path) -> None:
     assert result.step == 4 * 10  # the last batch of an epoch has seven
     assert result.best is not None
     assert result.best > 0.8
-    loaded = checkpoint.load(tmp_path / "run" / "best", model=configured(nn.Linear(7, 2))).model
+    loaded = checkpoint.load(tmp_path / "run" / "best", model=nn.Linear(7, 2)).model
     loaded.eval()
     with torch.no_grad():
         assert made.evaluate(loaded)["accuracy"] == pytest.approx(result.best)
