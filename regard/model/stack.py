@@ -25,9 +25,10 @@ from regard.model.block import Block, BlockCache
 
 
 class StackCache:
-    """The KV cache of every block.
+    """The KV caches of every block, as a model's `cache()` returns them.
 
-    With a `capacity` each is allocated once, and a step can be captured in a CUDA graph.
+    With a `capacity` each is allocated once, and a step can be captured in a CUDA graph. Its
+    methods change all of them in place.
     """
 
     def __init__(self, blocks: int, capacity: int | None = None):
@@ -35,27 +36,27 @@ class StackCache:
 
     @property
     def length(self) -> int | Tensor:
-        """Positions decoded so far: one number, or one a row."""
+        """The number of positions decoded so far, one or one for each row."""
         return self.blocks[0].own.length if self.blocks else 0
 
     def places(self, count: int) -> Positions:
-        """The next `count` positions."""
+        """Returns the next `count` positions."""
         return self.blocks[0].own.places(count) if self.blocks else 0
 
     def trim(self, lengths: Int[Tensor, "B"]) -> None:
-        """Keeps the first lengths[r] positions of row r."""
+        """Keeps the first lengths[r] positions of row r, in place."""
         for block in self.blocks:
             block.own.trim(lengths)
 
     def join(self, other: "StackCache") -> None:
-        """The rows of another cache follow; each row of both then has a source of its own."""
+        """Appends the rows of another cache, in place; each row then has a source of its own."""
         for block, after in zip(self.blocks, other.blocks):
             block.own.join(after.own)
             if block.cross.held is not None:
                 block.cross.join(after.cross)
 
     def select(self, rows: Sequence[int] | Int[Tensor, "R"]) -> None:
-        """Keep, drop, repeat or reorder sequences: row r continues what row rows[r] has been."""
+        """Keeps, drops, repeats or reorders rows, in place: row r continues the old row rows[r]."""
         for block in self.blocks:
             block.own.select(rows)
             block.cross.select(rows)
@@ -66,10 +67,10 @@ class StackCache:
         sources: Sequence[int] | Int[Tensor, "M"] | None,
         beams: int,
     ) -> None:
-        """As `select`, but each source's keys and values serve `beams` rows, one after the other.
+        """Selects rows as `select` does, where each source serves `beams` successive rows.
 
-        `sources` are those that stay, None for all of them, untouched. Lengths of the sources, too,
-        are then one for each of them, and no longer one for each row.
+        `sources` are those to keep; None keeps all. The lengths of the sources are then one for
+        each source instead of one for each row.
         """
         for block in self.blocks:
             block.own.select(rows)
