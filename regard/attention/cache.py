@@ -160,7 +160,16 @@ class SelfCache(Cache):
         return self._filled if self._length is None else self._length.clone()
 
     def trim(self, lengths: Int[Tensor, "B"]) -> None:
-        """Keeps the first lengths[r] positions of row r, in place; lengths (B,)."""
+        """Keeps the first lengths[r] positions of row r, in place; lengths (B,).
+
+        >>> import torch
+        >>> from regard import MultiHeadAttention, SelfCache, causal
+        >>> layer, cache = MultiHeadAttention(64, 4), SelfCache()
+        >>> y = layer(torch.randn(2, 5, 64), mask=causal(), cache=cache)
+        >>> cache.trim(torch.tensor([5, 3]))  # takes back two positions of row 1
+        >>> cache.length
+        tensor([5, 3])
+        """
         self._check_growing("trim")
         if self.held is None:
             raise ValueError("an empty cache has no rows to trim; take a step first")
@@ -306,8 +315,8 @@ class SelfCache(Cache):
 class CrossCache(Cache):
     """The keys and values of the source, computed at the first step, for cross-attention.
 
-    Later steps pass x (B, L, D) without a source. The keys of one source can serve several rows,
-    such as the beams of a sentence, without a copy for each: see `share`.
+    Later steps pass x (B, L, D) without a source. In a model's decoder the keys of one source can
+    serve several rows, such as the beams of a sentence, without a copy for each: see `share`.
 
     >>> import torch
     >>> from regard import CrossCache, MultiHeadAttention
@@ -337,7 +346,10 @@ class CrossCache(Cache):
         self.beams = 1
 
     def share(self, sources: Sequence[int] | Int[Tensor, "M"] | None, beams: int) -> None:
-        """Keeps these sources, (R,), in place, each for `beams` successive rows; None keeps all."""
+        """Keeps these sources, (R,), in place, each for `beams` successive rows; None keeps all.
+
+        The decoder blocks of a model read `beams`, and let those rows attend together.
+        """
         check_integer("beams", beams)
         if sources is not None:
             super().select(sources)

@@ -48,6 +48,10 @@ class PackedLengths:
         """Returns the lengths of sequences of one size, such as an image's patches.
 
         The offsets are computed on the device, without a copy from the host.
+
+        >>> from regard import PackedLengths
+        >>> PackedLengths.even(3, 196, "cpu").offsets
+        tensor([  0, 196, 392, 588], dtype=torch.int32)
         """
         packed = object.__new__(PackedLengths)
         packed.lengths = torch.full((sequences,), length, device="cpu")
@@ -61,6 +65,10 @@ class PackedLengths:
         The rest of the tokens belong to further sequences of `longest` tokens at most, so that
         every token has keys to attend to; their results are not read. The shapes of such batches
         never change, as a CUDA graph requires.
+
+        >>> from regard import PackedLengths
+        >>> PackedLengths([3, 2]).filled(tokens=12, sequences=5, longest=4).lengths
+        tensor([3, 2, 4, 3, 0])
         """
         rest, free = tokens - self.total, sequences - len(self)
         pieces = [longest] * (rest // max(1, longest)) + [rest % max(1, longest)]

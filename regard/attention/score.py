@@ -69,6 +69,13 @@ class AlignmentScore(nn.Module):
 
         query (..., L, K), key (..., S, J) → β q'·k' + bias (..., L, S). `attention_weights`,
         `attention_statistics` and `explain_attention` take the four as well.
+
+        >>> import torch
+        >>> from regard import BilinearScore, attention_weights
+        >>> query, key, score = torch.randn(2, 3), torch.randn(7, 5), BilinearScore(3, 5)
+        >>> query, key, beta, bias = score.project(query, key)
+        >>> attention_weights(query, key, beta=beta, bias=bias).shape
+        torch.Size([2, 7])
         """
         scores = self(query, key)
         if scores.ndim > 4:

@@ -77,8 +77,8 @@ class TextClassifier(nn.Module):
     >>> from regard import TextClassifier
     >>> model = TextClassifier.tiny(classes=3, vocabulary=1000)
     >>> tokens = torch.tensor([[5, 6, 7, 8], [9, 8, 0, 0]])  # a padded batch
-    >>> model(tokens, lengths=[4, 2]).shape
-    torch.Size([2, 3])
+    >>> model(tokens, lengths=[4, 2]).shape, model.represent(tokens, lengths=[4, 2]).shape
+    (torch.Size([2, 3]), torch.Size([2, 128]))
     >>> other = model.replace_head(5)  # a copy
     >>> sum(p.numel() for p in other.freeze_backbone().parameters() if p.requires_grad)
     645
@@ -126,6 +126,12 @@ class TextClassifier(nn.Module):
         """Returns a classifier with copies of a text model's embedding and encoder.
 
         The model is a `TextEncoder`, or a `Transformer` whose source is text.
+
+        >>> from regard import TextClassifier, Transformer
+        >>> translator = Transformer.tiny(1000)
+        >>> classifier = TextClassifier.of(translator, classes=3)
+        >>> classifier.config.layers, classifier.config.width
+        (4, 128)
         """
         source = model.config
         if isinstance(source, EncoderConfig):

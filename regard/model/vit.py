@@ -119,8 +119,9 @@ class VisionTransformer(nn.Module):
     >>> import torch
     >>> from regard import VisionTransformer
     >>> model = VisionTransformer.tiny(classes=1000, image=32, patch=8)
-    >>> model(torch.zeros(2, 3, 32, 32)).shape
-    torch.Size([2, 1000])
+    >>> images = torch.zeros(2, 3, 32, 32)
+    >>> model(images).shape, model.represent(images).shape, model.features(images).shape
+    (torch.Size([2, 1000]), torch.Size([2, 192]), torch.Size([2, 17, 192]))
     >>> tuned = model.replace_head(10).resize_images((32, 48)).freeze_backbone()  # of a copy
     >>> tuned(torch.zeros(2, 3, 32, 48)).shape
     torch.Size([2, 10])
@@ -175,7 +176,15 @@ class VisionTransformer(nn.Module):
 
     @classmethod
     def base(cls, classes: int, image: Size = 224, patch: int = 16) -> "VisionTransformer":
-        """Returns the model ViT-B of Dosovitskiy et al. (2021), table 1."""
+        """Returns the model ViT-B of Dosovitskiy et al. (2021), table 1.
+
+        >>> import torch
+        >>> from regard import VisionTransformer
+        >>> with torch.device("meta"):  # without memory for the weights
+        ...     model = VisionTransformer.base(1000)
+        >>> sum(parameter.numel() for parameter in model.parameters())
+        86567656
+        """
         return cls(VisionConfig.base(classes, image, patch))
 
     @classmethod
