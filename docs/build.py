@@ -3,8 +3,7 @@
     python docs/build.py OUT        every page as one HTML file, which opens from disk
 
 Pages stand in `PAGES`, in the order in which they are read. The reference is read from the source
-without importing it: what a module says of itself, its classes and functions with their signatures,
-and the docstrings of settings.
+without importing it: the docstrings of modules, classes, functions and settings, with signatures.
 """
 
 import ast
@@ -50,17 +49,17 @@ class Page:
 def main(out: Path) -> None:
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)
-    guides = {name: page(name) for names in PAGES.values() for name in names}
+    guides = {name: read_guide(name) for names in PAGES.values() for name in names}
     reference = list(references())
     style, script = ((HERE / name).read_text("utf-8") for name in ("site.css", "site.js"))
-    everything = [*guides.values(), *reference]
-    index = [[one.name, one.title, one.heads, one.text[:40_000]] for one in everything]
+    pages = [*guides.values(), *reference]
+    index = [[page.name, page.title, page.heads, page.text[:40_000]] for page in pages]
     (out / "site.css").write_text(style, "utf-8")
     (out / "site.js").write_text(
         f"const INDEX = {json.dumps(index, ensure_ascii=False)};\n{script}", "utf-8"
     )
-    for one in everything:
-        (out / f"{one.name}.html").write_text(framed(one, guides, reference), "utf-8")
+    for page in pages:
+        (out / f"{page.name}.html").write_text(frame(page, guides, reference), "utf-8")
     for picture in sorted(HERE.glob("*.png")) + sorted(HERE.glob("*.svg")):
         shutil.copy(picture, out)
     print(f"{out / 'index.html'}: {len(guides)} guides, {len(reference)} pages of reference")
@@ -73,12 +72,12 @@ ABOVE = {"results": "RESULTS.md"}
 """Pages that stand beside README, from where pictures are within docs."""
 
 
-def page(name: str) -> Page:
+def read_guide(name: str) -> Page:
     path = ROOT / ABOVE[name] if name in ABOVE else HERE / f"{name}.md"
-    return rendered(name, path.read_text("utf-8").replace("](docs/", "]("))
+    return render(name, path.read_text("utf-8").replace("](docs/", "]("))
 
 
-def rendered(name: str, source: str) -> Page:
+def render(name: str, source: str) -> Page:
     parser = MarkdownIt("commonmark").enable("table")
     heads: list[tuple[str, str]] = []
     tokens = parser.parse(source)
@@ -108,9 +107,9 @@ def _scrolling(body: str) -> str:
     return body.replace("<table>", opened).replace("</table>", "</table></div>")
 
 
-def framed(one: Page, guides: dict[str, Page], reference: list[Page]) -> str:
+def frame(page: Page, guides: dict[str, Page], reference: list[Page]) -> str:
     def link(to: Page) -> str:
-        here = ' aria-current="page"' if to.name == one.name else ""
+        here = ' aria-current="page"' if to.name == page.name else ""
         return f'<li><a href="{to.name}.html"{here}>{html.escape(to.title)}</a></li>'
 
     groups = [
@@ -118,7 +117,7 @@ def framed(one: Page, guides: dict[str, Page], reference: list[Page]) -> str:
         for group, names in PAGES.items()
     ]
     listed = "".join(map(link, reference))
-    opened = " open" if one in reference else ""
+    opened = " open" if page in reference else ""
     groups.append(
         f"<li><details{opened}><summary>Reference</summary><ol>{listed}</ol></details></li>"
     )
@@ -127,7 +126,7 @@ def framed(one: Page, guides: dict[str, Page], reference: list[Page]) -> str:
 <head>
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{html.escape(one.title)} · Regard</title>
+<title>{html.escape(page.title)} · Regard</title>
 <link rel="stylesheet" href="site.css">
 <script src="site.js" defer></script>
 </head>
@@ -140,7 +139,7 @@ def framed(one: Page, guides: dict[str, Page], reference: list[Page]) -> str:
 <ol id="found" aria-live="polite" hidden></ol>
 <ol id="pages">{"".join(groups)}</ol>
 </nav>
-<main id="main">{one.body}</main>
+<main id="main">{page.body}</main>
 </body>
 </html>
 """
@@ -159,17 +158,17 @@ def references() -> Iterator[Page]:
         parts = [f"# regard.{package}\n"]
         for path in modules:
             tree = ast.parse(path.read_text("utf-8"))
-            if text := described(tree, _dotted(path)):
+            if text := describe(tree, _module_name(path)):
                 parts.append(text)
-        yield rendered(f"api-{package}", "\n\n".join(parts))
+        yield render(f"api-{package}", "\n\n".join(parts))
 
 
-def _dotted(path: Path) -> str:
+def _module_name(path: Path) -> str:
     return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
 
 
-def described(tree: ast.Module, name: str) -> str:
-    """A module in Markdown: its docstring, and what it offers."""
+def describe(tree: ast.Module, name: str) -> str:
+    """A module in Markdown: its docstring and those of its classes and functions."""
     shown = [
         _definition(node)
         for node in tree.body
@@ -204,10 +203,10 @@ def _definition(node: ast.ClassDef | ast.FunctionDef) -> str:
 
 def _signature(node: ast.FunctionDef, owner: str = "") -> str:
     name = owner if node.name == "__init__" else f"{owner}.{node.name}" if owner else node.name
-    given = ast.unparse(node.args).removeprefix("self, ").removeprefix("self")
-    line = f"{name}({given})"
+    parameters = ast.unparse(node.args).removeprefix("self, ").removeprefix("self")
+    line = f"{name}({parameters})"
     if len(line) > 90:
-        inner = ",\n    ".join(_split(given))
+        inner = ",\n    ".join(_split(parameters))
         line = f"{name}(\n    {inner},\n)"
     returns = "" if node.returns is None or node.name == "__init__" else ast.unparse(node.returns)
     return f"{line} -> {returns}" if returns else line

@@ -1,4 +1,4 @@
-"""The house itself: it starts quickly, says what it is, and its parts agree with each other."""
+"""The package as a whole: it imports quickly, and its parts agree with each other."""
 
 import ast
 import builtins
@@ -38,8 +38,8 @@ def python(*words: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def imported(statement: str, after: str = "pass") -> set[str]:
-    """The packages, beside Python's own, that a statement imports into a fresh interpreter."""
+def packages_imported_by(statement: str, after: str = "pass") -> set[str]:
+    """The packages outside the standard library that a statement imports in a new process."""
     script = f"import sys\n{after}\nbefore = set(sys.modules)\n{statement}\nprint()\n"
     done = python("-c", script + "print(*set(sys.modules) - before)")
     assert done.returncode == 0, done.stderr
@@ -47,21 +47,21 @@ def imported(statement: str, after: str = "pass") -> set[str]:
     return names - sys.stdlib_module_names
 
 
-# Start: what is not imported costs no time (bench/start.py measures it)
+# Start: a module that is not imported costs no time (bench/start.py measures it)
 
 
 def test_importing_regard_imports_nothing_else() -> None:
-    assert imported("import regard") == {"regard"}
+    assert packages_imported_by("import regard") == {"regard"}
 
 
 def test_attend_wants_little_beside_torch() -> None:
-    little = imported("import regard; regard.attend", after="import torch")
+    little = packages_imported_by("import regard; regard.attend", after="import torch")
     assert little <= {"regard", "jaxtyping", "numpy"}
 
 
 def test_help_needs_nothing_else() -> None:
     main = "from regard.cli.main import main\ntry: main(['--help'])\nexcept SystemExit: pass"
-    assert imported(main) == {"regard"}
+    assert packages_imported_by(main) == {"regard"}
 
 
 # The public face
@@ -156,20 +156,20 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize("words", [["dmo"], [], ["demo", "--fast"], ["--versio"]])
 def test_wrong_words_are_one_line(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(words) == 2
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert re.fullmatch(r"regard: [^\n]+\n", said.err)
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert re.fullmatch(r"regard: [^\n]+\n", output.err)
 
 
 def test_an_unknown_command_lists_the_known_ones(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["dmo"]) == 2
-    said = capsys.readouterr().err
-    assert "dmo" in said
-    assert "demo" in said
+    message = capsys.readouterr().err
+    assert "dmo" in message
+    assert "demo" in message
 
 
 @pytest.mark.parametrize(
-    ("error", "status", "said"),
+    ("error", "status", "message"),
     [
         (
             ValueError("heads (3) must divide width (512);\n  try 4 or 8"),
@@ -188,7 +188,7 @@ def test_an_unknown_command_lists_the_known_ones(capsys: pytest.CaptureFixture[s
 def test_what_stops_a_command(
     error: BaseException,
     status: int,
-    said: str,
+    message: str,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -197,10 +197,10 @@ def test_what_stops_a_command(
 
     monkeypatch.setattr(cli, "_demo", stop)
     assert cli.main(["demo"]) == status
-    assert capsys.readouterr() == ("", said)
+    assert capsys.readouterr() == ("", message)
 
 
-def test_a_fault_of_our_own_is_said_to_be_one(
+def test_an_internal_error_keeps_its_traceback_in_a_file(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     def stop(options: object) -> None:
@@ -211,9 +211,9 @@ def test_a_fault_of_our_own_is_said_to_be_one(
     assert cli.main(["demo"]) == 70
     line = capsys.readouterr().err
     assert line.count("\n") == 1
-    (kept,) = tmp_path.iterdir()
-    assert str(kept) in line
-    assert "Traceback" in kept.read_text()
+    (report,) = tmp_path.iterdir()
+    assert str(report) in line
+    assert "Traceback" in report.read_text()
     with pytest.raises(KeyError):
         cli.main(["--debug", "demo"])
 
@@ -258,16 +258,16 @@ def test_a_reader_that_leaves_is_no_error() -> None:
     writer.stderr.close()
 
 
-# What is installed
+# Installation
 
 
 def requirements(name: str, extras: set[str]) -> set[str]:
-    """The packages that one package asks for on this machine."""
+    """The packages that a package requires on this machine."""
     return {
-        canonicalize_name(wanted.name)
-        for wanted in map(Requirement, importlib.metadata.requires(name) or ())
-        if wanted.marker is None
-        or any(wanted.marker.evaluate({"extra": extra}) for extra in extras | {""})
+        canonicalize_name(package.name)
+        for package in map(Requirement, importlib.metadata.requires(name) or ())
+        if package.marker is None
+        or any(package.marker.evaluate({"extra": extra}) for extra in extras | {""})
     }
 
 
@@ -278,14 +278,14 @@ def test_everything_installed_is_pinned() -> None:
     if importlib.metadata.version("torch").split("+")[0] != pinned["torch"]:
         pytest.skip("another torch than the Makefile installs")
 
-    waiting, seen = requirements("regard", {"test", "peers", "export", "serve"}), set[str]()
+    waiting, names = requirements("regard", {"test", "peers", "export", "serve"}), set[str]()
     while waiting:
         name = waiting.pop()
-        seen.add(name)
-        waiting |= requirements(name, set()) - seen
+        names.add(name)
+        waiting |= requirements(name, set()) - names
 
-    installed = {name: importlib.metadata.version(name).split("+")[0] for name in seen}
-    assert installed == {name: pinned.get(name) for name in seen}
+    installed = {name: importlib.metadata.version(name).split("+")[0] for name in names}
+    assert installed == {name: pinned.get(name) for name in names}
 
 
 # Commands and contracts
@@ -297,8 +297,8 @@ def targets(text: str) -> set[str]:
 
 @pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", ".ci/run"])
 def test_the_commands_a_page_names_exist(page: str) -> None:
-    known = set(re.findall(r"^([a-z][a-z-]*):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-    assert targets((ROOT / page).read_text()) <= known
+    defined = set(re.findall(r"^([a-z][a-z-]*):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    assert targets((ROOT / page).read_text()) <= defined
     assert targets((ROOT / page).read_text())
 
 
@@ -332,7 +332,7 @@ def test_the_mask_of_contributing_is_one() -> None:
     assert mask.tensor(5, 7)[0, 0].tolist() == expected
 
 
-# What the tests stand on
+# The checks that the tests rely on
 
 
 @jaxtyping.jaxtyped(typechecker=beartype)
@@ -379,7 +379,7 @@ def test_no_module_imports_another_in_a_circle() -> None:
 
 
 def _imports() -> dict[str, set[str]]:
-    """What each module imports, but for the package itself, whose names are imported when used."""
+    """The imports of each module, except the package's own, whose names are imported at use."""
     files = {}
     for path in (ROOT / "regard").rglob("*.py"):
         parts = path.relative_to(ROOT).with_suffix("").parts
@@ -398,6 +398,6 @@ def _imports() -> dict[str, set[str]]:
                 named = [alias.name for alias in node.names]
             elif isinstance(node, ast.ImportFrom) and node.module:
                 whole = [f"{node.module}.{alias.name}" for alias in node.names]
-                named = [one if one in files else node.module for one in whole]
-            graph[name].update(one for one in named if one in files and one != name)
+                named = [full if full in files else node.module for full in whole]
+            graph[name].update(module for module in named if module in files and module != name)
     return graph
