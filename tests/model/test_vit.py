@@ -113,7 +113,7 @@ def test_an_attention_of_ones_own_is_given_all_rows() -> None:
 
 
 @every_pool
-def test_with_classes(pool: dict[str, object]) -> None:
+def test_replace_head_returns_a_copy(pool: dict[str, object]) -> None:
     model, pictures = vision(head_width=11, **pool), images(B)
     before = model(pictures)
     other = model.replace_head(13)
@@ -163,6 +163,23 @@ def test_resize_images_without_a_table(position: str) -> None:
     rebuilt = VisionTransformer(other.config).double().eval()
     rebuilt.load_state_dict(other.state_dict())
     close(other(pictures), rebuilt(pictures))
+
+
+def test_resize_images_returns_a_copy() -> None:
+    model, pictures = vision(), images(B)
+    before = model(pictures)
+    other = model.resize_images((4, 14))
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.zero_()
+    assert model.config.image == IMAGE
+    assert torch.equal(model(pictures), before)
+
+
+def test_freeze_backbone_changes_the_model_itself() -> None:
+    model = vision()
+    assert model.freeze_backbone() is model
+    assert model.replace_head(13).head.output.weight.requires_grad
 
 
 def test_freeze_trains_the_head_alone() -> None:
