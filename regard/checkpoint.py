@@ -69,10 +69,21 @@ def save(
 ) -> None:
     """Writes a model's folder, atomically replacing an older one.
 
-    `files` are the tokenizer's and any others, as bytes or as paths to copy from; `task` is JSON
-    with the model's purpose, `{"name": "translate", …}`; `origin` is a sentence for the card on
-    where the weights come from. Files in an older folder that no save has written stay. A folder
-    with other content is refused.
+    The folder holds the weights (safetensors), the config with checksums (JSON) and a model card.
+    Any module can be saved; its `config`, if that is a dataclass, is saved with it. `files` are the
+    tokenizer's and any others, as bytes or as paths to copy from; `task` is JSON with the model's
+    purpose, `{"name": "translate", …}`; `origin` is a sentence for the card on where the weights
+    come from. Files that no save has written stay in the folder. A folder that no save has written
+    is refused.
+
+    `regard.checkpoint.load(folder)` loads the model; `regard.load(folder)` a predictor, if the
+    folder names a task.
+
+    >>> from regard import LanguageModel, save
+    >>> from regard.checkpoint import load
+    >>> save("models/language", LanguageModel.tiny(vocabulary=50))
+    >>> load("models/language").model.config.vocabulary
+    50
     """
     model = unwrapped(model)
     about = _about(model, task)
@@ -122,12 +133,19 @@ def load(
 ) -> Saved:
     """Loads a model's folder, and refuses one that is damaged or does not fit.
 
-    `model` is a model with custom parts, whose parameters are replaced by the saved ones:
-    build it on the `meta` device, where it takes no memory. `dtype` is that of floating-point
-    tensors; by default they keep the one they were saved in. `verify=False` skips the checksums of
-    files, which read every byte, but not their sizes. Weights that were stored in 8 bits are
-    widened, unless they are kept: `model/quantized.py`. A folder that is saved anew meanwhile gives
-    the old model or the new one.
+    `model` is a model of a class of your own, or with custom parts. Its parameters are replaced by
+    the saved ones: on the `meta` device it takes no memory before. `dtype` is that of
+    floating-point tensors; by default they keep the one they were saved in. `verify=False` skips
+    the checksums, which read every byte, but not the sizes of files. Weights stored in 8 bits are
+    widened unless `keep_int8` is set. A folder that is saved anew meanwhile gives the old model or
+    the new one.
+
+    >>> import torch
+    >>> from regard import save
+    >>> from regard.checkpoint import load
+    >>> save("models/linear", torch.nn.Linear(3, 2))
+    >>> load("models/linear", model=torch.nn.Linear(3, 2)).model
+    Linear(in_features=3, out_features=2, bias=True)
     """
     target = named_device(device)
     if dtype is not None and not dtype.is_floating_point:

@@ -1,4 +1,4 @@
-"""`scaled_dot_product_attention` with torch's own signature and meaning, computed by `attend`.
+"""`scaled_dot_product_attention` with PyTorch's signature and meaning, computed by `attend`.
 
     from regard import scaled_dot_product_attention      # instead of torch.nn.functional's
 
@@ -38,7 +38,7 @@ from regard.attention.mask import Mask, causal
 
 
 class FromTorch(NamedTuple):
-    """The arguments of `attend` and `explain`, in their order."""
+    """The arguments of `attend` and `explain_attention`, in their order."""
 
     query: Tensor
     key: Tensor
@@ -60,9 +60,21 @@ def scaled_dot_product_attention(
     scale: float | int | None = None,
     enable_gqa: bool = False,
 ) -> Float[Tensor, "... L V"]:
-    """`torch.nn.functional.scaled_dot_product_attention`, through the kernel that suits it best.
+    """`torch.nn.functional.scaled_dot_product_attention`, computed by `attend`.
 
-    A query that may attend to nothing receives zeros on every device, and gives zero gradients.
+        softmax(scale · query · keyᵀ + attn_mask) · value
+
+    `query` is (..., H, L, K), `key` (..., H, S, K) and `value` (..., H, S, V); the result is
+    (..., H, L, V). A boolean `attn_mask` is True where a query may attend, a floating-point one is
+    added to the scores; both broadcast to (..., H, L, S). `is_causal` is aligned at the top left.
+    With `enable_gqa` there may be fewer key heads. A query that may attend to nothing receives
+    zeros and gives zero gradients. `record` records the call.
+
+    >>> import torch
+    >>> from regard import scaled_dot_product_attention
+    >>> x = torch.randn(2, 3, 5, 4)
+    >>> scaled_dot_product_attention(x, x, x, is_causal=True).shape
+    torch.Size([2, 3, 5, 4])
     """
     if isinstance(query, Tensor) and query.is_nested:  # torch has an attention for these
         return F.scaled_dot_product_attention(
@@ -103,7 +115,17 @@ def from_torch(
     scale: float | int | None = None,
     enable_gqa: bool = False,
 ) -> FromTorch:
-    """torch's arguments as Regard's: `explain(*from_torch(q, k, v, is_causal=True))`."""
+    """Arguments of `torch.nn.functional.scaled_dot_product_attention` as those of `attend`.
+
+    `query` is (..., L, K), `key` (..., S, K) and `value` (..., S, V). A boolean `attn_mask` and
+    `is_causal` become a mask, a floating-point `attn_mask` the bias, and `scale` β.
+
+    >>> import torch
+    >>> from regard import explain_attention, from_torch
+    >>> x = torch.randn(2, 3, 5, 4)
+    >>> explain_attention(*from_torch(x, x, x, is_causal=True)).reason
+    'the causal mask is a kernel flag; no mask is built'
+    """
     for name, vectors in (("query", query), ("key", key), ("value", value)):
         check_vectors(name, vectors)
     if enable_gqa:

@@ -95,7 +95,7 @@ class AttentionCall:
         return attention_statistics(self.query, self.key, self.mask, self.beta, self.bias, topk)
 
     def overview(self, cells: int = 256, rows: int = 256) -> Float[Tensor, "B H R C"]:
-        """The matrix A, reduced to at most `cells` rows and columns: (B, H, R, C).
+        """The matrix A, reduced to at most `cells` rows and columns.
 
         A cell sums the weights of its columns and averages over its rows, so that rows still sum
         to 1. A is computed about `rows` rows at a time.
@@ -110,7 +110,7 @@ class AttentionCall:
         return torch.cat(parts, -2)
 
     def sample(self, cells: int = 256) -> Float[Tensor, "B H R C"]:
-        """At most `cells` evenly spaced rows of A, with columns summed in cells: (B, H, R, C).
+        """At most `cells` evenly spaced rows of A, with columns summed in cells.
 
         Other rows are not computed: of 16,384 tokens, one row in 64 is.
         """

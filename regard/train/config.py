@@ -14,8 +14,16 @@ _EVERY = ("evaluate_every", "save_every", "log_every")
 
 @dataclass(frozen=True)
 class TrainingConfig:
-    """Training: it ends at the first limit reached of steps, epochs, minutes and patience. Limits
-    on the command line take the place of the preset's."""
+    """Settings of training, which ends at the first limit of steps, epochs, minutes and patience.
+
+    On the command line a limit takes the place of the preset's.
+
+    >>> from dataclasses import replace
+    >>> from regard import TrainingConfig
+    >>> config = TrainingConfig(minutes=5.0, lr=3e-4, schedule="cosine", patience=3)
+    >>> replace(config, seed=1).lr
+    0.0003
+    """
 
     steps: int | None = None
     """Stop after this many training steps (updates)."""

@@ -12,6 +12,7 @@ with the same bits as if it had never been interrupted. The loop knows no task: 
 a batch is, what its loss is, and how good a model is.
 """
 
+import os
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +25,7 @@ from regard.seeding import combined
 from regard.train import capture, distributed, optimizer, precision, report, schedule, sharing
 from regard.train.checkpointer import Checkpointer
 from regard.train.config import TrainingConfig
-from regard.train.display import Display, default_display
+from regard.train.display import Display, default_display, duration
 from regard.train.distributed import World
 from regard.train.interrupt import Interrupts
 from regard.train.loader import StepBatch, batches
@@ -35,33 +36,71 @@ from regard.train.task import Fillable, Task
 from regard.train.tracker import check_tracker
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Result:
-    """How a training ended."""
+    """The outcome of `fit`; it prints as one line."""
 
     step: int
+    """The last step."""
     reason: str
-    """steps, epochs, minutes or patience."""
+    """The limit that ended the training: steps, epochs, minutes or patience."""
     best: float | None
-    """The best score while training, and its step; None where no score was finite."""
+    """The best score while training; None if no score was finite."""
     best_step: int
+    """The step of the best score."""
     seconds: float
     folder: Path
-    """Of the run; the model with the best score is in its `best/`."""
+    """The run's folder; `best/` in it holds the model with the best score."""
     summary: str | None = None
-    """That score in words, with what it is of: the whole validation set, or a part."""
+    """The best score in words: on the whole validation set, or on a part."""
+
+    def __repr__(self) -> str:
+        return (
+            f"{self.folder}: {self.summary or 'no finite score'}; ended at step {self.step:,} "
+            f"after {duration(self.seconds)} ({self.reason})"
+        )
 
 
 def fit(
-    task: Task, config: TrainingConfig, folder: str | Path, *, display: Display | None = None
+    task: Task,
+    config: TrainingConfig,
+    folder: str | os.PathLike[str],
+    *,
+    display: Display | None = None,
 ) -> Result:
-    """Trains until a limit of the settings is reached; a run that was begun resumes.
+    """Trains the model of a task until the first limit of the config is reached.
 
-    Ctrl-C and SIGTERM save a checkpoint, and then raise KeyboardInterrupt or SystemExit; a second
-    signal does not wait for it.
+    The task says what a batch, the loss and the score are: `Supervised` for tensors, or an object
+    of your own with the methods of `regard.train.task.Task`. The run is written to `folder`: the
+    model with the best score in `best/`, the last checkpoint, the metrics and the config. The same
+    call resumes an interrupted run, on a CPU with the same bits. Ctrl-C and SIGTERM save a
+    checkpoint first. `display` shows progress; the default is a progress bar on a terminal, and
+    lines elsewhere.
+
+    >>> import torch
+    >>> from regard import Supervised, TrainingConfig, fit
+    >>> x = torch.randn(200, 3)
+    >>> y = (x.sum(1) > 0).long()
+    >>> def accuracy(logits, y):
+    ...     return (logits.argmax(-1) == y).float().mean()
+    >>> task = Supervised(
+    ...     torch.nn.Linear(3, 2), (x[50:], y[50:]), (x[:50], y[:50]),
+    ...     loss=torch.nn.functional.cross_entropy, score=accuracy,
+    ... )
+    >>> config = TrainingConfig(epochs=3, lr=0.1, warmup=1, device="cpu", tensorboard=False)
+    >>> result = fit(task, config, "runs/sums")
+    >>> result.step, result.reason, result.best > 0.7
+    (9, 'epochs', True)
     """
+    if not isinstance(task, Task):
+        raise ValueError(
+            "fit takes a task, such as Supervised(model, train, valid, loss=…, score=…), not "
+            f"{type(task).__name__}"
+        )
+    if not isinstance(config, TrainingConfig):
+        raise ValueError(f"config must be a TrainingConfig, not {type(config).__name__}")
     check_tracker(config.tracker)
-    with distributed.processes(config) as world, Run(folder, world) as run:
+    with distributed.processes(config) as world, Run(Path(folder), world) as run:
         try:
             return _Fit(task, config, run, world, display).train()
         except (OSError, SafetensorError) as error:

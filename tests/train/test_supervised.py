@@ -1,5 +1,6 @@
 """Training from Python: any model and tensors through `fit`, and curves for other trackers."""
 
+import re
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -29,7 +30,7 @@ def task(**options: Any) -> Supervised:
     torch.manual_seed(0)
     return Supervised(
         nn.Linear(7, 2), (x[:97], y[:97]), (x[97:], y[97:]), loss=F.cross_entropy,
-        score=accuracy, batch=10, name="accuracy", **options,
+        score=accuracy, batch=10, **options,
     )  # fmt: skip
 
 
@@ -90,10 +91,46 @@ def test_every_example_has_its_turn() -> None:
     assert [batch.tolist() for batch in made.plan(0)] != [batch.tolist() for batch in made.plan(1)]
 
 
+@pytest.mark.usefixtures("unchecked")
 def test_tensors_that_do_not_belong_together_are_refused() -> None:
-    x, y = torch.randn(9, 7), torch.zeros(8).long()
-    with pytest.raises(ValueError, match="have 9, 8 rows; give two tensors or more"):
-        Supervised(nn.Linear(7, 2), (x, y), (x, x), loss=F.cross_entropy, score=accuracy)
+    x, y = torch.randn(9, 7), torch.zeros(9).long()
+    model: Any = nn.Linear(7, 2)
+    for given, train, valid, message in (
+        (model, (x, y[:8]), (x, y), "train has tensors of 9, 8 rows; give inputs and targets"),
+        (model, (x, y), (x,), "valid has tensors of 9 rows"),
+        (model, (x[:0], y[:0]), (x, y), "train has tensors of 0, 0 rows"),
+        (model, x, (x, y), r"train must be a tuple \(inputs, targets\) of tensors, not Tensor"),
+        (model, (x, y.numpy()), (x, y), r"train\[1\] must be a tensor, not ndarray; convert"),
+        (model, (x, y), (x, x, y), "train has 2 tensors and valid has 3"),
+        (accuracy, (x, y), (x, y), "model must be a torch.nn.Module, not function"),
+        (nn.ReLU(), (x, y), (x, y), "ReLU has no parameter to train"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            Supervised(given, train, valid, loss=F.cross_entropy, score=accuracy)
+
+
+def test_a_loss_for_each_example_is_refused(tmp_path: Path) -> None:
+    made = task()
+    made._loss = lambda output, target: F.cross_entropy(output, target, reduction="none")
+    with pytest.raises(ValueError, match=r"loss returned \(10,\) numbers, and must return their m"):
+        fit(made, SHORT, tmp_path / "run", display=Display())
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_fit_takes_a_task_and_says_so(tmp_path: Path) -> None:
+    model: Any = nn.Linear(7, 2)
+    with pytest.raises(ValueError, match=r"fit takes a task, such as Supervised\(.*, not Linear"):
+        fit(model, SHORT, tmp_path)
+    with pytest.raises(ValueError, match="config must be a TrainingConfig, not dict"):
+        fit(task(), vars(SHORT), tmp_path)
+
+
+def test_what_fit_returns_prints_in_one_line(tmp_path: Path) -> None:
+    result = fit(task(), SHORT, str(tmp_path / "run"), display=Display())
+    assert re.fullmatch(
+        rf"{tmp_path}/run: accuracy 0\.\d+ at step \d+; ended at step 40 after \d+ s \(epochs\)",
+        str(result),
+    )
 
 
 # Trackers
