@@ -1,4 +1,4 @@
-"""`statistics` beside the fused forward pass, and the memory it takes over its inputs."""
+"""`attention_statistics` beside the fused forward pass: its time, and its memory."""
 
 import argparse
 import subprocess

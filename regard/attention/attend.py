@@ -9,7 +9,7 @@ keeps the scores of random vectors at variance 1, because Var(q·k) = K, and so 
 from saturating (Vaswani et al. 2017, "Attention Is All You Need").
 
 `distribution` and `formula` are these two lines; every other path is tested against them. `attend`
-computes the same through the fastest kernel that can, and `explain` names it and the reason.
+computes the same through the fastest kernel that can, and `explain_attention` names it and why.
 """
 
 import math

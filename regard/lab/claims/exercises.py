@@ -2,7 +2,8 @@
 
     C = softmax(Q Kᵀ / √d) V
 
-Every number comes from `attend` or `weights`, and again from plain arithmetic written out here.
+Every number comes from `attend` or `attention_weights`, and again from plain arithmetic written out
+here.
 """
 
 import math
