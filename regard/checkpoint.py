@@ -35,6 +35,7 @@ from torch.overrides import TorchFunctionMode
 from regard import __version__, atomic
 from regard.config import Object, differences, dumps, from_json, loads, opened, plain, to_json
 from regard.device import device as named_device
+from regard.synonyms import suggest_names
 
 FORMAT = 1
 """The layout that this version writes, and the newest that it reads."""
@@ -59,6 +60,7 @@ class Saved:
     """Where each file is, by its name; config.json is not among them."""
 
 
+@suggest_names
 def save(
     folder: str | os.PathLike[str],
     model: nn.Module,
@@ -122,6 +124,7 @@ def save(
             atomic.replace(draft, target, _ours)
 
 
+@suggest_names
 def load(
     folder: str | os.PathLike[str],
     *,

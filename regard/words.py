@@ -2,7 +2,7 @@
 
 check_words(words)     refuses empty words, and dashes that only look like hyphens
 check_once(words)      refuses a flag that is given twice
-unknown_flag(…)        the line about a flag that nobody knows, with the closest that is known
+unknown_flag(…)        the line about an unknown flag, with the one that was probably meant
 unknown_name(…)        the same for a command, a task, or another name out of a few
 matching(rows, words)  the commands whose text has all of these words, to be printed
 Parser                 argparse, whose errors are ValueErrors of one line
@@ -17,6 +17,8 @@ import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from itertools import takewhile
 from typing import Any, NoReturn
+
+from regard.synonyms import first_word, synonym
 
 
 def check_words(words: Sequence[str]) -> None:
@@ -47,12 +49,15 @@ def check_once(words: Sequence[str], known: Callable[[str], str | None]) -> None
             seen.add(name)
 
 
-def unknown_flag(flag: str, known: Iterable[str], prog: str, meant: str | None = None) -> str:
-    """`meant` is known to be called so elsewhere; otherwise the closest flag may be meant."""
+def unknown_flag(flag: str, known: Iterable[str], prog: str) -> str:
+    """The line about an unknown flag: another tool's word for one of ours, or a misspelling."""
     # Without the dashes, which would make all of them alike.
-    bare = {one.lstrip("-"): one for one in known}
-    near = difflib.get_close_matches(flag.lstrip("-"), bare, 1)
-    meant = meant or (bare[near[0]] if near else None)
+    bare = {name.lstrip("-"): name for name in known}
+    word = flag.lstrip("-")
+    settings = {name.rpartition(".")[2].replace("-", "_"): name for name in bare}
+    ours = synonym(word.rpartition(".")[2], settings) or ""
+    near = difflib.get_close_matches(word, bare, 1)
+    meant = bare.get(settings.get(first_word(ours)) or (near[0] if near else ""))
     remedy = f"did you mean {meant}? See" if meant else "see"
     return f"{flag} is unknown; {remedy} {prog} --help"
 

@@ -24,6 +24,7 @@ from regard.attention.arguments import Arguments, arguments, without_autocast
 from regard.attention.backends import Call, flash, flex, ranges, sdpa, sequences
 from regard.attention.mask import Mask
 from regard.attention.plan import Explanation, choose
+from regard.synonyms import suggest_names
 
 
 def distribution(
@@ -81,6 +82,7 @@ def _sharpen(scores: Tensor, beta: float | Tensor, allowed: Tensor | None) -> Te
     return torch.where(infinite, hard, beta.masked_fill(infinite, 0) * scores)
 
 
+@suggest_names
 def attend(
     query: Float[Tensor, "... L K"],
     key: Float[Tensor, "... S K"],
@@ -116,6 +118,7 @@ def attend(
     return out if out.shape[:-2] == lead else out.reshape(*lead, *out.shape[-2:])
 
 
+@suggest_names
 def explain_attention(
     query: Float[Tensor, "... L K"],
     key: Float[Tensor, "... S K"],

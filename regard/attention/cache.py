@@ -19,6 +19,7 @@ from regard.attention.checks import MAX_LENGTH, check_integer, integer_tensor, s
 from regard.attention.mask import Mask, Prefix
 from regard.attention.position import Positions
 from regard.attention.sync import capturing, on_host
+from regard.synonyms import suggest_names
 
 Pair = tuple[Tensor, Tensor]
 """Keys (B, G, S, K) and values (B, G, S, V)."""
@@ -113,6 +114,7 @@ class Cache:
         self.held = key, value
 
 
+@suggest_names
 class SelfCache(Cache):
     """The keys and values of the positions decoded so far, for self-attention.
 
@@ -312,6 +314,7 @@ class SelfCache(Cache):
         return keys, values
 
 
+@suggest_names
 class CrossCache(Cache):
     """The keys and values of the source, computed at the first step, for cross-attention.
 

@@ -35,6 +35,7 @@ from regard.attention.checks import (
     shown,
 )
 from regard.attention.mask import Mask, causal
+from regard.synonyms import suggest_names
 
 
 class FromTorch(NamedTuple):
@@ -49,6 +50,7 @@ class FromTorch(NamedTuple):
     dropout: float
 
 
+@suggest_names
 def scaled_dot_product_attention(
     query: Float[Tensor, "... L K"],
     key: Float[Tensor, "... S K"],
@@ -104,6 +106,7 @@ def scaled_dot_product_attention(
     return out.squeeze(0) if enable_gqa and query.ndim == 3 else out
 
 
+@suggest_names
 def from_torch(
     query: Tensor,
     key: Tensor,

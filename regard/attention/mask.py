@@ -29,12 +29,14 @@ from regard.attention.algebra import four_axes as four_axes
 from regard.attention.checks import MAX_LENGTH, check_integer, integer_tensor, shown
 from regard.attention.packed import PackedLengths as PackedLengths
 from regard.attention.sync import on_host
+from regard.synonyms import suggest_names
 
 Offset = int | Tensor | None
 
 # The functions that make masks.
 
 
+@suggest_names
 def causal(offset: Offset = None) -> Mask:
     """No key after the query's own position: in scores, -∞ strictly above the diagonal.
 
@@ -44,6 +46,7 @@ def causal(offset: Offset = None) -> Mask:
     return Band(None, 0, offset)
 
 
+@suggest_names
 def window(left: int, right: int | None = None, offset: Offset = None) -> Mask:
     """Keys at most `left` before and `right` after the query's position, both included."""
     right = left if right is None else right
@@ -52,6 +55,7 @@ def window(left: int, right: int | None = None, offset: Offset = None) -> Mask:
     return Band(left, right, offset)
 
 
+@suggest_names
 def padding(
     lengths: Sequence[int] | Sequence[Sequence[int]] | Sequence[Sequence[bool]] | Tensor,
 ) -> Mask:
@@ -70,6 +74,7 @@ def padding(
     return _padding_of_rows(given)
 
 
+@suggest_names
 def prefix(n: int | Sequence[int] | Tensor) -> Mask:
     """The first n keys (one n for all, or one per sentence), for `causal() | prefix(n)`."""
     if isinstance(n, int) and n >= 0 and not isinstance(n, bool):
@@ -78,12 +83,14 @@ def prefix(n: int | Sequence[int] | Tensor) -> Mask:
     return Prefix(_counts(n, "prefix n", axes=(0, 1)))
 
 
+@suggest_names
 def documents(ids: Sequence[int] | Sequence[Sequence[int]] | Tensor) -> Mask:
     """Keys whose document id is the query's own; ids are (S,) or (B, S) integers."""
     ids = integer_tensor(ids, "document ids", axes=(1, 2)).to(torch.int64, copy=True)
     return Documents(ids[None] if ids.ndim == 1 else ids)
 
 
+@suggest_names
 def packed(
     query_lengths: PackedLengths | Sequence[int] | Tensor,
     source_lengths: PackedLengths | Sequence[int] | Tensor | None = None,

@@ -23,8 +23,10 @@ from regard.attention.fusing import are_linear, fuses
 from regard.attention.mask import Mask
 from regard.attention.position import AttentionPosition, Positions
 from regard.attention.score import AlignmentScore
+from regard.synonyms import suggest_names
 
 
+@suggest_names
 class MultiHeadAttention(nn.Module):
     """Multi-head attention with queries from x, and keys and values from x or another source.
 

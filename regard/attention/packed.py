@@ -6,8 +6,10 @@ import torch
 from torch import Tensor
 
 from regard.attention.checks import MAX_LENGTH, integer_tensor, shown
+from regard.synonyms import suggest_names
 
 
+@suggest_names
 class PackedLengths:
     """The lengths of sequences laid end to end in one row of a (1, T) batch, without padding.
 

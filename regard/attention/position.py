@@ -30,6 +30,7 @@ from torch import Tensor, nn
 from regard.attention import rotation_cpu
 from regard.attention.checks import broadcasts
 from regard.attention.fusing import fuses
+from regard.synonyms import suggest_names
 
 Positions: TypeAlias = int | Int[Tensor, ""] | Int[Tensor, " L"] | Int[Tensor, "B L"]
 Layout: TypeAlias = Literal["interleaved", "halves"]
@@ -93,6 +94,7 @@ class InputPosition(nn.Module):
         return self.encoding(positions, x.dtype)
 
 
+@suggest_names
 class SinusoidalPositions(InputPosition):
     """Adds sines and cosines of the position to the input, as the original Transformer does.
 
@@ -142,6 +144,7 @@ class SinusoidalPositions(InputPosition):
         return f"{self.width}, base={self.base}, layout={self.layout!r}"
 
 
+@suggest_names
 class LearnedPositions(InputPosition):
     """Adds row n of a trained table to row n of the input: r_n = table[n].
 
@@ -187,6 +190,7 @@ class LearnedPositions(InputPosition):
         return f"{self.length}, {self.width}"
 
 
+@suggest_names
 class GridPositions(InputPosition):
     """Adds a vector of the row and one of the column, side by side, to the cells of a grid.
 
@@ -237,6 +241,7 @@ class GridPositions(InputPosition):
         return f"{self.rows}, {self.columns}"
 
 
+@suggest_names
 class LearnedGridPositions(LearnedPositions):
     """Adds a trained vector to every cell of a grid, numbered row by row: r_n = table[n].
 
@@ -280,6 +285,7 @@ class LearnedGridPositions(LearnedPositions):
         return f"{self.rows}, {self.columns}, {self.width}"
 
 
+@suggest_names
 class Concatenated(InputPosition):
     """Puts another position's vectors beside the input instead of adding them: [x_n; r_n].
 
@@ -342,6 +348,7 @@ class AttentionPosition(nn.Module):
         return None
 
 
+@suggest_names
 class RotaryEmbedding(AttentionPosition):
     """Rotates queries and keys by angles proportional to their positions (RoPE).
 
@@ -419,6 +426,7 @@ class RotaryEmbedding(AttentionPosition):
 Rotary = RotaryEmbedding
 
 
+@suggest_names
 class ALiBi(AttentionPosition):
     """Lowers the score of a query and a key in proportion to their distance.
 

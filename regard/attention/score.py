@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from regard.attention.attend import attend
 from regard.attention.checks import broadcast_shape, broadcasts, check_vectors
 from regard.attention.mask import Mask, four_axes
+from regard.synonyms import suggest_names
 
 # The most numbers held at once inside AdditiveScore: 64 MiB in float32.
 CHUNK = 1 << 24
@@ -169,6 +170,7 @@ class ScaledDotScore(DotScore):
         return super().project(query, key)._replace(beta=query.shape[-1] ** -0.5)
 
 
+@suggest_names
 class BilinearScore(DotProduct):
     """Scores a query and a key by a dot product after a trained map, qᵀ W k.
 
@@ -206,6 +208,7 @@ class BilinearScore(DotProduct):
         return f"{self.query_width}, {self.key_width}, heads={self.heads}"
 
 
+@suggest_names
 class AdditiveScore(AlignmentScore):
     """Scores a query and a key by a network with one hidden layer, vᵀ tanh(W q + U k).
 

@@ -25,6 +25,7 @@ from regard.attention.checks import check_integer, integer_tensor, shown
 from regard.attention.mask import Mask
 from regard.attention.notebook import facts
 from regard.attention.sync import on_host
+from regard.synonyms import suggest_names
 
 CHUNK = 2**21
 """Weights held at a time while streaming: 8 MiB in float32, a few times over."""
@@ -77,6 +78,7 @@ class AttentionStatistics(NamedTuple):
         )
 
 
+@suggest_names
 def attention_weights(
     query: Float[Tensor, "... L K"],
     key: Float[Tensor, "... S K"],
@@ -110,6 +112,7 @@ def attention_weights(
     return out.reshape(*inputs.lead, *out.shape[-2:])
 
 
+@suggest_names
 def attention_statistics(
     query: Float[Tensor, "... L K"],
     key: Float[Tensor, "... S K"],

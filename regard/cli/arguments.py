@@ -146,23 +146,6 @@ def _settings(kind: type[Any], inside: str = "") -> Iterator[tuple[str, Any]]:
             yield f"{inside}{field.name}", hint
 
 
-ELSEWHERE = {
-    "--batch-size": "batch",
-    "--beam": "beams",
-    "--beam-size": "beams",
-    "--learning-rate": "lr",
-    "--max-epochs": "epochs",
-    "--max-steps": "steps",
-    "--num-beams": "beams",
-    "--num-epochs": "epochs",
-    "--num-workers": "workers",
-    "--optim": "optimizer",
-    "--vocab-size": "vocabulary",
-    "--warmup-steps": "warmup",
-}
-"""What other tools call a setting."""
-
-
 def _unknown(
     kind: type[Any], words: Sequence[str], problem: str, program: str, more: Sequence[str]
 ) -> str:
@@ -171,10 +154,7 @@ def _unknown(
     for word in words:
         flag = word.partition("=")[0].replace("_", "-")
         if re.match(r"--?[A-Za-z]", flag) and flag not in known:
-            called = f".{ELSEWHERE.get(flag)}"
-            paths = (path for path in setting_names(kind) if f".{path}".endswith(called))
-            meant = next((f"--{path.replace('_', '-')}" for path in paths), None)
-            return unknown_flag(flag, known, program, meant)
+            return unknown_flag(flag, known, program)
     extra = problem.removeprefix(_UNRECOGNIZED).partition(", ")[0]
     return f"{extra} is one word too many, and belongs to no flag; see {program} --help"
 

@@ -37,6 +37,7 @@ from regard.attention.functional import from_torch, scaled_dot_product_attention
 from regard.attention.mask import Mask
 from regard.attention.multihead import MultiHeadAttention
 from regard.attention.weights import AttentionStatistics, attention_statistics, attention_weights
+from regard.synonyms import suggest_names
 
 
 @dataclass(frozen=True)
@@ -159,6 +160,7 @@ class Recording(dict[str, AttentionCall]):
         )
 
 
+@suggest_names
 @contextmanager
 def record(model: nn.Module, select: Callable[[str], bool] | None = None) -> Iterator[Recording]:
     """Records the attention of any PyTorch model while the block runs.

@@ -24,6 +24,7 @@ from regard.attention.checks import check_integer, shown
 from regard.attention.fusing import are_linear, fuses, has_hooks, infers, infers_large
 from regard.attention.mask import Mask
 from regard.model.dropout import Dropout
+from regard.synonyms import suggest_names
 
 Activation: TypeAlias = Literal["relu", "gelu", "silu", "swiglu"]
 Norm: TypeAlias = Literal["post", "pre"]
@@ -188,6 +189,7 @@ class BlockCache(NamedTuple):
     cross: CrossCache
 
 
+@suggest_names
 class Block(nn.Module):
     """Self-attention, cross-attention where there is one, and the feed-forward network.
 

@@ -10,7 +10,7 @@ trained on text alone, for transfer learning: frozen, or fine-tuned.
 import copy
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
 import torch
 from jaxtyping import Float, Int
@@ -32,6 +32,7 @@ from regard.model.lengths import Lengths, lengths_after
 from regard.model.notebook import model_html
 from regard.model.stack import Stack
 from regard.model.transformer import TextSource, Transformer
+from regard.synonyms import suggest_names
 
 TextPool: TypeAlias = Literal["mean", "last"]
 
@@ -44,6 +45,7 @@ class ClassifierShape(EncoderShape):
     """Pooling: the mean over the tokens, or the last token."""
 
 
+@suggest_names
 @dataclass(frozen=True)
 class ClassifierConfig(ClassifierShape):
     """The whole config of a text classifier.
@@ -60,11 +62,14 @@ class ClassifierConfig(ClassifierShape):
     """Vocabulary size."""
 
     @classmethod
-    def tiny(cls, classes: int, vocabulary: int) -> "ClassifierConfig":
+    def tiny(cls, classes: int, vocabulary: int, **overrides: Any) -> "ClassifierConfig":
         """Returns a config of two layers of width 128, for experiments."""
-        return cls(classes, vocabulary, width=128, heads=4, feed_forward=256, layers=2)
+        return replace(
+            cls(classes, vocabulary, width=128, heads=4, feed_forward=256, layers=2), **overrides
+        )
 
 
+@suggest_names
 class TextClassifier(nn.Module):
     """A classifier of texts: an encoder, and a linear head on the mean of its output.
 
@@ -117,9 +122,9 @@ class TextClassifier(nn.Module):
         init.classifier(self.head)
 
     @classmethod
-    def tiny(cls, classes: int, vocabulary: int) -> "TextClassifier":
+    def tiny(cls, classes: int, vocabulary: int, **overrides: Any) -> "TextClassifier":
         """Returns a classifier of two layers of width 128, for experiments."""
-        return cls(ClassifierConfig.tiny(classes, vocabulary))
+        return cls(ClassifierConfig.tiny(classes, vocabulary, **overrides))
 
     @classmethod
     def of(cls, model: "Transformer | TextEncoder", classes: int) -> "TextClassifier":

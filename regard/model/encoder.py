@@ -8,8 +8,9 @@ Devlin et al. 2019, "BERT", without its second task. A trained encoder initialis
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 from jaxtyping import Float, Int
 from torch import Tensor, nn
@@ -26,6 +27,7 @@ from regard.model.embedding import Tokens
 from regard.model.lengths import Lengths, checked_lengths, lengths_after, own_mask, places
 from regard.model.notebook import model_html
 from regard.model.stack import Stack
+from regard.synonyms import suggest_names
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +44,7 @@ class EncoderShape(BlockConfig):
     """Multiply token embeddings by √width."""
 
 
+@suggest_names
 @dataclass(frozen=True)
 class EncoderConfig(EncoderShape):
     """The whole config of a text encoder.
@@ -56,9 +59,9 @@ class EncoderConfig(EncoderShape):
     """Vocabulary size."""
 
     @classmethod
-    def tiny(cls, vocabulary: int) -> "EncoderConfig":
+    def tiny(cls, vocabulary: int, **overrides: Any) -> "EncoderConfig":
         """Returns a config of two layers of width 128, for experiments."""
-        return cls(vocabulary, width=128, heads=4, feed_forward=256, layers=2)
+        return replace(cls(vocabulary, width=128, heads=4, feed_forward=256, layers=2), **overrides)
 
 
 def embedding_and_encoder(
@@ -99,6 +102,7 @@ def features(
     return states
 
 
+@suggest_names
 class TextEncoder(nn.Module):
     """An encoder of text, which is trained to predict masked tokens.
 
@@ -153,9 +157,9 @@ class TextEncoder(nn.Module):
         self.output.weight = self.tokens.table.weight
 
     @classmethod
-    def tiny(cls, vocabulary: int) -> "TextEncoder":
+    def tiny(cls, vocabulary: int, **overrides: Any) -> "TextEncoder":
         """Returns an encoder of two layers of width 128, for experiments."""
-        return cls(EncoderConfig.tiny(vocabulary))
+        return cls(EncoderConfig.tiny(vocabulary, **overrides))
 
     def _repr_html_(self) -> str:
         return model_html(self)

@@ -7,8 +7,9 @@ decoder-only models: pre-norm, rotary positions, a gated feed-forward network.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 from jaxtyping import Float, Int
 from torch import Tensor, nn
@@ -26,6 +27,7 @@ from regard.model.embedding import Tokens
 from regard.model.lengths import Lengths, causal_mask, places
 from regard.model.notebook import model_html
 from regard.model.stack import StackCache
+from regard.synonyms import suggest_names
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +48,7 @@ class LanguageShape(BlockConfig):
     """Weight tying: one matrix for input embeddings and output weights."""
 
 
+@suggest_names
 @dataclass(frozen=True)
 class LanguageConfig(LanguageShape):
     """The whole config of a language model; the defaults are those of today's decoders.
@@ -60,11 +63,12 @@ class LanguageConfig(LanguageShape):
     """Vocabulary size."""
 
     @classmethod
-    def tiny(cls, vocabulary: int) -> "LanguageConfig":
+    def tiny(cls, vocabulary: int, **overrides: Any) -> "LanguageConfig":
         """Returns a config of four layers of width 128, for experiments."""
-        return cls(vocabulary, width=128, heads=4, feed_forward=344, layers=4)
+        return replace(cls(vocabulary, width=128, heads=4, feed_forward=344, layers=4), **overrides)
 
 
+@suggest_names
 class LanguageModel(nn.Module):
     """A decoder-only Transformer: logits of each next token from the tokens before it.
 
@@ -130,9 +134,9 @@ class LanguageModel(nn.Module):
             self.output.weight = self.tokens.table.weight
 
     @classmethod
-    def tiny(cls, vocabulary: int) -> "LanguageModel":
+    def tiny(cls, vocabulary: int, **overrides: Any) -> "LanguageModel":
         """Returns a model of four layers of width 128, for experiments."""
-        return cls(LanguageConfig.tiny(vocabulary))
+        return cls(LanguageConfig.tiny(vocabulary, **overrides))
 
     def _repr_html_(self) -> str:
         return model_html(self)

@@ -22,6 +22,7 @@ from regard.attention.fusing import has_hooks
 from regard.attention.mask import Mask
 from regard.attention.position import Positions
 from regard.model.block import Block, BlockCache
+from regard.synonyms import suggest_names
 
 
 class StackCache:
@@ -77,6 +78,7 @@ class StackCache:
             block.cross.share(sources, beams)
 
 
+@suggest_names
 class Stack(nn.Module):
     """Blocks one after the other.
 

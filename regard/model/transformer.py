@@ -12,7 +12,7 @@ the logits at position n are for token n + 1.
 from collections.abc import Callable
 from dataclasses import KW_ONLY, asdict, dataclass, field, fields, replace
 from functools import partial
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from jaxtyping import Float, Int
 from torch import Tensor, nn
@@ -41,10 +41,12 @@ from regard.model.lengths import (
 )
 from regard.model.notebook import model_html
 from regard.model.stack import StackCache
+from regard.synonyms import suggest_names
 
 Share = Literal["all", "target", "none"]
 
 
+@suggest_names
 @dataclass(frozen=True)
 class TextSource:
     """A config of a source that is text: token ids (B, S).
@@ -62,6 +64,7 @@ class TextSource:
     """Vocabulary size of the source; by default the target's, with one joint tokenizer."""
 
 
+@suggest_names
 @dataclass(frozen=True)
 class ImageSource:
     """A config of a source that is an image, (B, C, Y, X), cut into square patches.
@@ -85,6 +88,7 @@ class ImageSource:
     """Positional encoding of patches: learned, or sinusoids of row and column."""
 
 
+@suggest_names
 @dataclass(frozen=True)
 class AudioSource:
     """A config of a source that is a spectrogram, or any other sequence of vectors, (B, S, F).
@@ -125,6 +129,7 @@ class TransformerShape(BlockConfig):
     """A bias in the output layer."""
 
 
+@suggest_names
 @dataclass(frozen=True)
 class TransformerConfig(TransformerShape):
     """The whole config of a Transformer; the defaults are the paper's base model."""
@@ -136,29 +141,35 @@ class TransformerConfig(TransformerShape):
     """The source: text, an image or audio."""
 
     @classmethod
-    def base(cls, vocabulary: int) -> "TransformerConfig":
+    def base(cls, vocabulary: int, **overrides: Any) -> "TransformerConfig":
         """Vaswani et al. (2017), table 3: 63 million parameters with 37,000 tokens."""
-        return cls(vocabulary)
+        return cls(vocabulary, **overrides)
 
     @classmethod
-    def big(cls, vocabulary: int) -> "TransformerConfig":
+    def big(cls, vocabulary: int, **overrides: Any) -> "TransformerConfig":
         """Vaswani et al. (2017), table 3: 214 million parameters with 37,000 tokens."""
-        return cls(vocabulary, width=1024, heads=16, feed_forward=4096, dropout=0.3)
+        return replace(
+            cls(vocabulary, width=1024, heads=16, feed_forward=4096, dropout=0.3), **overrides
+        )
 
     @classmethod
-    def tiny(cls, vocabulary: int) -> "TransformerConfig":
+    def tiny(cls, vocabulary: int, **overrides: Any) -> "TransformerConfig":
         """For 29,000 sentences (Multi30k): Transformer-Tiny of Wu et al. (2021)."""
-        return cls(
-            vocabulary,
-            width=128,
-            heads=4,
-            feed_forward=256,
-            encoder_layers=4,
-            decoder_layers=4,
-            dropout=0.3,
+        return replace(
+            cls(
+                vocabulary,
+                width=128,
+                heads=4,
+                feed_forward=256,
+                encoder_layers=4,
+                decoder_layers=4,
+                dropout=0.3,
+            ),
+            **overrides,
         )
 
 
+@suggest_names
 class Transformer(nn.Module):
     """Encoder and decoder; `Transformer.base(37_000)` is the paper's. To change one thing:
 
@@ -210,16 +221,16 @@ class Transformer(nn.Module):
         _share(self)
 
     @classmethod
-    def base(cls, vocabulary: int) -> "Transformer":
-        return cls(TransformerConfig.base(vocabulary))
+    def base(cls, vocabulary: int, **overrides: Any) -> "Transformer":
+        return cls(TransformerConfig.base(vocabulary, **overrides))
 
     @classmethod
-    def big(cls, vocabulary: int) -> "Transformer":
-        return cls(TransformerConfig.big(vocabulary))
+    def big(cls, vocabulary: int, **overrides: Any) -> "Transformer":
+        return cls(TransformerConfig.big(vocabulary, **overrides))
 
     @classmethod
-    def tiny(cls, vocabulary: int) -> "Transformer":
-        return cls(TransformerConfig.tiny(vocabulary))
+    def tiny(cls, vocabulary: int, **overrides: Any) -> "Transformer":
+        return cls(TransformerConfig.tiny(vocabulary, **overrides))
 
     @classmethod
     def of(cls, encoder: TextEncoder, shape: TransformerShape) -> "Transformer":
@@ -258,6 +269,7 @@ class Transformer(nn.Module):
         memory = self.encode(source, source_lengths)
         return self.decode(target, memory, target_lengths, source_lengths)
 
+    @suggest_names
     def encode(self, source: Tensor, lengths: Lengths = None) -> Float[Tensor, "M S D"]:
         """The memory; its lengths are `memory_lengths(lengths)`."""
         x = self.source(source, places(lengths, source))
@@ -271,6 +283,7 @@ class Transformer(nn.Module):
         """The memory's lengths, from the source's: they differ only with custom parts."""
         return lengths_after(self.encoder, lengths_after(self.source, lengths))
 
+    @suggest_names
     def decode(
         self,
         target: Int[Tensor, "B L"],

@@ -10,7 +10,7 @@ positions are learned. The map of patches is a convolution (embedding.py).
 
 import copy
 from dataclasses import KW_ONLY, dataclass, replace
-from typing import Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
 import torch
 from jaxtyping import Float
@@ -25,6 +25,7 @@ from regard.model.build import BlockConfig, GridPosition, MakeAttention, MakeFee
 from regard.model.dropout import Dropout
 from regard.model.embedding import Patches, Size, grid, image_size, nearby_patches
 from regard.model.notebook import model_html
+from regard.synonyms import suggest_names
 
 Pool: TypeAlias = Literal["class", "mean"]
 
@@ -61,6 +62,7 @@ class VisionShape(BlockConfig):
     """Epsilon of the LayerNorms, added to the variance."""
 
 
+@suggest_names
 @dataclass(frozen=True)
 class VisionConfig(VisionShape):
     """The whole config of a Vision Transformer; the defaults are ViT-B/16's.
@@ -82,31 +84,52 @@ class VisionConfig(VisionShape):
     """Channels: 3 for colour, 1 for grey."""
 
     @classmethod
-    def tiny(cls, classes: int, image: Size = 224, patch: int = 16) -> "VisionConfig":
+    def tiny(
+        cls, classes: int, image: Size = 224, patch: int = 16, **overrides: Any
+    ) -> "VisionConfig":
         """Returns the config of DeiT-Ti of Touvron et al. (2021)."""
-        return cls(classes, image, patch, width=192, heads=3, feed_forward=768)
+        return replace(
+            cls(classes, image, patch, width=192, heads=3, feed_forward=768), **overrides
+        )
 
     @classmethod
-    def small(cls, classes: int, image: Size = 224, patch: int = 16) -> "VisionConfig":
+    def small(
+        cls, classes: int, image: Size = 224, patch: int = 16, **overrides: Any
+    ) -> "VisionConfig":
         """Returns the config of DeiT-S of Touvron et al. (2021)."""
-        return cls(classes, image, patch, width=384, heads=6, feed_forward=1536)
+        return replace(
+            cls(classes, image, patch, width=384, heads=6, feed_forward=1536), **overrides
+        )
 
     @classmethod
-    def base(cls, classes: int, image: Size = 224, patch: int = 16) -> "VisionConfig":
+    def base(
+        cls, classes: int, image: Size = 224, patch: int = 16, **overrides: Any
+    ) -> "VisionConfig":
         """Returns the config of ViT-B of Dosovitskiy et al. (2021), table 1."""
-        return cls(classes, image, patch)
+        return cls(classes, image, patch, **overrides)
 
     @classmethod
-    def large(cls, classes: int, image: Size = 224, patch: int = 16) -> "VisionConfig":
+    def large(
+        cls, classes: int, image: Size = 224, patch: int = 16, **overrides: Any
+    ) -> "VisionConfig":
         """Returns the config of ViT-L of Dosovitskiy et al. (2021), table 1."""
-        return cls(classes, image, patch, layers=24, width=1024, heads=16, feed_forward=4096)
+        return replace(
+            cls(classes, image, patch, layers=24, width=1024, heads=16, feed_forward=4096),
+            **overrides,
+        )
 
     @classmethod
-    def huge(cls, classes: int, image: Size = 224, patch: int = 14) -> "VisionConfig":
+    def huge(
+        cls, classes: int, image: Size = 224, patch: int = 14, **overrides: Any
+    ) -> "VisionConfig":
         """Returns the config of ViT-H of Dosovitskiy et al. (2021), table 1."""
-        return cls(classes, image, patch, layers=32, width=1280, heads=16, feed_forward=5120)
+        return replace(
+            cls(classes, image, patch, layers=32, width=1280, heads=16, feed_forward=5120),
+            **overrides,
+        )
 
 
+@suggest_names
 class VisionTransformer(nn.Module):
     """A classifier of images, as sequences of patches; `VisionTransformer.base(1000)` is ViT-B/16.
 
@@ -165,17 +188,23 @@ class VisionTransformer(nn.Module):
         self.reset_parameters()
 
     @classmethod
-    def tiny(cls, classes: int, image: Size = 224, patch: int = 16) -> "VisionTransformer":
+    def tiny(
+        cls, classes: int, image: Size = 224, patch: int = 16, **overrides: Any
+    ) -> "VisionTransformer":
         """Returns the model DeiT-Ti of Touvron et al. (2021)."""
-        return cls(VisionConfig.tiny(classes, image, patch))
+        return cls(VisionConfig.tiny(classes, image, patch, **overrides))
 
     @classmethod
-    def small(cls, classes: int, image: Size = 224, patch: int = 16) -> "VisionTransformer":
+    def small(
+        cls, classes: int, image: Size = 224, patch: int = 16, **overrides: Any
+    ) -> "VisionTransformer":
         """Returns the model DeiT-S of Touvron et al. (2021)."""
-        return cls(VisionConfig.small(classes, image, patch))
+        return cls(VisionConfig.small(classes, image, patch, **overrides))
 
     @classmethod
-    def base(cls, classes: int, image: Size = 224, patch: int = 16) -> "VisionTransformer":
+    def base(
+        cls, classes: int, image: Size = 224, patch: int = 16, **overrides: Any
+    ) -> "VisionTransformer":
         """Returns the model ViT-B of Dosovitskiy et al. (2021), table 1.
 
         >>> import torch
@@ -185,17 +214,21 @@ class VisionTransformer(nn.Module):
         >>> sum(parameter.numel() for parameter in model.parameters())
         86567656
         """
-        return cls(VisionConfig.base(classes, image, patch))
+        return cls(VisionConfig.base(classes, image, patch, **overrides))
 
     @classmethod
-    def large(cls, classes: int, image: Size = 224, patch: int = 16) -> "VisionTransformer":
+    def large(
+        cls, classes: int, image: Size = 224, patch: int = 16, **overrides: Any
+    ) -> "VisionTransformer":
         """Returns the model ViT-L of Dosovitskiy et al. (2021), table 1."""
-        return cls(VisionConfig.large(classes, image, patch))
+        return cls(VisionConfig.large(classes, image, patch, **overrides))
 
     @classmethod
-    def huge(cls, classes: int, image: Size = 224, patch: int = 14) -> "VisionTransformer":
+    def huge(
+        cls, classes: int, image: Size = 224, patch: int = 14, **overrides: Any
+    ) -> "VisionTransformer":
         """Returns the model ViT-H of Dosovitskiy et al. (2021), table 1."""
-        return cls(VisionConfig.huge(classes, image, patch))
+        return cls(VisionConfig.huge(classes, image, patch, **overrides))
 
     def reset_parameters(self) -> None:
         """Draws all weights anew, in place."""

@@ -22,6 +22,7 @@ from torch import nn
 from regard import checkpoint
 from regard.decode.engine.ensemble import Weights
 from regard.decode.engine.int8.linear import int8
+from regard.synonyms import suggest_names
 from regard.task.folder import model_folder
 from regard.task.precision import Choice, load_saved, stores_int8
 from regard.task.settings import Precision
@@ -42,6 +43,7 @@ else:
 Ready = TypeVar("Ready")
 
 
+@suggest_names
 def load(
     folder: str | os.PathLike[str],
     *others: str | os.PathLike[str],

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+from regard.synonyms import suggest_names
 from regard.train.tracker import Name
 
 Schedule: TypeAlias = Literal["noam", "inverse_sqrt", "cosine", "linear", "constant"]
@@ -12,6 +13,7 @@ Precision: TypeAlias = Literal["auto", "fp32", "bf16", "fp16"]
 _EVERY = ("evaluate_every", "save_every", "log_every")
 
 
+@suggest_names
 @dataclass(frozen=True)
 class TrainingConfig:
     """Settings of training, which ends at the first limit of steps, epochs, minutes and patience.

@@ -22,6 +22,7 @@ import torch
 from safetensors import SafetensorError
 
 from regard.seeding import combined
+from regard.synonyms import suggest_names
 from regard.train import capture, distributed, optimizer, precision, report, schedule, sharing
 from regard.train.checkpointer import Checkpointer
 from regard.train.config import TrainingConfig
@@ -61,6 +62,7 @@ class Result:
         )
 
 
+@suggest_names
 def fit(
     task: Task,
     config: TrainingConfig,

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.seeding import rng
+from regard.synonyms import suggest_names
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,7 @@ class Rows:
         return Rows(tuple(tensor.to(device, non_blocking=True) for tensor in self.tensors))
 
 
+@suggest_names
 class Supervised:
     """A supervised task from tensors, for any PyTorch module: what `fit` trains.
 
