@@ -62,15 +62,15 @@ def scaled_dot_product_attention(
     scale: float | int | None = None,
     enable_gqa: bool = False,
 ) -> Float[Tensor, "... L V"]:
-    """`torch.nn.functional.scaled_dot_product_attention`, computed by `attend`.
+    """Computes `torch.nn.functional.scaled_dot_product_attention` by `attend`.
 
         softmax(scale · query · keyᵀ + attn_mask) · value
 
-    `query` is (..., H, L, K), `key` (..., H, S, K) and `value` (..., H, S, V); the result is
-    (..., H, L, V). A boolean `attn_mask` is True where a query may attend, a floating-point one is
-    added to the scores; both broadcast to (..., H, L, S). `is_causal` is aligned at the top left.
-    With `enable_gqa` there may be fewer key heads. A query that may attend to nothing receives
-    zeros and gives zero gradients. `record` records the call.
+    Shapes: query (..., H, L, K), key (..., H, S, K), value (..., H, S, V) → (..., H, L, V). A
+    boolean `attn_mask` is True where a query may attend, a floating-point one is added to the
+    scores; both broadcast to (..., H, L, S). `is_causal` is aligned at the top left. With
+    `enable_gqa` there may be fewer key heads. A query that may attend to nothing receives zeros and
+    gives zero gradients. `record` records the call.
 
     >>> import torch
     >>> from regard import scaled_dot_product_attention
@@ -118,9 +118,9 @@ def from_torch(
     scale: float | int | None = None,
     enable_gqa: bool = False,
 ) -> FromTorch:
-    """Arguments of `torch.nn.functional.scaled_dot_product_attention` as those of `attend`.
+    """Returns arguments of torch's `scaled_dot_product_attention` as those of `attend`.
 
-    `query` is (..., L, K), `key` (..., S, K) and `value` (..., S, V). A boolean `attn_mask` and
+    Shapes: query (..., L, K), key (..., S, K), value (..., S, V). A boolean `attn_mask` and
     `is_causal` become a mask, a floating-point `attn_mask` the bias, and `scale` β.
 
     >>> import torch

@@ -26,7 +26,7 @@ class Rows:
 
 @suggest_names
 class Supervised:
-    """A supervised task from tensors, for any PyTorch module: what `fit` trains.
+    """A supervised task made of tensors, for any PyTorch module; `fit` trains it.
 
     `train` and `valid` are tuples (inputs, ..., targets) of tensors, whose row n belongs to example
     n. The model receives the inputs; its output and the targets go to `loss` and `score`, which
@@ -88,17 +88,17 @@ class Supervised:
         return f"Supervised({type(self.model).__name__}, {sizes} for validation, {self.score})"
 
     def plan(self, epoch: int) -> list[np.ndarray]:
-        """The row numbers of each batch of an epoch."""
+        """Returns the row numbers of each batch of an epoch."""
         order = rng(self._seed, epoch).permutation(len(self._train[0]))
         return [order[begin : begin + self._batch] for begin in range(0, len(order), self._batch)]
 
     def batch(self, indices: np.ndarray, step: int) -> Rows:
-        """These rows of the training tensors."""
+        """Returns the given rows of the training tensors."""
         chosen = torch.from_numpy(indices)
         return Rows(tuple(tensor[chosen] for tensor in self._train))
 
     def loss(self, batch: Rows) -> tuple[Tensor, int]:
-        """The loss summed over the examples of a batch, and their number."""
+        """Returns the loss summed over the examples of a batch, and their number."""
         *inputs, targets = batch.tensors
         loss = self._loss(self.model(*inputs), targets)
         if loss.numel() != 1:
@@ -109,7 +109,7 @@ class Supervised:
         return loss * len(targets), len(targets)
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
-        """The mean score and loss of a model over the validation examples."""
+        """Returns the mean score and loss of a model over the validation examples."""
         device = next(model.parameters()).device
         total, count = dict.fromkeys((self.score, "validation_loss"), 0.0), len(self._valid[0])
         for begin in range(0, count, self._batch):
@@ -122,15 +122,15 @@ class Supervised:
         return total
 
     def files(self) -> dict[str, bytes | Path]:
-        """No files beside the weights."""
+        """Returns no files: a checkpoint holds the weights alone."""
         return {}
 
     def run_files(self) -> dict[str, bytes]:
-        """No files beside those of `fit`."""
+        """Returns no files beyond those that `fit` writes."""
         return {}
 
     def about(self) -> dict[str, Any]:
-        """No purpose that a command could use the model for."""
+        """Returns an empty dictionary: no command uses the model."""
         return {}
 
 
