@@ -347,6 +347,8 @@ def agreement(some: Rows, others: Rows) -> float:
 def trained(options: argparse.Namespace) -> None:
     import sacrebleu
 
+    from regard import checkpoint
+    from regard.task.folder import model_folder
     from regard.task.load import load
 
     source, target = (
@@ -369,7 +371,12 @@ def trained(options: argparse.Namespace) -> None:
             try:
                 folder = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "marian"
                 ready = load(options.model)
-                write(ready.model, folder, "marian", task=ready.about)
+                write(
+                    ready.model,
+                    folder,
+                    "marian",
+                    task=checkpoint.load(model_folder(options.model)).task,
+                )
                 for precision in ("fp32", "int8"):
                     everyone[f"CTranslate2 {precision}"] = _translated(
                         folder, precision, ready, source, options.batch

@@ -221,9 +221,9 @@ def ctranslate2_translator(
     import ctranslate2
     import tokenizers
 
-    from regard import load
+    from regard import Translator
 
-    search = load(run).search  # type: ignore[union-attr]
+    search = Translator.load(run).search
     kind = {"int8": "int8", "fp32": "float32"}[precision]
     theirs = ctranslate2.Translator(folder, "cpu", compute_type=kind, intra_threads=threads)
     tokenizer = tokenizers.Tokenizer.from_file(str(Path(folder) / "tokenizer.json"))

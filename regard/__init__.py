@@ -44,6 +44,7 @@ __all__ = [
     "Mask",
     "MultiHeadAttention",
     "PackedLengths",
+    "Predictor",
     "Reader",
     "RotaryEmbedding",
     "ScaledDotScore",
@@ -51,6 +52,7 @@ __all__ = [
     "SinusoidalPositions",
     "Supervised",
     "TextClassifier",
+    "TextEmbedder",
     "TextEncoder",
     "TextSource",
     "TrainingConfig",
@@ -124,9 +126,11 @@ if TYPE_CHECKING:
     )
     from regard.model.vit import VisionConfig, VisionTransformer
     from regard.task.classify import Classifier
+    from regard.task.encoder import TextEmbedder
     from regard.task.label import Labeler
     from regard.task.language import Generator
     from regard.task.load import load
+    from regard.task.predictor import Predictor
     from regard.task.read import Reader
     from regard.task.translator import Translator
     from regard.train.config import TrainingConfig
@@ -172,9 +176,11 @@ else:
         "TransformerConfig",
         "regard.model.vit": "VisionConfig VisionTransformer",
         "regard.task.classify": "Classifier",
+        "regard.task.encoder": "TextEmbedder",
         "regard.task.label": "Labeler",
         "regard.task.language": "Generator",
         "regard.task.load": "load",
+        "regard.task.predictor": "Predictor",
         "regard.task.read": "Reader",
         "regard.task.translator": "Translator",
         "regard.train.config": "TrainingConfig",

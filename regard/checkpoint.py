@@ -19,7 +19,7 @@ import re
 import shlex
 import shutil
 import stat
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, is_dataclass
 from difflib import get_close_matches
@@ -41,6 +41,9 @@ FORMAT = 1
 """The layout that this version writes, and the newest that it reads."""
 
 CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "README.md"
+
+TASKS = ("translate", "dates", "classify", "read", "language", "label", "encoder")
+"""The tasks whose models `regard.load` returns ready for use."""
 
 Kind = Literal["Transformer", "VisionTransformer", "LanguageModel", "TextClassifier", "TextEncoder"]
 
@@ -65,7 +68,7 @@ def save(
     folder: str | os.PathLike[str],
     model: nn.Module,
     *,
-    files: Mapping[str, bytes | Path] | None = None,
+    files: Mapping[str, bytes | str | os.PathLike[str]] | None = None,
     task: Mapping[str, Any] | None = None,
     origin: str | None = None,
 ) -> None:
@@ -100,7 +103,7 @@ def save(
     with saving(folder):
         target.parent.mkdir(parents=True, exist_ok=True)
         atomic.recover(target)
-        _check_target(folder, target, extras)
+        _check_target(folder, target, extras.keys())
         atomic.clear(target)
         with atomic.draft(target) as draft:
             # One key: with more, their order would change from save to save.
@@ -673,9 +676,7 @@ def saving(folder: str | os.PathLike[str]) -> Iterator[None]:
         ) from error
 
 
-def _check_target(
-    folder: str | os.PathLike[str], target: Path, extras: Mapping[str, bytes | Path]
-) -> None:
+def _check_target(folder: str | os.PathLike[str], target: Path, extras: Set[str]) -> None:
     """Refuse to replace what no save has written."""
     if not os.path.lexists(target):
         return
@@ -698,7 +699,7 @@ def _check_target(
             f"{folder} holds files but not a Regard model ({reason}); choose another folder, or "
             "empty it first"
         ) from None
-    if foreign := sorted((present - ours) & extras.keys()):
+    if foreign := sorted((present - ours) & extras):
         raise ValueError(
             f"{folder} already holds {', '.join(foreign)}, which no save has put there; rename it"
         )
@@ -721,6 +722,8 @@ def _card(name: str, model: nn.Module, about: Object, extras: list[str], origin:
     dtypes = sorted({str(tensor.dtype).removeprefix("torch.") for tensor in firsts})
     standard = about["kind"] in get_args(Kind) and not about.get("parts")
     argument = "" if standard else ", model=…"
+    task = about["task"] or {}
+    ready = task.get("name") in TASKS
     beside = f"; beside it {', '.join(extras)}" if extras else ""
     lines = [
         f"# {name}",
@@ -736,12 +739,13 @@ def _card(name: str, model: nn.Module, about: Object, extras: list[str], origin:
         "## Use",
         "",
         "```python",
-        "from regard.checkpoint import load",
+        "import regard" if ready else "from regard.checkpoint import load",
         "",
-        f"model = load({name!r}{argument}).model",
+        f"{'predictor = regard.' if ready else 'model = '}load({name!r}{argument})"
+        + ("" if ready else ".model"),
         "```",
     ]
-    if example := (about["task"] or {}).get("example"):
+    if example := task.get("example"):
         lines += ["", "```sh", str(example).replace("{run}", shlex.quote(name)), "```"]
     if origin:
         lines += ["", "## Where the weights come from", "", origin.strip()]

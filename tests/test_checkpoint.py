@@ -29,6 +29,8 @@ from regard.checkpoint import CONFIG, WEIGHTS, load, save
 from regard.model.language import LanguageConfig, LanguageModel
 from regard.model.transformer import ImageSource, Transformer, TransformerConfig
 from regard.model.vit import VisionConfig, VisionTransformer
+from regard.task.label import Labeler
+from tests.service import samples
 
 ROOT = Path(__file__).parent.parent
 
@@ -1057,3 +1059,13 @@ def test_the_cards_python_runs(folder: Path, monkeypatch: pytest.MonkeyPatch) ->
     names: dict[str, Any] = {}
     exec(code[1], names)
     assert isinstance(names["model"], LanguageModel)
+
+
+def test_card_of_a_task_loads_a_predictor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    card = (samples.labeler(tmp_path / "mood") / "README.md").read_text()
+    code = re.search(r"```python\n(.*?)```", card, re.DOTALL)
+    assert code is not None
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    exec(code[1], names)
+    assert isinstance(names["predictor"], Labeler)

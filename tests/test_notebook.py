@@ -96,7 +96,11 @@ def test_a_translator_says_what_it_is() -> None:
     model = build_transformer(SHAPE, (tokenizer, tokenizer), seed=0).eval()
     settings = SearchSettings.of(tokenizer, beams=3, length=40)
     translator = Translator(model, (tokenizer, tokenizer), settings, {"tags": ["de", "fr"]})
-    assert repr(translator) == "Translator('a translator', width 16, 3 beams, at most 40 tokens)"
+    count = sum(parameter.numel() for parameter in model.parameters())
+    assert repr(translator) == (
+        f"Translator('', Transformer, width 16, layers 1 + 1, parameters {count:,}, "
+        f"vocabulary {tokenizer.size}, beams 3, length 40, tags de fr, device cpu)"
+    )
     text = "".join(parsed(translator._repr_html_()).itertext())
-    assert "de, fr" in text
+    assert "de fr" in text
     assert "Transformer, " in text

@@ -28,7 +28,7 @@ from regard.model.encoder import TextEncoder
 from regard.model.language import LanguageModel
 from regard.model.transformer import AudioSource, ImageSource, TextSource, Transformer
 from regard.task.classify import Classifier
-from regard.task.encoder import TrainedEncoder
+from regard.task.encoder import TextEmbedder
 from regard.task.label import Labeler, encode_texts
 from regard.task.language import Generator
 from regard.task.read import Reader
@@ -116,7 +116,7 @@ def _from_data(saved: Saved, data: Sequence[str], count: int) -> list[Example]:
         case Generator():
             start = predictor.search.start
             return [_pair(None, [start, *predictor.tokenizer.encode(line)]) for line in lines]
-        case Labeler() | TrainedEncoder():
+        case Labeler() | TextEmbedder():
             return [
                 _pair(ids, None) for ids in encode_texts(predictor.tokenizer, lines, LONGEST - 1)
             ]

@@ -52,7 +52,6 @@ def finished(run: Path) -> bool:
 
 def dates(run: Path) -> None:
     import regard.task.dates as task
-    from regard.task.load import load
     from regard.task.translator import Translator
 
     config = task.preset("tiny")
@@ -63,8 +62,7 @@ def dates(run: Path) -> None:
     )
     if not finished(run):
         run_training(task.TASK, config, run)
-    translator = load(run)
-    assert isinstance(translator, Translator)
+    translator = Translator.load(run)
     _, held = task.days(config.first, config.last)
     judged = task.write(held, config.languages, config.judged, config.training.seed + 1)
     written = translator.translate([date.text for date in judged])
@@ -117,14 +115,12 @@ def copying(
 def digits(run: Path) -> None:
     import regard.task.classify as task
     from regard.task.classify import Classifier
-    from regard.task.load import load
 
     config = task.preset("tiny")
     print("A Vision Transformer learns to tell handwritten digits apart, 8 × 8 pixels each.\n")
     if not finished(run):
         run_training(task.TASK, config, run)
-    classifier = load(run)
-    assert isinstance(classifier, Classifier)
+    classifier = Classifier.load(run)
     held = task.build(config, run).validation
     assert held.labels is not None
     pixels = held.batch(np.arange(len(held)))
@@ -154,7 +150,6 @@ def digits(run: Path) -> None:
 
 def read(run: Path) -> None:
     import regard.task.read as task
-    from regard.task.load import load
     from regard.task.read import Reader
 
     config = task.preset("tiny")
@@ -164,8 +159,7 @@ def read(run: Path) -> None:
     )
     if not finished(run):
         run_training(task.TASK, config, run)
-    reader = load(run)
-    assert isinstance(reader, Reader)
+    reader = Reader.load(run)
     held = task.build(config, run).validation
     numbers = held.number(np.arange(held.count), 1)  # other strips than chose the best step
     images, texts = torch.from_numpy(held.images(numbers)), held.texts(numbers)

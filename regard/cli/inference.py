@@ -8,22 +8,27 @@ import sys
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from regard.processes import Processes
 from regard.task.settings import Precision
 
-Ready = TypeVar("Ready")
+if TYPE_CHECKING:
+    from regard.task.predictor import Predictor
 
+    Ready = TypeVar("Ready", bound=Predictor)
+else:
+    Ready = TypeVar("Ready")  # torch is imported when a model is loaded
 
 COMMANDS = {
-    "Translator": "translate",
-    "Classifier": "classify",
-    "Reader": "read",
-    "Generator": "generate",
-    "Labeler": "label",
+    "Translator": "regard translate",
+    "Classifier": "regard classify",
+    "Reader": "regard read",
+    "Generator": "regard generate",
+    "Labeler": "regard label",
+    "TextEmbedder": "regard train label NEW --start",
 }
-"""The command of each kind of model."""
+"""The command that uses each kind of model."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,8 +84,7 @@ def load_model(
     if not isinstance(predictor, kind):
         actual = type(predictor).__name__
         raise ValueError(
-            f"{folder} holds a {actual}, not a {kind.__name__}; its command is regard "
-            f"{COMMANDS[actual]}"
+            f"{folder} holds a {actual}, not a {kind.__name__}; its command is {COMMANDS[actual]}"
         )
     lines = [str(warning.message) for warning in caught]
     if options.verbose:
@@ -88,7 +92,7 @@ def load_model(
     if here is None or here.first:
         for line in lines:
             print("regard:", line, file=sys.stderr, flush=True)
-    return cast(Ready, predictor)
+    return predictor
 
 
 def report_fallback(model: Any, options: InferenceOptions, here: Processes | None = None) -> None:

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, TypeVar
 
 from regard.cli.arguments import with_inputs
 from regard.cli.inference import (
@@ -36,10 +36,10 @@ from regard.task.settings import check_positive
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from regard.look.align import Found
     from regard.task.translator import Translator, Written
 
 Settings = TypeVar("Settings")
-Ready = TypeVar("Ready")
 Reads = TypeVar("Reads", bound="Translate | Score | Generate | Label")
 
 
@@ -88,16 +88,18 @@ class Translate(EnsembleOptions):
 
 def translate(words: Sequence[str]) -> int:
     from regard.decode.batching import usual
-    from regard.task.translator import NOTHING, Translator
+    from regard.task.translator import NOTHING
 
     folder, options = _with_files("translate", Translate, Translate(), words)
     with launched() as here:
         lines, model = here.agreed(
             lambda: (
                 Lines(options.files, options.longest),
-                _translator(folder, options, Translator, here),
+                _translator(folder, options, here),
             )
         )
+
+        head_note: str | None = None
 
         def answer(lines: list[Line]) -> Iterator[str]:
             sources, prefixes = _prefixed([text for _, text in lines], options)
@@ -115,8 +117,10 @@ def translate(words: Sequence[str]) -> int:
                 yield _format(number, source, best, model, options)
 
         def prepare(sample: list[str]) -> None:
+            nonlocal head_note
             if options.align and model.head is None:
-                model.find_head(_prefixed(sample, options)[0])
+                found = model.find_head(_prefixed(sample, options)[0])
+                head_note = None if found is None else _head_note(found)
 
         def without(number: int, reason: str) -> str:
             if options.json:
@@ -126,24 +130,26 @@ def translate(words: Sequence[str]) -> int:
         # Enough lines to fill batches with lines of similar length.
         at_once = 32 * (options.batch or usual(next(model.model.parameters()).device))
         outputs = answers(lines, answer, here, prepare, at_once, awaited())
-        status = write(lines, outputs, without, lambda: _head_note(model))
+        status = write(lines, outputs, without, lambda: head_note)
         report_fallback(model.model, options, here)
         return status
 
 
 def _prefixed(lines: list[str], options: Translate) -> tuple[list[str], str | list[str]]:
-    """The sources, and the prefixes of their translations."""
+    """The sources, and the prefixes of their translations; a line has one line of translation."""
+    lines = [" ".join(line.splitlines()) for line in lines]
     if not options.prefix_column:
         return lines, options.prefix
     cells = [line.partition("\t") for line in lines]
     return [source for source, _, _ in cells], [prefix for _, _, prefix in cells]
 
 
-def _translator(folder: Path, options: Translate, kind: type[Ready], here: Processes) -> Ready:
+def _translator(folder: Path, options: Translate, here: Processes) -> "Translator":
     from regard.task.search import check_search
+    from regard.task.translator import Translator, check_tags
 
-    model: Any = load_ensemble(folder, options, kind, here)
-    model.check_tags(options.tag)
+    model = load_ensemble(folder, options, Translator, here)
+    check_tags(model, options.tag)
     beams = max(options.beams or model.search.beams, options.n_best or 1)
     check_search(model.model.config, beams, model.model.target.table.weight.device)
     if options.head is not None:
@@ -157,7 +163,7 @@ def _translator(folder: Path, options: Translate, kind: type[Ready], here: Proce
                 "shift 0 or 1; leave it out to choose the head automatically"
             )
         model.head = Head(layer - 1, head - 1, shift)
-    return cast(Ready, model)
+    return model
 
 
 def _format(
@@ -198,11 +204,9 @@ def _format(
     return "\n".join(rows)
 
 
-def _head_note(model: "Translator") -> str | None:
-    """Describes the head for word alignments, if it was chosen automatically."""
-    if model.found is None:
-        return None
-    head, share = model.found.best, float(model.found.shares.max())
+def _head_note(found: "Found") -> str:
+    """Describes the head for word alignments that was chosen automatically."""
+    head, share = found.best, float(found.shares.max())
     again = f"--head {head.layer + 1} {head.head + 1} {head.shift}"
     return (
         f"word alignments are those of {head}, which reaches {share:.0%} of the best by "

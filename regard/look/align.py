@@ -76,6 +76,9 @@ class Found:
     words: int
     """Number of target words that were scored."""
 
+    def __repr__(self) -> str:
+        return f"Found({self.best}, shares {tuple(self.shares.shape)}, {self.words} words)"
+
 
 def words(pieces: Sequence[str]) -> list[int]:
     """The index of the white-space separated word of each token; -1 for white space.

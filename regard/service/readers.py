@@ -43,7 +43,11 @@ class ServedReader(Writer):
     def _open(self, sentences: Sequence[Sentence], *, beams: int, length: int) -> Session:
         pixels = torch.from_numpy(np.stack([sentence.source for sentence in sentences]))
         return open_reading(
-            self.model, self.reader.prepare(pixels), None, beams=beams, length=length
+            self.model,
+            self.reader.preparation.inputs(pixels, self.model.target.table.weight),
+            None,
+            beams=beams,
+            length=length,
         )
 
     def take(self, job: Job, limits: Limits) -> None:

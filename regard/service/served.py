@@ -9,9 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
-import torch
-from torch import nn
-
 from regard.service.requests import (
     About,
     Delta,
@@ -21,6 +18,7 @@ from regard.service.requests import (
     TooLarge,
     Unknown,
 )
+from regard.task.predictor import parameter_count
 
 Stream: TypeAlias = Callable[[Delta], None]
 
@@ -54,13 +52,6 @@ class Job:
                 self.future.set_result(result)
 
 
-def _parameters(model: nn.Module) -> int:
-    """How many parameters a model was trained with; 8-bit layers have none."""
-    with torch.device("meta"):
-        whole = type(model)(model.config)
-    return sum(parameter.numel() for parameter in whole.parameters())
-
-
 class Served:
     """A loaded model, what waits for it, and what it is doing."""
 
@@ -70,7 +61,7 @@ class Served:
 
     def __init__(self, name: str, folder: Path, predictor: Any, version: int):
         self.name, self.folder, self.version = name, folder, version
-        self.parameters = _parameters(predictor.model)
+        self.parameters = parameter_count(predictor.model)
         self.model: Any = predictor.model
         self.whole = predictor
         """The model with its tokenizer or labels, for whoever looks inside."""

@@ -119,7 +119,7 @@ class ServedClassifier(Sorter):
     def _probabilities(self, sources: list[Any]) -> torch.Tensor:
         weight = next(self.model.parameters())
         pixels = torch.from_numpy(np.stack(sources))
-        x = self.classifier.preparation.normalized(pixels.to(weight.device)).to(weight.dtype)
+        x = self.classifier.preparation.inputs(pixels, weight)
         return cast(torch.Tensor, self.model(x)).float().softmax(-1).cpu()
 
 

@@ -1,6 +1,5 @@
 """A translator that is served: texts in pieces, and together again."""
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -22,11 +21,21 @@ from regard.service.requests import (
     Translation,
 )
 from regard.service.served import Job
-from regard.service.split import Piece, marked_up, pieces, plain
 from regard.service.writers import Writer, check_weights, lists
-from regard.task.load import load
 from regard.task.search import SearchSettings
-from regard.task.translator import NOTHING, Part, Translator, Written, longest
+from regard.task.split import Piece, marked_up, pieces, plain
+from regard.task.translator import (
+    NOTHING,
+    Part,
+    Translator,
+    Written,
+    cut_texts,
+    join_parts,
+    join_pieces,
+    longest,
+    open_parts,
+    written_of,
+)
 
 
 class ServedTranslator(Writer):
@@ -39,7 +48,7 @@ class ServedTranslator(Writer):
 
     def _open(self, sentences: Sequence[Sentence], *, beams: int, length: int) -> Session:
         sources = [cast(Part, sentence.source) for sentence in sentences]
-        return self.translator.open(sources, beams=beams, length=length)
+        return open_parts(self.translator, sources, beams=beams, length=length)
 
     def before(self, request: Request) -> Callable[[], object] | None:
         """Which head aligns words is asked of a copy, while this one answers the others."""
@@ -49,7 +58,7 @@ class ServedTranslator(Writer):
 
         def find() -> None:
             if self.translator.head is None:
-                copy = cast(Translator, load(self.folder))
+                copy = Translator.load(self.folder)
                 copy.find_head([text])
                 self.translator.head = copy.head
 
@@ -58,7 +67,9 @@ class ServedTranslator(Writer):
     def check(self, request: Request, limits: Limits) -> None:
         super().check(request, limits)
         if isinstance(request, Attend) and request.text is not None:
-            source = sum(len(part.ids) for part in self.translator.cut(request.text)) + 1
+            source = (
+                sum(len(part.ids) for part in cut_texts(self.translator, [request.text])[0]) + 1
+            )
             target = source
             if request.written is not None:
                 target = len(self.translator.tokenizer.encode(request.written)) + 1
@@ -109,7 +120,7 @@ class ServedTranslator(Writer):
             for n, piece in enumerate(text.pieces)
             if piece.translated
         ]
-        cuts = self.translator.cuts([words for _, _, words in asked], False, ())
+        cuts = cut_texts(self.translator, [words for _, _, words in asked])
         for (text, n, _), parts in zip(asked, cuts):
             yield from text.sentences(n, parts, rules, settings, ready)
 
@@ -167,13 +178,15 @@ class _Text:
         written: list[list[Written] | None] = [None] * len(parts)
 
         def answer(place: int, found: list[Hypothesis]) -> None:
-            best = [translator.decode(one, settings) for one in found] or [NOTHING]
+            best = [written_of(translator, one, settings) for one in found] or [NOTHING]
             written[place] = best
             if self.job.stream is not None and len(parts) == 1:
                 self._stream(n, best[0].text, True)
             if None not in written:
                 whole = cast(list[list[Written]], written)
-                self.found[n] = whole[0] if len(whole) == 1 else translator.join(whole)
+                self.found[n] = (
+                    whole[0] if len(whole) == 1 else join_parts(whole, translator.search)
+                )
                 if self.job.stream is not None and len(parts) > 1:
                     self._stream(n, self.found[n][0].text, True)
                 self.left -= 1
@@ -219,19 +232,7 @@ class _Text:
             self._sent = ready
 
     def translation(self) -> Translation:
-        ranks = max((len(best) for best in self.found.values()), default=1)
-        found = [self._ranked(rank) for rank in range(min(ranks, self.request.n_best))]
-        return Translation(found[0].text, found[0].score, tuple(found[1:]))
-
-    def _ranked(self, rank: int) -> Candidate:
-        """The pieces together, each by its translation of this rank, or its last."""
-        text, scores = "", []
-        for n, piece in enumerate(self.pieces):
-            if piece.translated:
-                best = self.found[n]
-                chosen = best[min(rank, len(best) - 1)]
-                text += marked_up(chosen.text, self.request.markup)
-                scores.append(chosen.score)
-            else:
-                text += piece.text
-        return Candidate(text, math.fsum(scores) / max(1, len(scores)))
+        found = [self.found[n] for n, piece in enumerate(self.pieces) if piece.translated]
+        joined = join_pieces(self.pieces, found, self.request.markup)[: self.request.n_best]
+        candidates = [Candidate(written.text, written.score) for written in joined]
+        return Translation(candidates[0].text, candidates[0].score, tuple(candidates[1:]))

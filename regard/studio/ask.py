@@ -192,7 +192,7 @@ class Models:
         text, changes, effect = question["text"], _changes(question), question["effect"]
 
         def look(translator: Translator) -> Any:
-            if effect and translator.found is None:
+            if effect and translator.head is None:
                 translator.find_head([text])
             return translated(
                 translator, text, changes, beams=question["beams"], effect=effect

@@ -7,12 +7,14 @@ Without user images it is trained on the 1,797 handwritten digits that come with
 position table is resized if the images have another size.
 """
 
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
+from os import PathLike
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any, Literal, overload
 
 import numpy as np
 import torch
@@ -32,8 +34,9 @@ from regard.model.vit import VisionConfig, VisionShape, VisionTransformer
 from regard.seeding import seeded
 from regard.task.classes import Confusion
 from regard.task.folder import model_folder
-from regard.task.pictures import Picture, Preparation, split, told
+from regard.task.pictures import Picture, Preparation, Single, split, told
 from regard.task.precision import load_saved
+from regard.task.predictor import Predictor, listed
 from regard.task.settings import (
     Precision,
     Preset,
@@ -290,7 +293,7 @@ def judge(
 
 
 def evaluate(
-    folder: str | Path,
+    folder: str | os.PathLike[str],
     *,
     images: str | None = None,
     labels: str | None = None,
@@ -463,8 +466,22 @@ def _fit_model(
 # Use
 
 
-class Classifier:
-    """A trained model with its labels: `Classifier(saved).classify(["photo.jpg"])`."""
+class Classifier(Predictor):
+    """A trained model with its labels, which classifies images.
+
+    An image is a file's name, its content in bytes, an image of Pillow's, an array (Y, X) or
+    (Y, X, C), or a tensor (C, Y, X). `model` is the `VisionTransformer`, `labels` its classes, and
+    `preparation` says how images are scaled for it.
+
+    >>> from regard import Classifier
+    >>> classifier = Classifier.load("runs/pets")
+    >>> classifier.labels
+    ['cat', 'dog']
+    >>> classifier("cat.png") in classifier.labels
+    True
+    """
+
+    _call = "classify(images)"
 
     def __init__(self, saved: checkpoint.Saved):
         task = saved.task or {}
@@ -473,7 +490,8 @@ class Classifier:
                 f"{saved.folder} holds a {type(saved.model).__name__}; images are classified by a "
                 "VisionTransformer"
             )
-        self.model = saved.model
+        self.model: VisionTransformer = saved.model
+        self._folder = str(saved.folder)
         labels: list[str] | None = task.get("labels")
         if labels is None:
             raise ValueError(
@@ -493,15 +511,40 @@ class Classifier:
         )
 
     def classify(self, images: Iterable[Picture], *, batch: int = 64) -> list[str]:
-        """The likeliest label of each image."""
+        """Returns the most probable label of each image; `batch` images are computed together.
+
+        >>> import regard
+        >>> len(regard.Classifier.load("runs/pets").classify(["cat.png", "cat.png"]))
+        2
+        """
         return [self.labels[n] for n in self.probabilities(images, batch=batch).argmax(-1).tolist()]
+
+    @overload
+    def __call__(self, images: Single, /) -> str: ...  # type: ignore[overload-overlap]
+    @overload
+    def __call__(self, images: Iterable[Picture], /) -> list[str]: ...
+    def __call__(self, images: Single | Iterable[Picture], /) -> str | list[str]:
+        """Classifies one file or image, or each of a list."""
+        if isinstance(images, Iterable) and not isinstance(images, str | bytes | PathLike):
+            return self.classify(images)
+        return self.classify([images])[0]
+
+    def _facts(self) -> dict[str, object]:
+        return {"classes": listed(self.labels)}
 
     @torch.inference_mode()
     def probabilities(self, images: Iterable[Picture], *, batch: int = 64) -> Float[Tensor, "B N"]:
-        """The probability of each label for each image, in the order of `labels`."""
+        """Returns the probability of each label for each image (B, N), in the order of `labels`.
+
+        A model that was trained with label smoothing ε gives its best label at most about 1 - ε.
+
+        >>> import regard
+        >>> regard.Classifier.load("runs/pets").probabilities(["cat.png"]).shape
+        torch.Size([1, 2])
+        """
         weight = next(self.model.parameters())
         logits = [
-            self.model(self.preparation.normalized(pixels.to(weight.device)).to(weight.dtype))
+            self.model(self.preparation.inputs(pixels, weight))
             for pixels in self.preparation.batches(images, batch)
         ]
         if not logits:

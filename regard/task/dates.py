@@ -8,6 +8,7 @@ what is held out was never seen in any language or form.
 
 import datetime
 import hashlib
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
@@ -23,7 +24,7 @@ from regard.task.search import SearchSettings
 from regard.task.settings import Precision, Preset, check_preset, recorded
 from regard.task.spec import Evaluation, TaskSpec
 from regard.task.text import Listed, Progress, Transduction, build_transformer, exact
-from regard.task.translator import Pair, Translator
+from regard.task.translator import Pair, Translator, load_translators
 from regard.train.config import TrainingConfig
 
 Form: TypeAlias = Literal["full", "long", "medium", "yMMMEd"]
@@ -271,7 +272,7 @@ def _pairs(dates: Sequence[Date]) -> list[Pair]:
 
 
 def evaluate(
-    folder: str | Path,
+    folder: str | os.PathLike[str],
     *,
     count: int | None = None,
     ensemble: Sequence[str] = (),
@@ -281,10 +282,8 @@ def evaluate(
     progress: Progress | None = None,
 ) -> Evaluation:
     """How many held-out dates a model, or a run's, or an ensemble of them, translates rightly."""
-    translator = Translator.read(
-        folder, ensemble, ensemble_weights or None, device=device, precision=precision
-    )
-    config = recorded(Config, translator.about, folder) or Config()
+    translator = load_translators((folder, *ensemble), ensemble_weights, device, precision)
+    config = recorded(Config, translator._about, folder) or Config()
     _, held = days(config.first, config.last)
     if count is not None and count < 1:
         raise ValueError(f"count ({count}) must be 1 or more")
@@ -304,7 +303,7 @@ TASK = TaskSpec(
     config=Config,
     preset=preset,
     build=build,
-    predictor=Translator.of,
+    predictor=Translator._of,
     evaluate=evaluate,
     example='echo "3. Oktober 1990" | regard translate {run}',
 )

@@ -7,11 +7,12 @@ The encoder (Devlin et al. 2019) helps tasks with few labelled texts: `regard tr
 """
 
 import math
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, overload
 
 import numpy as np
 import torch
@@ -29,6 +30,7 @@ from regard.task import corpus
 from regard.task.corpus import Corpus, CorpusConfig, Windows
 from regard.task.folder import model_folder
 from regard.task.precision import load_saved
+from regard.task.predictor import Predictor
 from regard.task.settings import (
     Precision,
     Preset,
@@ -265,7 +267,7 @@ def measure(
 
 
 def evaluate(
-    folder: str | Path,
+    folder: str | os.PathLike[str],
     *,
     texts: Sequence[str] = (),
     precision: Precision = "fp32",
@@ -275,7 +277,7 @@ def evaluate(
     """Scores a model, or a run's best model, on hidden tokens of these files, by default of all
     held-out text."""
     saved, _ = load_saved(folder, device, precision)
-    encoder = TrainedEncoder(saved)
+    encoder = TextEmbedder(saved)
     config = recorded(Config, saved.task, folder)
     if config is None:
         raise ValueError(f"{folder} has no record of its training text; train it with regard")
@@ -307,8 +309,18 @@ class _About:
         check_positive(self, "length")
 
 
-class TrainedEncoder:
-    """A trained encoder with its tokenizer: computes vectors of texts, and fills in [MASK]."""
+class TextEmbedder(Predictor):
+    """A trained encoder with its tokenizer, which computes vectors of texts and fills in [MASK].
+
+    `model` is the `TextEncoder`.
+
+    >>> from regard import TextEmbedder
+    >>> embedder = TextEmbedder.load("runs/words")
+    >>> embedder("A dog.").shape, embedder(["A dog.", "A cat."]).shape
+    (torch.Size([16]), torch.Size([2, 16]))
+    """
+
+    _call = "encode(texts)"
 
     def __init__(self, saved: checkpoint.Saved):
         if not isinstance(saved.model, TextEncoder):
@@ -316,41 +328,66 @@ class TrainedEncoder:
                 f"{saved.folder} holds a {type(saved.model).__name__}; texts are encoded by a "
                 "TextEncoder"
             )
-        self.model = saved.model
+        self.model: TextEncoder = saved.model
+        self._folder = str(saved.folder)
         self.tokenizer, _ = read_pair(saved.folder)
-        self.length = section(_About, saved.task or {}, saved.folder / checkpoint.CONFIG).length
+        self._length = section(_About, saved.task or {}, saved.folder / checkpoint.CONFIG).length
+
+    @overload
+    def __call__(self, texts: str, /) -> Float[Tensor, "D"]: ...
+    @overload
+    def __call__(self, texts: Sequence[str], /) -> Float[Tensor, "B D"]: ...
+    def __call__(self, texts: str | Sequence[str], /) -> Tensor:
+        """The vector of one text, or of each of a list."""
+        return self.encode([texts])[0] if isinstance(texts, str) else self.encode(texts)
+
+    def _facts(self) -> dict[str, object]:
+        return {"vocabulary": f"{self.model.config.vocabulary:,}"}
 
     @torch.inference_mode()
     def encode(self, texts: Sequence[str], *, batch: int = 4096) -> Float[Tensor, "B D"]:
-        """The mean of each text's vectors; `batch` is in tokens."""
+        """Returns a vector for each text (B, D): the mean of the vectors of its tokens.
+
+        `batch` is the number of tokens computed together.
+
+        >>> import regard
+        >>> regard.TextEmbedder.load("runs/words").encode(["A dog.", "A cat."]).shape
+        torch.Size([2, 16])
+        """
         check_texts(texts)
         ids = [
-            [*row[: self.length], self.tokenizer.end] for row in self.tokenizer.encode_batch(texts)
+            [*row[: self._length], self.tokenizer.end] for row in self.tokenizer.encode_batch(texts)
         ]
         vectors = torch.zeros(len(ids), self.model.config.width)
         for indices in plan(np.array([len(row) for row in ids]), batch, 0, 0) if ids else ():
             batch_ids = [ids[i] for i in indices.tolist()]
-            rows, lengths = _pad(batch_ids, self.tokenizer.pad, self._device)
+            rows, lengths = _pad(batch_ids, self.tokenizer.pad, self.device)
             states = self.model.features(rows, lengths=lengths)
             vectors[torch.from_numpy(indices)] = mean_pool(states, lengths).float().cpu()
         return vectors
 
     @torch.inference_mode()
     def fill(self, texts: Sequence[str], *, best: int = 5) -> list[list[tuple[str, float]]]:
-        """The most probable tokens for the [MASK] of each text, and their probabilities."""
+        """Returns the `best` tokens for the [MASK] of each text, with their probabilities.
+
+        >>> import regard
+        >>> (guesses,) = regard.TextEmbedder.load("runs/words").fill(["A [MASK] cat."], best=2)
+        >>> [len(guess) for guess in guesses]
+        [2, 2]
+        """
         check_texts(texts)
         return [self._fill(text, best) for text in texts]
 
     def _fill(self, text: str, best: int) -> list[tuple[str, float]]:
-        ids, place = self.hide(text)
-        states = self.model.features(torch.tensor([ids], device=self._device))[:, place]
-        logs = self.guesses(states)[0]
+        ids, place = self._hide(text)
+        states = self.model.features(torch.tensor([ids], device=self.device))[:, place]
+        logs = self._guesses(states)[0]
         check_finite(logs)
         top = logs.exp().topk(min(best, len(logs)))
         words = [self.tokenizer.decode([token]).strip() for token in top.indices.tolist()]
         return list(zip(words, top.values.tolist()))
 
-    def hide(self, text: str) -> tuple[list[int], int]:
+    def _hide(self, text: str) -> tuple[list[int], int]:
         """Tokenizes a text with one [MASK]; returns its tokens and the position of [MASK]."""
         before, mask, after = text.partition(MASK)
         if not mask or MASK in after:
@@ -359,15 +396,11 @@ class TrainedEncoder:
         left, right = tokenizer.encode(before.rstrip()), tokenizer.encode(after.lstrip())
         return [*left, tokenizer.pad, *right, tokenizer.end], len(left)
 
-    def guesses(self, states: Float[Tensor, "B D"]) -> Float[Tensor, "B N"]:
+    def _guesses(self, states: Float[Tensor, "B D"]) -> Float[Tensor, "B N"]:
         """log p of each token at the positions of these states."""
         tokenizer, logits = self.tokenizer, self.model.output(states).float()
         logits[:, [tokenizer.pad, tokenizer.start, tokenizer.end]] = -math.inf
         return logits.log_softmax(-1)
-
-    @property
-    def _device(self) -> torch.device:
-        return self.model.output.weight.device
 
 
 def _pad(rows: Sequence[Sequence[int]], pad: int, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -384,7 +417,7 @@ TASK = TaskSpec(
     config=Config,
     preset=preset,
     build=build,
-    predictor=TrainedEncoder,
+    predictor=TextEmbedder,
     evaluate=evaluate,
     example="regard train label NEW --texts labelled.tsv --start {run}",
     on_device=on_gpu(batch=32_768, evaluate_every=500, save_every=500, patience=8),

@@ -7,11 +7,12 @@ its source language (transfer learning). With `freeze`, only the head is trained
 """
 
 import hashlib
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, overload
 
 import numpy as np
 import torch
@@ -34,6 +35,7 @@ from regard.seeding import seeded
 from regard.task.classes import Confusion
 from regard.task.folder import model_folder
 from regard.task.precision import load_saved
+from regard.task.predictor import Predictor, listed
 from regard.task.settings import (
     Precision,
     Preset,
@@ -388,7 +390,7 @@ def judge(model: TextClassifier, held: Texts, budget: int) -> tuple[Tensor, Tens
 
 
 def evaluate(
-    folder: str | Path,
+    folder: str | os.PathLike[str],
     *,
     texts: Sequence[str] = (),
     columns: tuple[Column, Column] | None = None,
@@ -410,7 +412,7 @@ def evaluate(
     rows_to_score = rows if named else _split(rows, config.held_out)[1]
     if not rows_to_score:
         raise ValueError(f"no text of {', '.join(config.texts)} is held out; name some: --texts")
-    examples = Texts(rows_to_score, labeler.labels, labeler.tokenizer, labeler.longest)
+    examples = Texts(rows_to_score, labeler.labels, labeler.tokenizer, labeler._longest)
     if progress:
         progress("tokens", 1.0)
     right, chosen, loss = judge(labeler.model, examples, config.training.batch)
@@ -437,8 +439,20 @@ class _About:
         check_positive(self, "length")
 
 
-class Labeler:
-    """A trained classifier with its tokenizer and labels: `Labeler(saved).label(["Fine."])`."""
+class Labeler(Predictor):
+    """A trained classifier with its tokenizer and labels, which classifies texts.
+
+    `model` is the `TextClassifier`, and `labels` its classes.
+
+    >>> from regard import Labeler
+    >>> labeler = Labeler.load("runs/mood")
+    >>> labeler.labels
+    ['bad', 'fair', 'good']
+    >>> labeler("What a day!") in labeler.labels
+    True
+    """
+
+    _call = "label(texts)"
 
     def __init__(self, saved: checkpoint.Saved):
         if not isinstance(saved.model, TextClassifier):
@@ -446,7 +460,8 @@ class Labeler:
                 f"{saved.folder} holds a {type(saved.model).__name__}; texts are labelled by a "
                 "TextClassifier"
             )
-        self.model = saved.model
+        self.model: TextClassifier = saved.model
+        self._folder = str(saved.folder)
         self.tokenizer, _ = read_pair(saved.folder)
         about = section(_About, saved.task or {}, saved.folder / checkpoint.CONFIG)
         self.labels = list(about.labels)
@@ -455,18 +470,43 @@ class Labeler:
                 f"{saved.folder}: labels ({len(self.labels)}) must be as many as the model's "
                 f"classes ({self.model.config.classes})"
             )
-        self.longest = about.length
+        self._longest = about.length
 
     def label(self, texts: Sequence[str]) -> list[str]:
-        """The likeliest label of each text."""
+        """Returns the most probable label of each text.
+
+        >>> import regard
+        >>> len(regard.Labeler.load("runs/mood").label(["Fine.", "Oh no."]))
+        2
+        """
         best = self.probabilities(texts).argmax(-1)
         return [self.labels[n] for n in best.tolist()]
 
+    @overload
+    def __call__(self, texts: str, /) -> str: ...  # type: ignore[overload-overlap]
+    @overload
+    def __call__(self, texts: Sequence[str], /) -> list[str]: ...
+    def __call__(self, texts: str | Sequence[str], /) -> str | list[str]:
+        """Classifies one text, or each of a list."""
+        return self.label([texts])[0] if isinstance(texts, str) else self.label(texts)
+
+    def _facts(self) -> dict[str, object]:
+        vocabulary = f"{self.model.config.vocabulary:,}"
+        return {"vocabulary": vocabulary, "classes": listed(self.labels)}
+
     @torch.inference_mode()
     def probabilities(self, texts: Sequence[str], *, batch: int = 4096) -> Float[Tensor, "B N"]:
-        """The probability of each label for each text; `batch` is in tokens."""
+        """Returns the probability of each label for each text (B, N), in the order of `labels`.
+
+        `batch` is the number of tokens computed together. A model that was trained with label
+        smoothing ε gives its best label at most about 1 - ε.
+
+        >>> import regard
+        >>> regard.Labeler.load("runs/mood").probabilities(["Fine.", "Oh no."]).shape
+        torch.Size([2, 3])
+        """
         check_texts(texts)
-        ids = encode_texts(self.tokenizer, texts, self.longest)
+        ids = encode_texts(self.tokenizer, texts, self._longest)
         results = torch.zeros(len(ids), len(self.labels))
         if not ids:
             return results

@@ -1,20 +1,8 @@
-"""Load a trained model with all that it needs to be used: `regard.load(folder)`.
-
-    load("run").translate(["Guten Morgen."])        translate, dates
-    load("run").classify(["photo.jpg"])             classify
-    load("run").read(["scan.png"])                  read
-    load("run").generate(["Once upon a time"])      language
-    load("run").label(["What a day!"])              label
-    load("run").encode(["What a day!"])             encoder
-    load("run", "run2").translate(["Guten Tag."])   an ensemble; of language models too
-
-The result also has `.model`, and its tokenizer or its labels. The folder is that of a model, of an
-imported model, or of a run, whose best model is loaded.
-"""
+"""Load a trained model with all that it needs to be used: `regard.load(folder)`."""
 
 import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar, runtime_checkable
+from typing import TypeVar, cast
 
 import torch
 from torch import nn
@@ -24,23 +12,12 @@ from regard.decode.engine.ensemble import Weights
 from regard.decode.engine.int8.linear import int8
 from regard.synonyms import suggest_names
 from regard.task.folder import model_folder
-from regard.task.precision import Choice, load_saved, stores_int8
+from regard.task.precision import Choice, load_saved
+from regard.task.predictor import Predictor, has_8_bits
 from regard.task.settings import Precision
 from regard.task.specs import NAMES, spec
 
-if TYPE_CHECKING:
-    from regard.task.classify import Classifier
-    from regard.task.encoder import TrainedEncoder
-    from regard.task.label import Labeler
-    from regard.task.language import Generator
-    from regard.task.read import Reader
-    from regard.task.translator import Translator
-
-    Predictor: TypeAlias = Translator | Classifier | Reader | Generator | Labeler | TrainedEncoder
-else:
-    Predictor = object  # no task is imported before it is used
-
-Ready = TypeVar("Ready")
+Ready = TypeVar("Ready", bound=Predictor)
 
 
 @suggest_names
@@ -53,18 +30,47 @@ def load(
     dtype: torch.dtype | None = None,
     verify: bool = True,
 ) -> Predictor:
-    """The predictor of a folder's model, ready for use; see `checkpoint.load` for the rest.
+    """Loads a trained model with its tokenizer or its labels, ready for use.
 
-    `model` is a model with user-defined parts, into which the folder's weights are loaded. With
-    `others`, all of them form an ensemble with these `weights`. Weights that `regard quantize` has
+    The folder is that of a run, whose best model is loaded, of a model, or of an imported model.
+    What it was trained for decides what is returned:
+
+    | `regard train …` | returned | its methods |
+    |---|---|---|
+    | `translate`, `dates` | `Translator` | `translate(texts)`, `hypotheses`, `score`, … |
+    | `classify` | `Classifier` | `classify(images)`, `probabilities` |
+    | `read` | `Reader` | `read(images)`, `attention` |
+    | `label` | `Labeler` | `label(texts)`, `probabilities` |
+    | `language` | `Generator` | `generate(prompts)` |
+    | `encoder` | `TextEmbedder` | `encode(texts)`, `fill(texts)` |
+
+    Each also has `model`, `device`, `to(device)`, and `tokenizer` or `labels`, and can be called:
+    `predictor(texts)`. `Translator.load(folder)` and the like return that class, for editors and
+    type checkers, and raise if the folder holds another.
+
+    With `others` all of them form an ensemble, with these `weights`. `model` is a model with
+    user-defined parts, into which the folder's weights are loaded. `device` is "cpu", "cuda",
+    "cuda:1", or "auto" for a GPU if there is one; `dtype` converts the weights, as
+    `torch.bfloat16` does. `verify=False` skips the checksums. Weights that `regard quantize` has
     stored in 8 bits stay so on a CPU, unless a `dtype` is given.
+
+    >>> import regard
+    >>> translator = regard.load("runs/en-de")
+    >>> len(translator.translate(["A dog.", "A cat."]))
+    2
+    >>> labels = regard.load("runs/pets").classify(["cat.png"])
+    >>> regard.load("runs/pets").translate(["A dog."])
+    Traceback (most recent call last):
+    ...
+    ValueError: runs/pets holds a Classifier, not a Translator; call .classify(images)
     """
     if others and model is not None:
-        raise ValueError(
-            "model is for one folder; load each, and join them by regard.task.load.ensemble"
-        )
-    options: dict[str, Any] = {"model": model, "device": device, "dtype": dtype, "verify": verify}
-    return ensemble([_load_one(name, **options) for name in (folder, *others)], weights)
+        raise ValueError("model is for one folder; load each, and call .ensemble on the first")
+    members = [
+        _load_one(name, model=model, device=device, dtype=dtype, verify=verify)
+        for name in (folder, *others)
+    ]
+    return ensemble(members, weights)
 
 
 def ensemble(predictors: Sequence[Ready], weights: Weights | None = None) -> Ready:
@@ -72,34 +78,31 @@ def ensemble(predictors: Sequence[Ready], weights: Weights | None = None) -> Rea
     first, *others = predictors
     if not others and not weights:
         return first
-    if names := [type(member).__name__ for member in predictors if not isinstance(member, _Member)]:
-        raise ValueError(
-            f"a {names[0]} cannot be in an ensemble; translators and language models can"
-        )
     if len({type(member) for member in predictors}) > 1:
         kinds = ", ".join(type(member).__name__ for member in predictors)
         raise ValueError(f"an ensemble must be of one kind, not of {kinds}")
-    assert isinstance(first, _Member)
-    combined: Ready = first.ensemble(others, weights)
-    return combined
-
-
-def _for_kernels(dtype: torch.dtype | None, device: Any, model: Any, **others: Any) -> bool:
-    """True if stored 8-bit weights stay so: on a CPU, unless a dtype is given."""
-    return dtype is None and model is None and torch.device(device).type == "cpu"
-
-
-@runtime_checkable
-class _Member(Protocol):
-    def ensemble(self, others: Sequence[Any], weights: Weights | None) -> Any: ...
+    return cast(Ready, first.ensemble(others, weights))
 
 
 def _load_one(
-    folder: str | os.PathLike[str], *, dtype: torch.dtype | None, **options: Any
+    folder: str | os.PathLike[str],
+    *,
+    model: nn.Module | None,
+    device: str | torch.device,
+    dtype: torch.dtype | None,
+    verify: bool,
 ) -> Predictor:
-    place = model_folder(folder)
-    saved = checkpoint.load(place, dtype=dtype, **options, keep_int8=_for_kernels(dtype, **options))
-    if stores_int8(saved.model):
+    # Stored 8-bit weights stay so where there are kernels for them.
+    keep_int8 = dtype is None and model is None and torch.device(device).type == "cpu"
+    saved = checkpoint.load(
+        model_folder(folder),
+        model=model,
+        device=device,
+        dtype=dtype,
+        verify=verify,
+        keep_int8=keep_int8,
+    )
+    if has_8_bits(saved.model):
         int8(saved.model)
     return _predictor(saved)
 
@@ -115,8 +118,7 @@ def load_in(
 def _predictor(saved: checkpoint.Saved) -> Predictor:
     name = (saved.task or {}).get("name")
     if name in NAMES:
-        predictor: Predictor = spec(name).predictor(saved)
-        return predictor
+        return spec(name).predictor(saved)
     purpose = "does not say what its model is for" if name is None else f"is for {name!r}"
     raise ValueError(
         f"{saved.folder} {purpose}; known are {', '.join(NAMES)}; for the model alone use "

@@ -38,10 +38,12 @@ from regard.task.text import Progress
 if TYPE_CHECKING:
     from PIL import Image
 
-    Picture: TypeAlias = str | PathLike[str] | bytes | np.ndarray | Tensor | Image.Image
-    """A file, its content, or pixels: arrays (Y, X) or (Y, X, C), tensors (C, Y, X)."""
+    Single: TypeAlias = str | PathLike[str] | bytes | Image.Image
+    """A file, its content, or an image of Pillow's: what cannot be several pictures."""
+    Picture: TypeAlias = Single | np.ndarray | Tensor
+    """A picture, or its pixels: arrays (Y, X) or (Y, X, C), tensors (C, Y, X)."""
 else:
-    Picture = object  # Pillow is imported by those alone who have pictures
+    Single = Picture = object  # Pillow is imported only where there are pictures
 Resize: TypeAlias = Literal["shortest", "squash", "pad"]
 C = TypeVar("C", bound=Any)
 
@@ -103,6 +105,10 @@ class Preparation:
             "mean": list(self.mean),
             "std": list(self.std),
         }
+
+    def inputs(self, pixels: UInt8[Tensor, "B C Y X"], weight: Tensor) -> Float[Tensor, "B C Y X"]:
+        """What a model with this weight reads, on its device."""
+        return self.normalized(pixels.to(weight.device)).to(weight.dtype)
 
     def normalized(self, pixels: Tensor) -> Float[Tensor, "B C Y X"]:
         return normalize(pixels, self.mean, self.std)

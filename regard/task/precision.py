@@ -10,13 +10,12 @@ import os
 from dataclasses import dataclass
 
 import torch
-from torch import nn
 
 from regard.checkpoint import Saved, load
 from regard.decode.engine.int8.linear import int8
 from regard.device import multiplies_bfloat16, use
-from regard.model.quantized import QuantizedLinear
 from regard.task.folder import model_folder
+from regard.task.predictor import has_8_bits
 from regard.task.settings import Precision
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -49,7 +48,7 @@ def load_saved(
         dtype=DTYPES.get(choice.precision),
         keep_int8=precision in ("auto", "int8") and place.type == "cpu",
     )
-    if precision == "auto" and stores_int8(saved.model):
+    if precision == "auto" and has_8_bits(saved.model):
         choice = Choice("int8", "the folder stores 8-bit weights")
     if choice.precision == "int8":
         int8(saved.model.float())
@@ -63,8 +62,3 @@ def default(device: torch.device) -> Choice:
     if multiplies_bfloat16("cuda"):
         return Choice("bf16", f"the default on {device.type}")
     return Choice("fp32", "this GPU has no bfloat16")
-
-
-def stores_int8(model: nn.Module) -> bool:
-    """True if a model was loaded with its stored 8-bit weights."""
-    return any(isinstance(part, QuantizedLinear) for part in model.modules())

@@ -9,11 +9,13 @@ and texts, or a line for each image.
 """
 
 import math
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from os import PathLike
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, overload, runtime_checkable
 
 import numpy as np
 import torch
@@ -37,8 +39,9 @@ from regard.model.transformer import ImageSource, Transformer, TransformerConfig
 from regard.seeding import seeded
 from regard.task.digits import Strip, Strips
 from regard.task.folder import model_folder
-from regard.task.pictures import Picture, Preparation, split, told
+from regard.task.pictures import Picture, Preparation, Single, split, told
 from regard.task.precision import load_saved
+from regard.task.predictor import Predictor
 from regard.task.search import SearchSettings, check_length, search
 from regard.task.settings import (
     Precision,
@@ -331,7 +334,7 @@ def measure(
 
 
 def evaluate(
-    folder: str | Path,
+    folder: str | os.PathLike[str],
     *,
     images: str | None = None,
     captions: str | None = None,
@@ -529,7 +532,7 @@ def _task(
         with seeded(config.training.seed):
             model = Transformer(complete)
         return Read(model, tokenizer, train, validation, preparation, settings, config, notes)
-    check_obeyed(config, preset, begun.model.config, begun.about, "words", "vocabulary")
+    check_obeyed(config, preset, begun.model.config, begun._about, "words", "vocabulary")
     trained = begun.preparation
     if (trained.size, trained.channels) != (preparation.size, preparation.channels):
         sizes = [f"{p.size[0]} × {p.size[1]} × {p.channels}" for p in (preparation, trained)]
@@ -565,9 +568,26 @@ class Looked:
     weights: Float[Tensor, "layers H L rows columns"]
     """Row n belongs to the step that wrote token n; rows and columns are the image's patches."""
 
+    def __repr__(self) -> str:
+        return f"Looked({''.join(self.text)!r}, weights {tuple(self.weights.shape)})"
 
-class Reader:
-    """A trained model with its tokenizer: `Reader(saved).read(["scan.png"])`."""
+
+class Reader(Predictor):
+    """A trained model with its tokenizer, which reads the text in images.
+
+    An image is a file's name, its content in bytes, an image of Pillow's, an array (Y, X) or
+    (Y, X, C), or a tensor (C, Y, X). `model` is the `Transformer`, `search` the settings of beam
+    search, `grid` the rows and columns of patches, and `preparation` says how images are scaled.
+
+    >>> from regard import Reader
+    >>> reader = Reader.load("runs/scans")
+    >>> type(reader("scan.png")).__name__
+    'str'
+    >>> reader.grid
+    (3, 5)
+    """
+
+    _call = "read(images)"
 
     def __init__(self, saved: checkpoint.Saved):
         model, task = saved.model, saved.task or {}
@@ -577,7 +597,8 @@ class Reader:
                 "reader's folder"
             )
         self.model: Transformer = model
-        self.about = dict(task)
+        self._folder = str(saved.folder)
+        self._about = dict(task)
         self.tokenizer, _ = read_pair(saved.folder)
         self.search = SearchSettings.read(task, str(saved.folder / checkpoint.CONFIG))
         self.grid = model.source.grid
@@ -589,21 +610,54 @@ class Reader:
     def read(
         self, images: Iterable[Picture], *, beams: int | None = None, batch: int = 64
     ) -> list[str]:
-        """Reads the text in each image."""
+        """Returns the text in each image, by beam search with this many `beams`.
+
+        `batch` images are computed together; `beams` is by default `search.beams`.
+
+        >>> import regard
+        >>> len(regard.Reader.load("runs/scans").read(["scan.png", "scan.png"], beams=1))
+        2
+        """
         settings = self.search if beams is None else replace(self.search, beams=beams)
         return [
             text
             for pixels in self.preparation.batches(images, batch)
-            for text in _read_texts(self.model, self.tokenizer, self.prepare(pixels), settings)
+            for text in _read_texts(self.model, self.tokenizer, self._prepare(pixels), settings)
         ]
 
+    @overload
+    def __call__(self, images: Single, /) -> str: ...  # type: ignore[overload-overlap]
+    @overload
+    def __call__(self, images: Iterable[Picture], /) -> list[str]: ...
+    def __call__(self, images: Single | Iterable[Picture], /) -> str | list[str]:
+        """Reads one file or image, or each of a list."""
+        if isinstance(images, Iterable) and not isinstance(images, str | bytes | PathLike):
+            return self.read(images)
+        return self.read([images])[0]
+
+    def _facts(self) -> dict[str, object]:
+        rows, columns = self.grid
+        vocabulary = f"{self.model.config.vocabulary:,}"
+        return {
+            "patches": f"{rows} × {columns}",
+            "vocabulary": vocabulary,
+            "beams": self.search.beams,
+        }
+
     def attention(self, picture: Picture, text: str | None = None) -> Looked:
-        """The cross-attention weights of all heads for this text, by default the text it reads."""
+        """Returns the cross-attention weights of all heads for this text, by default the text read.
+
+        They are (layers, H, L, rows, columns): row n of L belongs to the step that wrote token n.
+
+        >>> import regard
+        >>> regard.Reader.load("runs/scans").attention("scan.png", "ab").weights.shape[-2:]
+        torch.Size([3, 5])
+        """
         if text is None:
             (text,) = self.read([picture])
         tokens = self.tokenizer.encode(text)
         check_length("text", len(tokens), self.search.length)
-        x = self.prepare(next(self.preparation.batches([picture], 1)))
+        x = self._prepare(next(self.preparation.batches([picture], 1)))
         target = torch.tensor([[self.search.start, *tokens]], device=x.device)
         with (
             torch.inference_mode(),
@@ -615,9 +669,8 @@ class Reader:
             self.tokenizer.pieces([*tokens, self.search.end]), weights.unflatten(-1, self.grid)
         )
 
-    def prepare(self, pixels: Tensor) -> Tensor:
-        weight = self.model.target.table.weight
-        return self.preparation.normalized(pixels.to(weight.device)).to(weight.dtype)
+    def _prepare(self, pixels: Tensor) -> Tensor:
+        return self.preparation.inputs(pixels, self.model.target.table.weight)
 
 
 TASK = TaskSpec(

@@ -195,8 +195,8 @@ def check_length(what: str, tokens: int, trained: int = 0) -> None:
 class Writer(Protocol):
     """Whatever writes text by a search."""
 
-    name: str
     search: SearchSettings
+    _folder: str
 
     @property
     def tokenizer(self) -> AnyTokenizer: ...
@@ -206,7 +206,7 @@ def check_same_tokens(writers: Sequence[Writer]) -> None:
     """Members of an ensemble: token n must be the same text for all."""
     first, *others = writers
     for other in others:
-        differ = f"{first.name} and {other.name} cannot be an ensemble: their"
+        differ = f"{first._folder} and {other._folder} cannot be an ensemble: their"
         if first.tokenizer.to_bytes() != other.tokenizer.to_bytes():
             raise ValueError(
                 f"{differ} target tokenizers differ, {first.tokenizer} and {other.tokenizer}; "

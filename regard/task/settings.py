@@ -104,7 +104,7 @@ def absolute(config: Config, *names: str) -> Config:
     return replace(
         config,
         **{
-            name: os.path.abspath(path) if isinstance(path, str) else _all(path)
+            name: os.path.abspath(path) if isinstance(path, str | os.PathLike) else _all(path)
             for name, path in paths.items()
             if path is not None
         },

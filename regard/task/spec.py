@@ -11,6 +11,7 @@ import torch
 from regard.checkpoint import Saved
 from regard.config import Object, to_json
 from regard.task.classes import Confusion
+from regard.task.predictor import Predictor
 from regard.task.settings import Preset
 
 
@@ -40,7 +41,7 @@ class TaskSpec:
     """The settings of a size."""
     build: Callable[..., Any]
     """From settings, a run's folder and progress to a `train.task.Task`."""
-    predictor: Callable[[Saved], Any]
+    predictor: Callable[[Saved], Predictor]
     """From a model's folder to the object that its users get."""
     evaluate: Callable[..., Evaluation]
     """Scores a folder's model; all but `folder`, `device` and `progress` are options."""

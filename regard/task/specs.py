@@ -1,8 +1,9 @@
 """Every task by its name. A task is imported when it is asked for."""
 
+from regard.checkpoint import TASKS
 from regard.task.spec import TaskSpec
 
-NAMES = ("translate", "dates", "classify", "read", "language", "label", "encoder")
+NAMES = TASKS
 
 
 def spec(name: str) -> TaskSpec:

@@ -10,6 +10,7 @@ import hashlib
 import heapq
 import json
 import math
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -45,7 +46,7 @@ from regard.task.settings import (
 )
 from regard.task.spec import Evaluation, TaskSpec
 from regard.task.text import Chosen, Progress, Transduction, build_transformer, check_share
-from regard.task.translator import SAMPLE, Pair, Translator
+from regard.task.translator import SAMPLE, Pair, Translator, check_tags, load_translators
 from regard.train.config import TrainingConfig
 
 Words: TypeAlias = Literal["joint", "separate", "characters"]
@@ -551,7 +552,7 @@ class Translations(Evaluation):
 
 
 def evaluate(
-    folder: str | Path,
+    folder: str | os.PathLike[str],
     *,
     source: Sequence[str] = (),
     target: Sequence[str] = (),
@@ -578,10 +579,8 @@ def evaluate(
     translations of each line. `ensemble` names other runs that translate together with this one,
     and `ensemble_weights` their weights, this one's first; by default they are equal.
     """
-    translator = Translator.read(
-        folder, ensemble, ensemble_weights or None, device=device, precision=precision
-    )
-    config = recorded(Config, translator.about, str(folder))
+    translator = load_translators((folder, *ensemble), ensemble_weights, device, precision)
+    config = recorded(Config, translator._about, str(folder))
     if source or target or pairs:
         base = config or Config()
         settings = replace(
@@ -596,11 +595,11 @@ def evaluate(
     text = _split_off(Path(folder)) if files is None else _read_all(files)
     problems = [] if files is None else files.problems.lines()
     if tag:
-        translator.check_tags(tag)
+        check_tags(translator, tag)
         text = [(tagged(source, tag), target) for source, target in text]
     written = []
-    for line in translator.stream((source for source, _ in text), beams=beams):
-        written.append(line)
+    for best in translator._translate_lines((source for source, _ in text), beams=beams):
+        written.append(best[0].text)
         if progress:
             progress("translations", len(written) / len(text))
     quality = Quality(bleu or (config.bleu if config is not None else "13a"), lowercase)
@@ -654,7 +653,7 @@ def _split_off(run: Path) -> list[Pair]:
 
 
 def _translator(saved: checkpoint.Saved) -> Translator:
-    return Translator.of(saved, partial(_split_off, saved.folder.parent))
+    return Translator._of(saved, partial(_split_off, saved.folder.parent))
 
 
 TASK = TaskSpec(

@@ -4,17 +4,17 @@ text → ids, in parts where it is long → search → text, scores, attention, 
 """
 
 import math
+import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import repeat
-from pathlib import Path
-from typing import Any, TypeAlias
+from itertools import accumulate, repeat
+from typing import Any, TypeAlias, overload
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from regard.attention.checks import check_integer, shown
 from regard.attention.notebook import facts
@@ -33,6 +33,7 @@ from regard.look.align import find as find_head
 from regard.model.notebook import model_html
 from regard.model.transformer import Transformer
 from regard.task.precision import load_saved
+from regard.task.predictor import Predictor
 from regard.task.search import (
     SearchSettings,
     check_length,
@@ -41,6 +42,7 @@ from regard.task.search import (
     open_reading,
 )
 from regard.task.settings import Precision, check_texts
+from regard.task.split import Piece, has_line_break, marked_up, pieces
 
 Pair: TypeAlias = tuple[str, str]
 """A source and its target."""
@@ -54,6 +56,10 @@ class Attended:
     target: list[str]
     weights: Float[Tensor, "layers H L S"]
     """Row n belongs to the step that wrote token n."""
+
+    def __repr__(self) -> str:
+        read, written = "".join(self.source), "".join(self.target)
+        return f"Attended({read!r}, {written!r}, weights {tuple(self.weights.shape)})"
 
 
 @dataclass(frozen=True)
@@ -75,6 +81,14 @@ class Written:
     def log_p(self) -> float:
         return math.fsum(self.token_scores)
 
+    def __repr__(self) -> str:
+        rows = [repr(self.text), f"score {self.score:.4g}", f"{len(self.tokens)} tokens"]
+        if self.attention is not None:
+            rows.append(f"attention {tuple(self.attention.weights.shape)}")
+        if self.alignment is not None:
+            rows.append("alignment " + " ".join(f"{s}-{t}" for s, t in self.alignment))
+        return f"Written({', '.join(rows)})"
+
 
 NOTHING = Written("", 0.0, [], [])
 """The translation of an empty text."""
@@ -92,8 +106,23 @@ class Part:
     """Tokens that the translation must begin with."""
 
 
-class Translator:
-    """A trained model with its tokenizers, which translates texts."""
+class Translator(Predictor):
+    """A trained model with its tokenizers, which translates texts.
+
+    A text of several lines is translated line by line, and its line breaks stay. `model` is the
+    `Transformer`, `search` the settings of beam search, `tags` what its training sources began
+    with, such as a language, and `head` the attention head for word alignments.
+
+    >>> from regard import Translator
+    >>> translator = Translator.load("runs/en-de")
+    >>> translations = translator.translate(["A dog.", "Two cats.\\nA bird."])
+    >>> [len(text.splitlines()) for text in translations]
+    [1, 2]
+    >>> translator.search.beams
+    4
+    """
+
+    _call = "translate(texts)"
 
     def __init__(
         self,
@@ -104,24 +133,23 @@ class Translator:
         held_out: Callable[[], Sequence[Pair]] = tuple,
     ):
         """Without tokenizers, `tokenizers` is the error message to raise when they are needed."""
-        self.model = model
+        self.model: Transformer = model
         self._tokenizers = tokenizers
         self.search = settings
-        self.about = dict(about or {})
-        self.held_out = held_out
+        """The settings of beam search: beam size, maximum length, length penalty."""
+        self._about = dict(about or {})
+        self._held_out = held_out
         """Reads the validation pairs from the run's folder."""
         self.head: Head | None = None
         """The attention head for word alignments; chosen when they are first requested."""
-        self.found: Found | None = None
+        self._found: Found | None = None
         """The scores of all heads, from which `head` was chosen."""
-        self.name = "a translator"
-        """The model's folder, if there is one."""
-        trained_tags: Any = self.about.get("tags") or ()
+        trained_tags: Any = self._about.get("tags") or ()
         self.tags = tuple(map(str, trained_tags))
         """Tags of the training sources, such as languages."""
 
     @classmethod
-    def of(cls, saved: Saved, held_out: Callable[[], Sequence[Pair]] = tuple) -> "Translator":
+    def _of(cls, saved: Saved, held_out: Callable[[], Sequence[Pair]] = tuple) -> "Translator":
         """Builds a translator from a loaded model folder."""
         if not isinstance(saved.model, Transformer):
             raise ValueError(f"{saved.folder} holds a {type(saved.model).__name__}, no Transformer")
@@ -133,47 +161,43 @@ class Translator:
         except ValueError as error:  # the model is useful without tokenizers
             tokenizers = str(error)
         translator = cls(saved.model, tokenizers, settings, about, held_out)
-        translator.name = str(saved.folder)
+        translator._folder = str(saved.folder)
         return translator
-
-    @classmethod
-    def read(
-        cls,
-        folder: str | Path,
-        others: Sequence[str | Path] = (),
-        weights: Weights | None = None,
-        *,
-        device: str | torch.device = "cpu",
-        precision: Precision = "fp32",
-    ) -> "Translator":
-        """Loads the folder of a model or of a run; with `others`, an ensemble of all of them."""
-        first, *rest = (
-            cls.of(load_saved(name, device, precision)[0]) for name in (folder, *others)
-        )
-        return first.ensemble(rest, weights) if rest or weights else first
 
     def ensemble(
         self, others: "Sequence[Translator]", weights: Weights | None = None
     ) -> "TranslatorEnsemble":
-        """An ensemble of this translator and others, which averages their probabilities."""
+        """Returns an ensemble of this translator and others, which averages their probabilities.
+
+        The members need the same target tokenizer. By default all `weights` are equal.
+
+        >>> import regard
+        >>> first, second = (regard.Translator.load("runs/en-de") for _ in range(2))
+        >>> len(first.ensemble([second], [0.7, 0.3]).translate(["A dog."]))
+        1
+        """
         return TranslatorEnsemble([self, *others], weights)
 
-    def __repr__(self) -> str:
-        config = self.model.config
-        return (
-            f"{type(self).__name__}({self.name!r}, width {config.width}, "
-            f"{self.search.beams} beams, at most {self.search.length} tokens)"
-        )
+    def _facts(self) -> dict[str, object]:
+        rows: dict[str, object] = {"vocabulary": f"{self.model.config.vocabulary:,}"}
+        rows |= {"beams": self.search.beams, "length": self.search.length}
+        if self.tags:
+            rows["tags"] = " ".join(self.tags)
+        return rows
 
     def _repr_html_(self) -> str:
-        rows: dict[str, object] = {"folder": self.name, "beams": self.search.beams}
-        rows |= {"longest": f"{self.search.length} tokens"}
-        if self.tags:
-            rows["tags"] = ", ".join(self.tags)
+        rows = {"folder": self._folder, **self._facts()}
         if not isinstance(self._tokenizers, str):
-            reads, writes = self._tokenizers
-            rows |= {"reads": repr(reads), "writes": repr(writes)}
+            rows |= dict(zip(("source tokenizer", "tokenizer"), map(repr, self._tokenizers)))
         return facts(type(self).__name__, rows, model_html(self.model))
+
+    @overload
+    def __call__(self, texts: str, /) -> str: ...  # type: ignore[overload-overlap]
+    @overload
+    def __call__(self, texts: Sequence[str], /) -> list[str]: ...
+    def __call__(self, texts: str | Sequence[str], /) -> str | list[str]:
+        """Translates one text, or each of a list."""
+        return self.translate([texts])[0] if isinstance(texts, str) else self.translate(texts)
 
     @property
     def source_tokenizer(self) -> AnyTokenizer:
@@ -193,7 +217,16 @@ class Translator:
     def translate(
         self, texts: Sequence[str], *, beams: int | None = None, batch: int | None = None
     ) -> list[str]:
-        """Translates each text; an empty text stays empty."""
+        """Returns the best translation of each text; an empty text stays empty.
+
+        `beams` is the beam size, by default `search.beams`; 1 is greedy search. `batch` is the
+        number of sentences decoded together, by default 64 on a CPU and 512 on a GPU. A text of
+        several lines is translated line by line, and its line breaks stay.
+
+        >>> import regard
+        >>> len(regard.Translator.load("runs/en-de").translate(["A dog.", ""], beams=2))
+        2
+        """
         check_texts(texts)
         best = self.translations(texts, beams=beams, batch=batch, low_latency=False)
         return [written[0].text for written in best]
@@ -201,14 +234,30 @@ class Translator:
     def stream(
         self, texts: Iterable[str | None], *, beams: int | None = None, batch: int | None = None
     ) -> Iterator[str]:
-        """Yields the translation of each text as soon as it and all before it are ready."""
+        """Yields the translation of each text as soon as it and all before it are ready.
+
+        The texts may come from any iterable, such as a file; None among them means that no more
+        are available yet.
+
+        >>> import regard
+        >>> translator = regard.Translator.load("runs/en-de")
+        >>> sum(1 for translation in translator.stream(iter(["A dog.", "A cat."])))
+        2
+        """
         for best in self.translations(texts, beams=beams, batch=batch):
             yield best[0].text
 
     def hypotheses(
         self, texts: Sequence[str], *, n_best: int = 1, beams: int | None = None
     ) -> list[list[Written]]:
-        """The `n_best` translations of each text, best first."""
+        """Returns the `n_best` translations of each text, best first, with their scores.
+
+        >>> import regard
+        >>> translator = regard.Translator.load("runs/en-de")
+        >>> (best,) = translator.hypotheses(["A dog."], n_best=2)
+        >>> best[0].score >= best[1].score
+        True
+        """
         check_texts(texts)
         return list(self.translations(texts, n_best=n_best, beams=beams))
 
@@ -232,28 +281,81 @@ class Translator:
         text is empty. With `low_latency` the first few texts are decoded first; without it, all of
         them are sorted by length, which is faster.
 
+        A text of several lines is translated line by line. The translations of rank n are joined by
+        the text's own line breaks, and their score is the mean of the lines' scores. A line that
+        exceeds the model's length is cut into parts, at spaces if possible, whose translations are
+        joined by a space.
+
         Every translation begins with `prefix`, which may also be one prefix for each text; its
         tokens count in the score. `tags` select the output of a model that was trained with tags,
-        such as the target language. A text that exceeds the model's length is cut into parts, at
-        spaces if possible; the translations of the parts are joined by rank. The default `batch` is
-        64 sentences on a CPU and 512 on a GPU, or fewer if memory is short.
+        such as the target language. `attention` adds the cross-attention weights, and `align` word
+        alignments. The default `batch` is 64 sentences on a CPU and 512 on a GPU, or fewer if
+        memory is short.
+
+        >>> import regard
+        >>> translator = regard.Translator.load("runs/en-de")
+        >>> (best,) = translator.translations(["A dog."], attention=True)
+        >>> layers, heads, written, read = best[0].attention.weights.shape
+        >>> written == len(best[0].tokens) + 1
+        True
         """
-        device = self.model.target.table.weight.device
+        prefixes = repeat(prefix) if isinstance(prefix, str) else iter(prefix)
+        line_prefixes: deque[str] = deque()
+        groups: deque[list[Piece]] = deque()
+
+        def lines() -> Iterator[str | None]:
+            for text in texts:
+                if text is None:
+                    yield None
+                    continue
+                broken = has_line_break(text)
+                groups.append(pieces(text, long=None) if broken else [Piece(text, True)])
+                translated = [piece.text for piece in groups[-1] if piece.translated] or [""]
+                line_prefixes.extend([next(prefixes, ""), *[""] * (len(translated) - 1)])
+                yield from translated
+
+        results = self._translate_lines(
+            lines(),
+            line_prefixes,
+            n_best=n_best,
+            beams=beams,
+            batch=batch,
+            tags=tags,
+            attention=attention,
+            align=align,
+            low_latency=low_latency,
+        )
+        return _by_text(groups, results)
+
+    def _translate_lines(
+        self,
+        texts: Iterable[str | None],
+        prefixes: deque[str] | None = None,
+        *,
+        n_best: int = 1,
+        beams: int | None = None,
+        batch: int | None = None,
+        tags: Sequence[str] = (),
+        attention: bool = False,
+        align: bool = False,
+        low_latency: bool = True,
+    ) -> Iterator[list[Written]]:
+        """Yields the translations of texts that are one line each; `prefixes` grows with them."""
+        device = self.device
         batch = usual(device) if batch is None else batch
         for name, number in (("n_best", n_best), ("batch", batch)):
             check_integer(name, number)
         settings = self.search if beams is None else replace(self.search, beams=beams)
         batch = min(batch, self._room(max(settings.beams, n_best)) or batch)
-        self.check_tags(tags)
+        check_tags(self, tags)
         counts: deque[int] = deque()
-        prefixes = repeat(prefix) if isinstance(prefix, str) else iter(prefix)
 
         def parts() -> Iterator[Part | None]:
             for chunk in _together(texts):
-                for cut in self.cuts(chunk, align, tags):
+                for cut in self._cut_all(chunk, align, tags):
                     if attention:
                         check_length("text", sum(len(part.ids) for part in cut), self.search.length)
-                    if forced := next(prefixes, "").strip():
+                    if prefixes and (forced := prefixes.popleft().strip()):
                         ids = tuple(self.tokenizer.encode(forced))
                         self._check_prefix(forced, ids, settings)
                         cut[0] = replace(cut[0], prefix=ids)
@@ -282,16 +384,29 @@ class Translator:
             low_latency=low_latency,
             finish=write if asynchronous else None,
         )
-        ready: list[list[Written]] = []
-        for written in results:
-            ready.append(written)
-            if len(ready) == counts[0]:
-                yield ready[0] if len(ready) == 1 else self.join(ready)
-                ready = []
-                counts.popleft()
+
+        def by_line() -> Iterator[list[Written]]:
+            ready: list[list[Written]] = []
+            for written in results:
+                ready.append(written)
+                if len(ready) == counts[0]:
+                    yield ready[0] if len(ready) == 1 else join_parts(ready, self.search)
+                    ready = []
+                    counts.popleft()
+
+        return by_line()
 
     def attention(self, text: str, written: str | Sequence[int]) -> Attended:
-        """The cross-attention weights of every layer and head for this translation."""
+        """Returns the cross-attention weights of every layer and head for this translation.
+
+        `written` is its text, or its tokens. The weights are (layers, H, L, S): row n of L belongs
+        to the step that wrote token n, and S are the tokens of the source with EOS.
+
+        >>> import regard
+        >>> attended = regard.Translator.load("runs/en-de").attention("A dog.", "Ein Hund.")
+        >>> attended.weights.shape[2:] == (len(attended.target), len(attended.source))
+        True
+        """
         source = self._encode(text)
         tokens = self.tokenizer.encode(written) if isinstance(written, str) else list(written)
         check_length("text", len(source), self.search.length)
@@ -308,21 +423,10 @@ class Translator:
         """Tokenizes texts without surrounding white space, as in training."""
         return self.source_tokenizer.encode_batch([text.strip() for text in texts])
 
-    def check_tags(self, tags: Sequence[str]) -> None:
-        """Raises if no training source had one of these tags."""
-        for tag in tags:
-            if tag not in self.tags:
-                choices = (
-                    f"known are {', '.join(self.tags)}" if self.tags else "it was trained without"
-                )
-                raise ValueError(f"tag ({tag}) is unknown to {self.name}; {choices}")
-
-    def cut(self, text: str, align: bool = False, tags: Sequence[str] = ()) -> list[Part]:
-        """Tokenizes a text and cuts it into parts, each with the tags."""
-        return self.cuts([text], align, tags)[0]
-
-    def cuts(self, texts: Sequence[str], align: bool, tags: Sequence[str]) -> list[list[Part]]:
-        """Does the same for several texts, which are tokenized together."""
+    def _cut_all(
+        self, texts: Sequence[str], align: bool = False, tags: Sequence[str] = ()
+    ) -> list[list[Part]]:
+        """Tokenizes texts together, and cuts each into parts, each with the tags."""
         return [
             self._cut(text, ids, align, tags) for text, ids in zip(texts, self._encode_batch(texts))
         ]
@@ -365,7 +469,7 @@ class Translator:
         if not real:
             return [[] for _ in parts]
         hypotheses = find(
-            partial(self.open, real),
+            partial(self._open, real),
             len(real),
             settings,
             most=[longest(len(part.ids)) for part in real],
@@ -441,11 +545,19 @@ class Translator:
     # Scores of given translations
 
     def score(self, pairs: Sequence[Pair], *, batch: int = 64) -> list[Written]:
-        """Scores each target as a translation of its source: log p of every token and of EOS."""
+        """Scores each target as a translation of its source: log p of every token and of EOS.
+
+        `score` of a result is log p divided by the length penalty, and `log_p` its sum alone.
+
+        >>> import regard
+        >>> (scored,) = regard.Translator.load("runs/en-de").score([("A dog.", "Ein Hund.")])
+        >>> scored.log_p < 0
+        True
+        """
         for texts in zip(*pairs):
             check_texts(texts)
         parts = [Part(self._encode(source), []) for source, _ in pairs]
-        parts = [self.whole(part, source) for part, (source, _) in zip(parts, pairs)]
+        parts = [self._whole(part, source) for part, (source, _) in zip(parts, pairs)]
         targets = [self.tokenizer.encode(target.strip()) for _, target in pairs]
         for part, target in zip(parts, targets):
             check_length("text", max(map(len, (part.ids, *part.others))), self.search.length)
@@ -460,7 +572,7 @@ class Translator:
                 results[n] = Written(pairs[n][1], ranking_score, targets[n], token_scores)
         return [results[n] for n in range(len(pairs))]
 
-    def whole(self, part: Part, text: str) -> Part:
+    def _whole(self, part: Part, text: str) -> Part:
         """Adds the tokens that the other members of an ensemble read for a whole text."""
         return part
 
@@ -493,7 +605,7 @@ class Translator:
             scores.tolist() for scores in logs.cpu().split([len(target) + 1 for target in targets])
         ]
 
-    def open(self, parts: Sequence[Part], **hints: int) -> Session:
+    def _open(self, parts: Sequence[Part], **hints: int) -> Session:
         return self._reading([part.ids for part in parts], **hints)
 
     def _room(self, beams: int) -> int | None:
@@ -507,7 +619,7 @@ class Translator:
         source, lengths = text_source(sources, self.search.end)
         return open_reading(self.model, source, lengths, **hints)
 
-    def decode(self, hypothesis: Hypothesis, settings: SearchSettings) -> Written:
+    def _decode(self, hypothesis: Hypothesis, settings: SearchSettings) -> Written:
         (text,) = self._texts([hypothesis.tokens])
         return self._to_written(text, hypothesis, settings)
 
@@ -522,33 +634,6 @@ class Translator:
             hypothesis.tokens,
             hypothesis.token_scores,
         )
-
-    def join(self, parts: list[list[Written]]) -> list[Written]:
-        """Joins the translations of a text's parts by rank, repeating a part's last if too few."""
-        results = []
-        for rank in range(max(map(len, parts))):
-            chosen = [candidates[min(rank, len(candidates) - 1)] for candidates in parts]
-            scores = [score for written in chosen for score in written.token_scores]
-            alignment: Links | None = None
-            if chosen[0].alignment is not None:
-                counts = [len(written.text.split()) for written in chosen]
-                alignment = [
-                    (source, sum(counts[:n]) + target)
-                    for n, written in enumerate(chosen)
-                    for source, target in written.alignment or ()
-                ]
-            attentions = [written.attention for written in chosen if written.attention is not None]
-            results.append(
-                Written(
-                    " ".join(filter(None, (written.text for written in chosen))),
-                    _ranking_score(scores, self.search),
-                    [token for written in chosen for token in written.tokens],
-                    scores,
-                    _side_by_side(attentions) if attentions else None,
-                    alignment,
-                )
-            )
-        return results
 
     # Attention
 
@@ -590,13 +675,18 @@ class Translator:
         ]
 
     def find_head(self, texts: Sequence[str]) -> Found | None:
-        """Chooses the attention head for word alignments on the run's held-out pairs, if its folder
-        has any, otherwise on these texts. None if no text has two words.
+        """Chooses the attention head for word alignments, and sets `head`.
+
+        It is chosen on the run's held-out pairs, if its folder has any, otherwise on these texts.
+        Returns the scores of all heads, or None if no text has two words.
+
+        >>> import regard
+        >>> regard.Translator.load("runs/en-de").find_head(["A dog and a cat."]).best.layer
+        0
         """
-        cut = [self.cut(text, align=True)[0] for text in texts]
-        parts = [part for part in cut if part.ids]
+        parts = [cut[0] for cut in self._cut_all(texts, align=True) if cut[0].ids]
         hypotheses = self._search(parts, replace(self.search, beams=1), 1)
-        written = [self.decode(best[0], self.search) for best in hypotheses]
+        written = [self._decode(best[0], self.search) for best in hypotheses]
         return self._find(list(zip(parts, written)))
 
     def _find(self, pairs: Sequence[tuple[Part, Written]]) -> Found | None:
@@ -604,18 +694,18 @@ class Translator:
             return Example(part.ids, tokens, part.words, words(self.tokenizer.pieces(tokens)))
 
         examples = [
-            example(self.cut(source, align=True)[0], self.tokenizer.encode(target))
+            example(self._cut_all([source], align=True)[0][0], self.tokenizer.encode(target))
             for source, target in self._pairs()[:SAMPLE]
         ]
         if not examples:
             examples = [example(part, written.tokens) for part, written in pairs[:SAMPLE]]
-        self.found = find_head(self.model, examples, self.search.start, self.search.end)
-        self.head = None if self.found is None else self.found.best
-        return self.found
+        self._found = find_head(self.model, examples, self.search.start, self.search.end)
+        self.head = None if self._found is None else self._found.best
+        return self._found
 
     def _pairs(self) -> Sequence[Pair]:
         try:
-            return self.held_out()
+            return self._held_out()
         except (ValueError, OSError):
             return ()  # a model without a run's folder
 
@@ -623,7 +713,8 @@ class Translator:
 class TranslatorEnsemble(Translator):
     """Several translators that choose every token by the mean of their probabilities.
 
-    Their source tokenizers may differ, but their target tokenizers may not. Search settings,
+    `Translator.ensemble` and `regard.load(folder, *others)` make one. The members' source
+    tokenizers may differ, but their target tokenizers may not. Search settings,
     attention and alignments come from the first member: heads of different models have no mean.
     """
 
@@ -634,9 +725,9 @@ class TranslatorEnsemble(Translator):
         check_same_tokens(members)
         length = min(member.search.length for member in members)
         settings = replace(first.search, length=length)
-        super().__init__(first.model, first._tokenizers, settings, first.about, first.held_out)
-        self.name = first.name
-        self.members, self.weights = list(members), shares(weights, len(members))
+        super().__init__(first.model, first._tokenizers, settings, first._about, first._held_out)
+        self._folder = first._folder
+        self._members, self._weights = list(members), shares(weights, len(members))
         first_tokenizer = first.source_tokenizer.to_bytes()
         self._alike = [other.source_tokenizer.to_bytes() == first_tokenizer for other in others]
 
@@ -659,10 +750,10 @@ class TranslatorEnsemble(Translator):
 
     def _others(self, ids: list[int], text: str) -> tuple[list[int], ...]:
         """The tokens of a text for all members but the first, which reads `ids`."""
-        others = zip(self.members[1:], self._alike)
+        others = zip(self._members[1:], self._alike)
         return tuple(ids if alike else other._encode(text) for other, alike in others)
 
-    def whole(self, part: Part, text: str) -> Part:
+    def _whole(self, part: Part, text: str) -> Part:
         return replace(part, others=self._others(part.ids, text))
 
     def _token_scores(
@@ -670,19 +761,145 @@ class TranslatorEnsemble(Translator):
     ) -> list[list[float]]:
         """log Σ_m w_m p_m for each token."""
         read = zip(*((part.ids, *part.others) for part in parts))
-        each = [member._log_p(list(ids), targets) for member, ids in zip(self.members, read)]
-        shares = torch.tensor(self.weights, dtype=torch.float64).log()[:, None]
+        each = [member._log_p(list(ids), targets) for member, ids in zip(self._members, read)]
+        shares = torch.tensor(self._weights, dtype=torch.float64).log()[:, None]
         return [
             torch.logsumexp(torch.tensor(logs, dtype=torch.float64) + shares, 0).tolist()
             for logs in zip(*each)
         ]
 
-    def open(self, parts: Sequence[Part], **hints: int) -> Session:
+    def _open(self, parts: Sequence[Part], **hints: int) -> Session:
         sources = zip(*((part.ids, *part.others) for part in parts))
         sessions = [
-            member._reading(list(ids), **hints) for member, ids in zip(self.members, sources)
+            member._reading(list(ids), **hints) for member, ids in zip(self._members, sources)
         ]
-        return ensemble(sessions, self.weights)
+        return ensemble(sessions, self._weights)
+
+    def _facts(self) -> dict[str, object]:
+        return {"members": len(self._members), **super()._facts()}
+
+    def _models(self) -> list[nn.Module]:
+        return [member.model for member in self._members]
+
+
+def load_translators(
+    folders: Sequence[str | os.PathLike[str]],
+    weights: Weights,
+    device: str,
+    precision: Precision,
+) -> Translator:
+    """The translator of a folder in a precision, or the ensemble of several."""
+    first, *others = (Translator._of(load_saved(name, device, precision)[0]) for name in folders)
+    return first.ensemble(others, weights or None) if others or weights else first
+
+
+# For packages that decode by themselves, such as the service
+
+
+def check_tags(translator: Translator, tags: Sequence[str]) -> None:
+    """Raises if no training source had one of these tags."""
+    for tag in tags:
+        if tag not in translator.tags:
+            known = ", ".join(translator.tags)
+            choices = f"known are {known}" if known else "it was trained without"
+            name = translator._folder or "this translator"
+            raise ValueError(f"tag ({tag}) is unknown to {name}; {choices}")
+
+
+def cut_texts(translator: Translator, texts: Sequence[str]) -> list[list[Part]]:
+    """The parts of each text, short enough for the model."""
+    return translator._cut_all(texts)
+
+
+def open_parts(
+    translator: Translator, parts: Sequence[Part], *, beams: int, length: int
+) -> Session:
+    """A session that translates these parts."""
+    return translator._open(parts, beams=beams, length=length)
+
+
+def written_of(translator: Translator, hypothesis: Hypothesis, settings: SearchSettings) -> Written:
+    """The translation that a hypothesis is."""
+    return translator._decode(hypothesis, settings)
+
+
+def join_parts(parts: Sequence[list[Written]], settings: SearchSettings) -> list[Written]:
+    """Joins the translations of a text's parts by rank, repeating a part's last if too few."""
+    return [
+        _join(
+            chosen,
+            " ".join(filter(None, (written.text for written in chosen))),
+            _ranking_score([s for written in chosen for s in written.token_scores], settings),
+            [0] * len(chosen),  # words are already counted in the whole text
+        )
+        for chosen in _by_rank(parts)
+    ]
+
+
+def join_pieces(
+    text: Sequence[Piece], translations: Sequence[list[Written]], markup: bool = False
+) -> list[Written]:
+    """Joins the translations of a text's pieces by rank, with what is between them.
+
+    The score is the mean of the pieces' scores.
+    """
+    counts = [len(piece.text.split()) for piece in text if piece.translated]
+    results = []
+    for chosen in _by_rank(translations):
+        texts = iter(chosen)
+        results.append(
+            _join(
+                chosen,
+                "".join(
+                    marked_up(next(texts).text, markup) if piece.translated else piece.text
+                    for piece in text
+                ),
+                math.fsum(written.score for written in chosen) / max(1, len(chosen)),
+                [0, *accumulate(counts)],
+            )
+        )
+    return results or [replace(NOTHING, text="".join(piece.text for piece in text))]
+
+
+def _by_rank(parts: Sequence[list[Written]]) -> Iterator[list[Written]]:
+    for rank in range(max(map(len, parts), default=0)):
+        yield [candidates[min(rank, len(candidates) - 1)] for candidates in parts]
+
+
+def _join(
+    chosen: Sequence[Written], text: str, score: float, source_words: Sequence[int]
+) -> Written:
+    """One translation of several; `source_words` come before each in the source."""
+    alignment: Links | None = None
+    if chosen[0].alignment is not None:
+        counts = [0, *accumulate(len(written.text.split()) for written in chosen)]
+        alignment = [
+            (before + source, count + target)
+            for written, before, count in zip(chosen, source_words, counts)
+            for source, target in written.alignment or ()
+        ]
+    attentions = [written.attention for written in chosen if written.attention is not None]
+    return Written(
+        text,
+        score,
+        [token for written in chosen for token in written.tokens],
+        [score for written in chosen for score in written.token_scores],
+        _side_by_side(attentions) if attentions else None,
+        alignment,
+    )
+
+
+def _by_text(groups: deque[list[Piece]], lines: Iterator[list[Written]]) -> Iterator[list[Written]]:
+    """Joins the translations of lines; `groups` has the pieces of each text that was read."""
+    ready: list[list[Written]] = []
+    for written in lines:
+        ready.append(written)
+        text = groups[0]
+        count = sum(piece.translated for piece in text)
+        if len(ready) == max(1, count):
+            yield written if len(text) == 1 == count else join_pieces(text, ready[:count])
+            ready = []
+            groups.popleft()
 
 
 SAMPLE = 64

@@ -38,7 +38,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 @pytest.fixture
 def test_set(tmp_path: Path, runs: list[Path]) -> list[str]:
     """References that are nearly what the first run writes."""
-    written = load(runs[0]).translate(TEXTS)  # type: ignore[union-attr]
+    written = load(runs[0]).translate(TEXTS)
     rng = random.Random(0)
     wanted = [text if rng.random() < 0.7 else f"{text} ab cd" for text in written]
     source = lines(tmp_path / "test.a", TEXTS)

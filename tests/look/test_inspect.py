@@ -127,7 +127,8 @@ def test_effects_stand_beside_weights(translator: Any) -> None:
     assert effect.falls.shape == (4, len(one.rows))
     assert one.falls is not None
     assert one.falls.shape == (2, 2)
-    model, search, (part,) = translator.model, translator.search, translator.cut("ab cd efg")
+    model, search = translator.model, translator.search
+    ((part,),) = translator._cut_all(["ab cd efg"])
     asked = torch.tensor([[*part.ids, search.end]]), found.more["ids"], search.start, search.end
     whole = log_p(model, *asked)
     with changed(model, off=[("decoder.blocks.1.cross", 1)]):

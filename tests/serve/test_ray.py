@@ -24,7 +24,7 @@ def test_two_replicas(tmp_path: Path) -> None:
     from regard.serve.ray import application
 
     folder = translator(tmp_path / "en-de")
-    want = load(folder).translate(TEXTS)  # type: ignore[union-attr]
+    want = load(folder).translate(TEXTS)
     ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False)
     try:
         serve.start(http_options={"host": "127.0.0.1", "port": 8765})

@@ -30,7 +30,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def want(folder: Path) -> list[str]:
-    return load(folder).translate(TEXTS)  # type: ignore[union-attr]
+    return load(folder).translate(TEXTS)
 
 
 @pytest.fixture(scope="module", params=[1, 3], ids=["one HTTP process", "three"])

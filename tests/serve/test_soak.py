@@ -85,7 +85,7 @@ def test_mixed_traffic(tmp_path: Path) -> None:
         classifier(tmp_path / "kinds"),
         reader(tmp_path / "scans"),
     ]
-    want = load(folders[0]).translate(TEXTS)  # type: ignore[union-attr]
+    want = load(folders[0]).translate(TEXTS)
     wrong: list[Any] = []
     with serving(*folders, "--log", "error", "--seconds", "300") as server:
         seconds = 60 * MINUTES

@@ -1,6 +1,7 @@
 """Small models of every kind, in folders, that have learned nothing and have opinions."""
 
 import io
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from torch import nn
 from regard import checkpoint
 from regard.data.tokenizer import Tokenizer, files
 from regard.model.classifier import ClassifierConfig, TextClassifier
+from regard.model.encoder import EncoderConfig, TextEncoder
 from regard.model.language import LanguageConfig, LanguageModel
 from regard.model.transformer import ImageSource, Transformer, TransformerConfig
 from regard.model.vit import VisionConfig, VisionTransformer
@@ -72,9 +74,9 @@ def reader(folder: Path, seed: int = 0) -> Path:
     return folder
 
 
-def classifier(folder: Path, seed: int = 0) -> Path:
-    config = VisionConfig(5, (12, 20), 4, channels=1, layers=1, **SIZES)
-    task = {"name": "classify", "labels": list("vwxyz"), **PICTURE}
+def classifier(folder: Path, seed: int = 0, labels: Sequence[str] = "vwxyz") -> Path:
+    config = VisionConfig(len(labels), (12, 20), 4, channels=1, layers=1, **SIZES)
+    task = {"name": "classify", "labels": list(labels), **PICTURE}
     checkpoint.save(folder, opinionated(VisionTransformer(config), seed), task=task)
     return folder
 
@@ -91,3 +93,10 @@ def picture(seed: int, size: tuple[int, int] = (14, 23), kind: str = "png") -> b
     content = io.BytesIO()
     Image.fromarray(pixels).save(content, kind)
     return content.getvalue()
+
+
+def embedder(folder: Path, seed: int = 0) -> Path:
+    model = opinionated(TextEncoder(EncoderConfig(BPE.size, layers=1, **SIZES)), seed)
+    task = {"name": "encoder", "length": 40}
+    checkpoint.save(folder, model, files=files(BPE, BPE), task=task)
+    return folder

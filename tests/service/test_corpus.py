@@ -32,7 +32,7 @@ def lines(tmp_path: Path) -> Path:
 
 @pytest.mark.slow
 def test_any_number_of_processes(folder: Path, lines: Path, tmp_path: Path) -> None:
-    want = load(folder).translate([*TEXTS, "", *TEXTS])  # type: ignore[union-attr]
+    want = load(folder).translate([*TEXTS, "", *TEXTS])
     for size in (1, 3):
         out = tmp_path / f"out{size}"
         done = [
@@ -86,5 +86,5 @@ def test_a_job_that_is_killed_goes_on(folder: Path, tmp_path: Path) -> None:
     # torchrun starts its processes in sessions of their own, which end when they notice.
     done = subprocess.run([*words, "3", *job], env=env, timeout=HANG)
     assert done.returncode == 0
-    want = load(folder).translate(texts)  # type: ignore[union-attr]
+    want = load(folder).translate(texts)
     assert (out / "translations.txt").read_text().splitlines() == want

@@ -41,6 +41,7 @@ from regard.service import (
 from regard.service.models import load_served, served
 from regard.service.served import Job, Served
 from regard.service.translators import ServedTranslator
+from regard.task.translator import Translator, cut_texts
 from tests.processes import HANG, wait_until
 from tests.service.samples import (
     BPE,
@@ -100,7 +101,7 @@ class Gate:
 def test_answers_are_the_direct_ones(folders: dict[str, Path], precision: Any) -> None:
     if precision == "int8" and native.missing():
         pytest.skip("no compiler")
-    direct: Any = load(folders["words"])
+    direct = Translator.load(folders["words"])
     if precision == "int8":
         from regard.decode.engine.int8.linear import int8
 
@@ -220,7 +221,7 @@ def test_every_kind_of_model(service: Service, folders: dict[str, Path]) -> None
 def test_lines_are_kept_and_empty_texts_are_empty(
     service: Service, folders: dict[str, Path]
 ) -> None:
-    direct: Any = load(folders["words"])
+    direct = Translator.load(folders["words"])
     text = f" {TEXTS[0]}\n\n\t{TEXTS[1]} \n"
     found = service.ask(Translate(texts=(text, "", " \n ")))
     one, two = direct.translate(TEXTS[:2])
@@ -231,15 +232,15 @@ def test_lines_are_kept_and_empty_texts_are_empty(
 def test_a_long_text_is_cut_as_a_translator_cuts_it(
     service: Service, folders: dict[str, Path]
 ) -> None:
-    direct: Any = load(folders["words"])
+    direct = Translator.load(folders["words"])
     text = " ".join(TEXTS)[:390]
-    assert len(direct.cut(text)) > 1
+    assert len(cut_texts(direct, [text])[0]) > 1
     (found,) = service.ask(Translate(texts=(text,)))
     assert found.text == direct.translate([text])[0]
 
 
 def test_markup_is_kept(service: Service, folders: dict[str, Path]) -> None:
-    direct: Any = load(folders["words"])
+    direct = Translator.load(folders["words"])
     (found,) = service.ask(Translate(texts=(f"<p>{TEXTS[0]}</p>",), markup=True))
     import html
 
@@ -262,7 +263,7 @@ def test_what_is_streamed_is_the_answer(service: Service, beams: int) -> None:
 
 
 def test_attention_of_a_request(service: Service, folders: dict[str, Path]) -> None:
-    direct: Any = load(folders["words"])
+    direct = Translator.load(folders["words"])
     found = service.ask(Attend(model="words", text=TEXTS[0]))
     assert found.text == direct.translate([TEXTS[0]])[0]
     weights = torch.tensor(found.weights)
@@ -313,7 +314,7 @@ def test_who_waits_for_captured_searches_enters_together(
     monkeypatch.setattr("regard.decode.engine.session.Session.shrinks", False)
     monkeypatch.setattr("regard.service.writers.GATHER", HANG)
     folder = translator(tmp_path / "en-de")
-    want = load(folder).translate(TEXTS)  # type: ignore[union-attr]
+    want = load(folder).translate(TEXTS)
     served = load_served("en-de", folder, device="cpu", precision="fp32", version=1)
     assert isinstance(served, ServedTranslator)
     asked: list[Future[Any]] = [Future() for _ in TEXTS]
@@ -359,7 +360,7 @@ def test_no_more_rows_run_than_the_engine_takes_at_once(
     folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(EagerEngine, "rows", lambda self, length: 7)
-    want = load(folders["words"]).translate(TEXTS[:9])  # type: ignore[union-attr]
+    want = load(folders["words"]).translate(TEXTS[:9])
     served = load_served("words", folders["words"], device="cpu", precision="fp32", version=1)
     assert isinstance(served, ServedTranslator)
     asked: Future[Any] = Future()
@@ -412,7 +413,7 @@ def test_a_model_that_fails_fails_its_requests_alone(
         service.ask(Translate(texts=(TEXTS[0],)))
     handle.remove()
     assert service.ask(Label(texts=(TEXTS[0],)))
-    direct: Any = load(folders["words"])
+    direct = Translator.load(folders["words"])
     (found,) = service.ask(Translate(texts=(TEXTS[0],)))
     assert found.text == direct.translate([TEXTS[0]])[0]
 
@@ -476,7 +477,7 @@ def test_a_folder_is_loaded_again_without_dropping_a_request(tmp_path: Path) -> 
 @pytest.mark.parametrize("damage", ["truncated", "gone", "flipped"])
 def test_a_damaged_folder_keeps_the_old_model(tmp_path: Path, damage: str) -> None:
     folder = translator(tmp_path / "words", seed=1)
-    want = load(folder).translate(TEXTS[:5])  # type: ignore[union-attr]
+    want = load(folder).translate(TEXTS[:5])
     with Service(Limits(seconds=600.0)) as service:
         service.add(folder)
         weights = folder / "model.safetensors"

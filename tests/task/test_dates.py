@@ -134,7 +134,7 @@ def test_a_run_trains_saves_and_translates(tmp_path: Path) -> None:
     task = dates.build(SMALL)
     fit(task, SMALL.training, tmp_path / "run", display=Display())
     translator = load(tmp_path / "run")
-    assert translator.about["name"] == "dates"
+    assert translator._about["name"] == "dates"
     (written, empty) = translator.translate(["March 5, 2024", ""])
     assert len(written) <= dates.LONGEST
     assert empty == ""
@@ -143,7 +143,7 @@ def test_a_run_trains_saves_and_translates(tmp_path: Path) -> None:
     again = dates.evaluate(tmp_path / "run").scores
     assert again["exact_match"] == scores["exact_match"]
     # The run can be repeated from what it says of itself.
-    said = translator.about["config"]
+    said = translator._about["config"]
     assert from_json(dates.Config, {**said, "training": to_json(SMALL.training)}) == SMALL
 
 

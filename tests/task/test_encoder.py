@@ -17,7 +17,7 @@ from regard.model.encoder import EncoderConfig, EncoderShape, TextEncoder
 from regard.model.transformer import Transformer, TransformerShape
 from regard.seeding import rng
 from regard.task import encoder, label, translate
-from regard.task.encoder import Config, Hidden, TrainedEncoder, build
+from regard.task.encoder import Config, Hidden, TextEmbedder, build
 from regard.task.load import load
 from regard.train.config import TrainingConfig
 from regard.train.fit import Result
@@ -173,7 +173,7 @@ def test_it_learns_which_letters_follow_each_other(config: Config, tmp_path: Pat
 
 def test_a_run_is_saved_loaded_evaluated_and_resumed(run: Path, config: Config) -> None:
     loaded = load(run)
-    assert isinstance(loaded, TrainedEncoder)
+    assert isinstance(loaded, TextEmbedder)
     vectors = loaded.encode(["ab cd", "efg", ""])
     assert vectors.shape == (3, 16)
     torch.testing.assert_close(vectors[:1], loaded.encode(["ab cd"]))

@@ -24,6 +24,7 @@ from regard.task.load import ensemble, load
 from regard.task.search import SearchSettings
 from regard.task.text import build_transformer
 from regard.task.translator import Translator, TranslatorEnsemble, Written
+from tests.service import samples
 from tests.task.samples import SHAPE, sentences
 
 TEXTS = ["ab cd", "tu efg hij", "", "klm nop", "tu"]
@@ -175,7 +176,7 @@ def test_a_long_text_is_cut_for_every_member(tmp_path: Path, folders: list[Path]
     together: Any = load(folders[2], short, folders[1])
     assert together.search.length == 13
     text = " ".join(sentences(3, seed=9))
-    parts = together.cut(text, align=True)
+    (parts,) = together._cut_all([text], align=True)
     assert len(parts) > 2
     for part in parts:
         assert max(map(len, (part.ids, *part.others))) <= 13
@@ -184,7 +185,7 @@ def test_a_long_text_is_cut_for_every_member(tmp_path: Path, folders: list[Path]
     assert len(together.translate([text, "tu", "Ω" * 50])) == 3
     # What is not cut is read as it is, though the first does not know its letters.
     turned: Any = load(folders[0], folders[2])
-    (part,) = turned.cut("é Ω")
+    ((part,),) = turned._cut_all(["é Ω"])
     assert part.others == (BPE.encode("é Ω"),)
 
 
@@ -208,15 +209,16 @@ def test_other_tokens_are_refused_in_one_line(tmp_path: Path, folders: list[Path
 def test_what_is_no_member(tmp_path: Path, folders: list[Path]) -> None:
     one, two = load(folders[0]), load(folders[1])
     with pytest.raises(ValueError, match="an ensemble is no member of another"):
-        ensemble([one, ensemble([one, two]).ensemble([two])])  # type: ignore[union-attr]
+        ensemble([one, ensemble([one, two]).ensemble([two])])
     language = load(spoken(tmp_path / "language", 1))
     with pytest.raises(ValueError, match="of one kind, not of Translator, Generator"):
         ensemble([one, language])
     assert isinstance(language, Generator)
     with pytest.raises(ValueError, match="an ensemble is no member of another"):
         ensemble([language, language.ensemble([language])])
-    with pytest.raises(ValueError, match="a str cannot be in an ensemble"):
-        ensemble(["one", "two"])
+    labeler = load(samples.labeler(tmp_path / "labeler"))
+    with pytest.raises(ValueError, match="a Labeler cannot be in an ensemble"):
+        labeler.ensemble([labeler])
     with pytest.raises(ValueError, match="model is for one folder"):
         load(*folders, model=two.model)
     with pytest.raises(ValueError, match=r"weights \(1, 2\) must be one for each .* has 1"):

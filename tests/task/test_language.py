@@ -151,7 +151,7 @@ def test_a_run_goes_on_and_writes(tmp_path: Path, config: Config) -> None:
     assert texts != generator.generate(prompts, length=5, seed=4)
     greedy = generator.generate(prompts, length=5, temperature=0)
     assert greedy == generator.generate(prompts, length=5, temperature=0, seed=9)
-    config_said = generator.about["config"]
+    config_said = generator._about["config"]
     assert from_json(Config, {**config_said, "training": to_json(TRAINING)}) == config
     assert set(language.evaluate(run).scores) == {"compression", "bits_per_byte", "perplexity"}
     other = lines(tmp_path / "other", ["tu tu"])

@@ -34,7 +34,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def translator(folder: Path) -> Translator:
-    return Translator.read(folder)
+    return Translator.load(folder)
 
 
 def another(translator: Translator) -> Translator:
@@ -63,7 +63,7 @@ def test_what_was_written_has_the_scores_it_was_written_with(
 
 
 def test_scores_that_are_not_finite_are_refused(folder: Path) -> None:
-    translator = Translator.read(folder)
+    translator = Translator.load(folder)
     translator.model.encoder.blocks[0].add_attention.norm.bias.data[0] = torch.nan
     with pytest.raises(ValueError, match="the logits were not finite"):
         translator.score([("ab", "cd")])

@@ -164,7 +164,7 @@ def test_a_run_goes_on_repeats_itself_and_translates(tmp_path: Path, config: Con
     assert all(len(line.splitlines()) <= 1 for line in written)
     assert list(translator.stream(iter(texts), batch=2)) == written
     # The whole of the config is in the run.
-    said = translator.about["config"]
+    said = translator._about["config"]
     assert from_json(Config, {**said, "training": to_json(TRAINING)}) == config
     # By itself the run is scored on what it held out.
     found = translate.evaluate(run)
@@ -374,13 +374,13 @@ def test_a_batch_has_no_more_sentences_than_there_is_room_for(
     task = build(config)
     translator = Translator(task.model.eval(), task.tokenizers, replace(task.search, length=12))
     want = [best[0].text for best in translator.translations(SOURCES[:9], beams=3)]
-    asked, opened = [], translator.open
+    asked, opened = [], translator._open
 
     def counted(parts: Sequence[Part], **hints: int) -> Session:
         asked.append(len(parts))
         return opened(parts, **hints)
 
-    monkeypatch.setattr(translator, "open", counted)
+    monkeypatch.setattr(translator, "_open", counted)
     monkeypatch.setattr(EagerEngine, "rows", lambda self, length: {13: 8}[length])
     found = translator.translations(SOURCES[:9], beams=3, batch=500)
     assert [best[0].text for best in found] == want

@@ -30,7 +30,7 @@ def inspect_classifier(
     model = classifier.model
     pixels = torch.tensor(classifier.preparation.pixels(image))
     weight = next(model.parameters())
-    x = classifier.preparation.normalized(pixels[None].to(weight.device)).to(weight.dtype)
+    x = classifier.preparation.inputs(pixels[None], weight)
     first = 0 if model.class_token is None else 1
     patches = math.prod(model.patches.grid)
     for place in changes.hidden:
@@ -119,8 +119,7 @@ def read(reader: "Reader", image: Any, changes: Changes = NONE, *, effect: bool 
     """The text of an image, and the decoder's attention for each character."""
     model, settings = reader.model, reader.search
     pixels = torch.tensor(reader.preparation.pixels(image))
-    weight = model.target.table.weight
-    x = reader.preparation.normalized(pixels[None].to(weight.device)).to(weight.dtype)
+    x = reader.preparation.inputs(pixels[None], model.target.table.weight)
     with changes.made(model):
         hypotheses = _read_hypotheses(model, x, settings)
         tokens = hypotheses[0].tokens if hypotheses else []

@@ -38,7 +38,7 @@ from regard.task.inspect.changes import (
 from regard.task.search import check_length
 
 if TYPE_CHECKING:
-    from regard.task.encoder import TrainedEncoder
+    from regard.task.encoder import TextEmbedder
     from regard.task.label import Labeler
     from regard.task.language import Generator
 
@@ -138,7 +138,7 @@ def inspect_labeler(
     from regard.task.label import encode_texts
 
     model, tokenizer = labeler.model, labeler.tokenizer
-    (ids,) = encode_texts(tokenizer, [text], labeler.longest)
+    (ids,) = encode_texts(tokenizer, [text], labeler._longest)
     notes: tuple[str, ...] = ()
     if len(tokenizer.encode(text)) >= len(ids):
         notes = (f"The text is longer than the model reads: the first {len(ids) - 1} tokens.",)
@@ -193,16 +193,16 @@ def without_words(
 
 @torch.inference_mode()
 def inspect_encoder(
-    encoder: "TrainedEncoder", text: str, changes: Changes = NONE, *, effect: bool = False
+    encoder: "TextEmbedder", text: str, changes: Changes = NONE, *, effect: bool = False
 ) -> View:
     """The attention of an encoder, and the most probable tokens in the place of [MASK]."""
     model, tokenizer = encoder.model, encoder.tokenizer
-    ids, place = encoder.hide(text)
+    ids, place = encoder._hide(text)
     check_length("text", len(ids))
     x = ids_of(ids, model)
 
     def logs(rows: int = 1) -> Float[Tensor, "B N"]:
-        return encoder.guesses(model.features(x.expand(rows, -1))[:, place])
+        return encoder._guesses(model.features(x.expand(rows, -1))[:, place])
 
     with changes.made(model), record(model) as records:
         best = logs()[0].cpu().topk(min(LIKELY, tokenizer.size))

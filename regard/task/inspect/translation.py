@@ -97,7 +97,7 @@ def translated(
     """
     settings = translator.search if beams is None else replace(translator.search, beams=beams)
     model, start, end = translator.model, settings.start, settings.end
-    part, *rest = translator.cut(text, align=True)
+    ((part, *rest),) = translator._cut_all([text], align=True)
     if not part.ids:
         raise ValueError("text (nothing) must have a word to translate")
     _check_forced(changes.forced, model.config.vocabulary)
@@ -190,7 +190,7 @@ def _searched(
     most = min(longest(len(part.ids)), settings.length)
     left = max(1, most - len(forced))
     width = max(2, settings.beams) if settings.beams > 1 else 1
-    with translator.open([part], beams=width, length=most + 1) as session:
+    with translator._open([part], beams=width, length=most + 1) as session:
         limits = Constraints(
             1,
             session.vocabulary,
@@ -215,7 +215,7 @@ def _check_forced(forced: Sequence[int], vocabulary: int) -> None:
 
 
 def _best(translator: Translator) -> Best | None:
-    found = translator.found
+    found = translator._found
     if found is None:
         return None
     best = found.best

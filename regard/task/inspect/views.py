@@ -26,7 +26,7 @@ def view(
 ) -> View:
     """The view of a text or an image, according to the model's task."""
     from regard.task.classify import Classifier
-    from regard.task.encoder import TrainedEncoder
+    from regard.task.encoder import TextEmbedder
     from regard.task.label import Labeler
     from regard.task.language import Generator
     from regard.task.read import Reader
@@ -48,10 +48,10 @@ def view(
             return inspect_generator(predictor, str(text), changes, effect=effect)
         case Labeler():
             return inspect_labeler(predictor, str(text), changes, effect=effect)
-        case TrainedEncoder():
+        case TextEmbedder():
             return inspect_encoder(predictor, str(text), changes, effect=effect)
         case Translator():
-            if predictor.found is None:
+            if predictor.head is None:
                 predictor.find_head([str(text)])
             return translated(predictor, str(text), changes, effect=effect).view
     raise ValueError(f"a {type(predictor).__name__} cannot be looked into")

@@ -24,6 +24,8 @@ class Piece:
     translated: bool
 
 
+_BREAK = re.compile(r"(\s*[\r\n\v\f\x1c-\x1e\x85\u2028\u2029]\s*)")
+
 _MARKUP = re.compile(
     r"<!--.*?-->|<(script|style|code|pre)\b[^>]*>.*?</\1\s*>|<[A-Za-z/!?][^<>]*>",
     re.DOTALL | re.IGNORECASE,
@@ -44,15 +46,19 @@ _ABBREVIATION = re.compile(
 )
 
 
-def pieces(text: str, *, markup: bool = False, long: int = LONG) -> list[Piece]:
-    """The pieces of a text; `markup` says that it is HTML."""
+def pieces(text: str, *, markup: bool = False, long: int | None = LONG) -> list[Piece]:
+    """The pieces of a text; `markup` says that it is HTML.
+
+    Lines of more than `long` characters are cut into sentences; None cuts none.
+    """
+    short = long is None or len(text) <= long
     # Most texts are one short line: of all white space, only a plain space is printable.
-    if not markup and text and len(text) <= long and text.isprintable() and text == text.strip():
+    if not markup and text and short and text.isprintable() and text == text.strip():
         return [Piece(text, True)]
     return [piece for piece in _pieces(text, markup, long) if piece.text]
 
 
-def _pieces(text: str, markup: bool, long: int) -> Iterator[Piece]:
+def _pieces(text: str, markup: bool, long: int | None) -> Iterator[Piece]:
     if not markup:
         yield from _lines(text, long)
         return
@@ -64,19 +70,20 @@ def _pieces(text: str, markup: bool, long: int) -> Iterator[Piece]:
     yield from _lines(text[at:], long)
 
 
-def _lines(text: str, long: int) -> Iterator[Piece]:
-    for part in re.split(r"(\s*[\r\n\v\f\x1c-\x1e\x85\u2028\u2029]\s*)", text):
+def _lines(text: str, long: int | None) -> Iterator[Piece]:
+    for part in _BREAK.split(text):
         if part.isspace():
             yield Piece(part, False)
         else:
             yield from _line(part, long)
 
 
-def _line(line: str, long: int) -> Iterator[Piece]:
+def _line(line: str, long: int | None) -> Iterator[Piece]:
     inner = line.strip()
     begin = line.index(inner)
     yield Piece(line[:begin], False)
-    yield from _sentences(inner) if len(inner) > long else [Piece(inner, True)]
+    whole = long is None or len(inner) <= long
+    yield from [Piece(inner, True)] if whole else _sentences(inner)
     yield Piece(line[begin + len(inner) :], False)
 
 
@@ -90,6 +97,10 @@ def _sentences(line: str) -> Iterator[Piece]:
         yield Piece(end["space"] or "", False)
         at = end.end()
     yield Piece(line[at:], True)
+
+
+def has_line_break(text: str) -> bool:
+    return not text.isprintable() and _BREAK.search(text) is not None
 
 
 def plain(piece: Piece, markup: bool) -> str:

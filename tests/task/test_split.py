@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as some
 
-from regard.service.split import Piece, _pieces, marked_up, pieces, plain
+from regard.task.split import Piece, _pieces, marked_up, pieces, plain
 
 SIGNS = some.lists(
     some.sampled_from([*"ab A.!?…\n\r\t \u2028\u3002\uff01<>/&;\"'()1é", "</b>", "<i>", "Mr. "]),
