@@ -9,6 +9,7 @@ Specials are never made from text: `</s>` in a sentence is four ordinary charact
 """
 
 import json
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -121,7 +122,7 @@ class Tokenizer:
     @classmethod
     def read(
         cls,
-        path: str | Path,
+        path: str | os.PathLike[str],
         *,
         pad: str | int | None = None,
         start: str | int | None = None,
@@ -148,7 +149,7 @@ class Tokenizer:
         return cls(inner, **cast(dict[str, int], found))
 
     @classmethod
-    def from_files(cls, folder: str | Path) -> "Tokenizer":
+    def from_files(cls, folder: str | os.PathLike[str]) -> "Tokenizer":
         """The tokenizer.json of a model's folder."""
         return cls.read(Path(folder) / "tokenizer.json")
 
@@ -415,7 +416,7 @@ class SentencePieceTokenizer:
         self._processor.LoadFromSerializedProto(files[f"{side}.spm"])
 
     @classmethod
-    def read(cls, folder: str | Path, side: Side) -> "SentencePieceTokenizer":
+    def read(cls, folder: str | os.PathLike[str], side: Side) -> "SentencePieceTokenizer":
         """One side of a folder with source.spm, target.spm and vocab.json."""
         paths = {name: Path(folder) / name for name in _MARIAN}
         if absent := [name for name in _MARIAN[:3] if not paths[name].is_file()]:
@@ -502,7 +503,7 @@ def files(source: AnyTokenizer, target: AnyTokenizer) -> dict[str, bytes]:
 
 
 def read_pair(
-    folder: str | Path, **specials: str | int | None
+    folder: str | os.PathLike[str], **specials: str | int | None
 ) -> tuple[AnyTokenizer, AnyTokenizer]:
     """The tokenizers for source and target that `files` put into a folder: one twice, or two."""
     folder = Path(folder)

@@ -9,6 +9,7 @@ ways. What was written is compared with the model, by `verify.py`, in the engine
 """
 
 import json
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import replace
@@ -26,7 +27,7 @@ Target: TypeAlias = Literal["ctranslate2", "onnx", "torch-export", "marian", "vi
 _TIMM = ("vit_", "deit", "flexivit")  # how its names of plain ViTs begin
 
 
-def read(source: str | Path) -> "Imported":
+def read(source: str | os.PathLike[str]) -> "Imported":
     """Whatever model there is in a folder, in a file, or under a name on the hub."""
     path = find(source)
     imported = _reader(detect(path)).read(path)
@@ -37,10 +38,10 @@ def read(source: str | Path) -> "Imported":
 
 def write(
     model: "nn.Module",
-    folder: str | Path,
+    folder: str | os.PathLike[str],
     kind: str,
     *,
-    files: Mapping[str, bytes | Path] | None = None,
+    files: Mapping[str, bytes | str | os.PathLike[str]] | None = None,
     task: "Task | None" = None,
     precision: str = "fp32",
 ) -> "Verified":
@@ -54,11 +55,20 @@ def write(
         from regard.interop import ctranslate2
 
         return ctranslate2.write(
-            model, Path(folder), files=files or {}, task=task, precision=precision
+            model, Path(folder), files=_as_paths(files), task=task, precision=precision
         )
     if precision != "fp32":
         raise ValueError(f"precision ({precision!r}) is for CTranslate2; write --to {kind} in fp32")
-    return _writer(kind).write(model, Path(folder), files=files or {}, task=task)
+    return _writer(kind).write(model, Path(folder), files=_as_paths(files), task=task)
+
+
+def _as_paths(
+    files: Mapping[str, bytes | str | os.PathLike[str]] | None,
+) -> dict[str, bytes | Path]:
+    return {
+        name: content if isinstance(content, bytes) else Path(content)
+        for name, content in (files or {}).items()
+    }
 
 
 def shape_for(kind: str, task: str) -> dict[str, object]:
@@ -80,10 +90,11 @@ def shape_for(kind: str, task: str) -> dict[str, object]:
     return dict(SHAPE)
 
 
-def detect(source: Path) -> str:
+def detect(source: str | os.PathLike[str]) -> str:
     """Which format a folder is of: ctranslate2, marian, vit (Hugging Face's) or timm."""
     from regard.interop.tensors import settings
 
+    source = Path(source)
     if ((source if source.is_dir() else source.parent) / "model.bin").is_file():
         return "ctranslate2"
     config = settings(source)
@@ -102,7 +113,7 @@ def detect(source: Path) -> str:
     )
 
 
-def find(source: str | Path) -> Path:
+def find(source: str | os.PathLike[str]) -> Path:
     """A path as it is; a name such as Helsinki-NLP/opus-mt-en-de is fetched from the hub."""
     path = Path(source)
     if path.exists():

@@ -11,6 +11,7 @@ terminal's heat map if it shows no HTML.
 import base64
 import io
 import json
+import os
 import shutil
 import warnings
 from collections.abc import Iterable, Sequence
@@ -277,20 +278,22 @@ mount(document.getElementById("view"), JSON.parse(document.getElementById("data"
 </html>
 """
 
-    def write(self, path: Path) -> None:
-        atomic.write(path, self.html())
+    def write(self, path: str | os.PathLike[str]) -> None:
+        """Writes the view as one page of HTML that needs no other file."""
+        atomic.write(Path(path), self.html())
 
     def figure(
         self,
-        path: Path,
+        path: str | os.PathLike[str],
         name: str | None = None,
         layer: int | None = None,
         head: int | None = None,
         every: bool = False,
     ) -> None:
         """Draws a head, or a whole layers × heads grid, as PNG or SVG by the file's suffix."""
+        place = Path(path)
         heatmap, layer, head = self.chosen(name, layer, head)
-        atomic.write(path, _draw(heatmap, layer, head, every, path.suffix.lstrip(".")))
+        atomic.write(place, _draw(heatmap, layer, head, every, place.suffix.lstrip(".")))
 
     def __str__(self) -> str:
         written = f"{self.source} → {self.text}\n\n" if self.source else f"{self.text}\n\n"

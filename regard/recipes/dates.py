@@ -1,12 +1,10 @@
 """Dates as people write them in sixty languages, to ISO 8601."""
 
-from pathlib import Path
-
-from regard.recipes.recipe import Recipe
+from regard.recipes.recipe import Folder, Recipe
 from regard.task import dates
 
 
-def many(data: Path) -> Recipe:
+def many(data: Folder) -> Recipe:
     """Dates in sixty languages to ISO 8601, on two cores: what `make demo` learns.
 
     Data: none; dates are written by CLDR's rules, and the days of the test are in no training.

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from regard.model.language import LanguageShape
-from regard.recipes.recipe import Recipe, files
+from regard.recipes.recipe import Folder, Recipe, files
 from regard.task import language, translate
 from regard.train.config import TrainingConfig
 
 
-def _news(data: Path, source: str, target: str) -> dict[str, dict[str, Any]]:
-    for folder in (data, data.parent / "newstest"):
+def _news(data: Folder, source: str, target: str) -> dict[str, dict[str, Any]]:
+    for folder in (Path(data), Path(data).parent / "newstest"):
         try:
             return {
                 "newstest2014": {
@@ -29,7 +29,7 @@ def _news(data: Path, source: str, target: str) -> dict[str, dict[str, Any]]:
     return {}
 
 
-def _translation(data: Path, source: str, target: str) -> Recipe:
+def _translation(data: Folder, source: str, target: str) -> Recipe:
     preset = translate.preset("base")
     config = replace(
         preset,
@@ -57,7 +57,7 @@ def _translation(data: Path, source: str, target: str) -> Recipe:
     return Recipe("translate", config, {"test": test, **_news(data, source, target)})
 
 
-def en_de(data: Path) -> Recipe:
+def en_de(data: Folder) -> Recipe:
     """Europarl, English to German: the base Transformer on 160,000 pairs.
 
     Data: a folder with train, valid and test, .en and .de; newstest2014 is scored where it is.
@@ -69,7 +69,7 @@ def en_de(data: Path) -> Recipe:
     return _translation(data, "en", "de")
 
 
-def de_en(data: Path) -> Recipe:
+def de_en(data: Folder) -> Recipe:
     """Europarl, German to English: the base Transformer on 160,000 pairs.
 
     Data: a folder with train, valid and test, .en and .de; newstest2014 is scored where it is.
@@ -80,7 +80,7 @@ def de_en(data: Path) -> Recipe:
     return _translation(data, "de", "en")
 
 
-def english(data: Path) -> Recipe:
+def english(data: Folder) -> Recipe:
     """Europarl, English: a language model, in bits per byte.
 
     Data: a folder with train.en, valid.en and test.en.

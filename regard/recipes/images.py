@@ -11,7 +11,7 @@ from regard import atomic
 from regard.caches import default_cache
 from regard.data.image import Augmentation
 from regard.model.vit import VisionShape
-from regard.recipes.recipe import Recipe, files
+from regard.recipes.recipe import Folder, Recipe, files
 from regard.task import classify
 from regard.task.read import preset as reading
 from regard.train.config import TrainingConfig
@@ -32,7 +32,7 @@ KINDS = (
 )
 
 
-def cifar10(data: Path) -> Recipe:
+def cifar10(data: Folder) -> Recipe:
     """CIFAR-10 from scratch: a ViT of 6.3 million parameters.
 
     Data: a folder with the binary version, data_batch_1.bin to data_batch_5.bin and test_batch.bin
@@ -46,7 +46,7 @@ def cifar10(data: Path) -> Recipe:
     return _cifar10(data, epochs=250, held_out=0.1, every=1760)
 
 
-def cifar10_long(data: Path) -> Recipe:
+def cifar10_long(data: Folder) -> Recipe:
     """CIFAR-10 from scratch, longer: the ViT of cifar10, on more of the images.
 
     Data: as for cifar10.
@@ -56,7 +56,7 @@ def cifar10_long(data: Path) -> Recipe:
     return _cifar10(data, epochs=350, held_out=0.04, every=3290)
 
 
-def _cifar10(data: Path, epochs: int, held_out: float, every: int) -> Recipe:
+def _cifar10(data: Folder, epochs: int, held_out: float, every: int) -> Recipe:
     train, test = _archives(data)
     config = classify.Config(
         images=str(train),
@@ -71,7 +71,7 @@ def _cifar10(data: Path, epochs: int, held_out: float, every: int) -> Recipe:
     return Recipe("classify", config, {"test": {"images": str(test)}})
 
 
-def fashion_mnist(data: Path) -> Recipe:
+def fashion_mnist(data: Folder) -> Recipe:
     """Fashion-MNIST from scratch: the ViT of cifar10.
 
     Data: a folder with the four idx files (Xiao et al. 2017), train-images-idx3-ubyte and so on,
@@ -114,7 +114,7 @@ def _training(epochs: int, every: int) -> TrainingConfig:
     )
 
 
-def strips(data: Path) -> Recipe:
+def strips(data: Folder) -> Recipe:
     """Strips of up to six handwritten digits, read from the image.
 
     Data: none; the digits come with scikit-learn, and those of the test are in no training strip.
@@ -137,12 +137,12 @@ def strips(data: Path) -> Recipe:
 # CIFAR-10's files
 
 
-def _archives(data: Path) -> tuple[Path, Path]:
+def _archives(data: Folder) -> tuple[Path, Path]:
     """The images as two archives in the cache, made of either form once."""
     folder = default_cache() / "cifar10"
     paths = folder / "train.npz", folder / "test.npz"
     if not all(path.is_file() for path in paths):
-        records = np.stack(list(_records(data)))
+        records = np.stack(list(_records(Path(data))))
         folder.mkdir(parents=True, exist_ok=True)
         for path, some in zip(paths, (records[:5], records[5:])):
             rows = some.reshape(-1, some.shape[-1])

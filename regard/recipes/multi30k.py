@@ -5,11 +5,10 @@ each with .en, .de and .fr, from the dataset's own repository.
 """
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from regard.model.transformer import TransformerShape
-from regard.recipes.recipe import Recipe, files
+from regard.recipes.recipe import Folder, Recipe, files
 from regard.task import translate
 from regard.task.spec import Evaluation
 from regard.train.config import TrainingConfig
@@ -17,7 +16,7 @@ from regard.train.config import TrainingConfig
 TESTS = ("test_2016_flickr", "test_2017_flickr", "test_2017_mscoco")
 
 
-def _corpus(data: Path, source: str, target: str) -> dict[str, Any]:
+def _corpus(data: Folder, source: str, target: str) -> dict[str, Any]:
     names = {"source": "train", "valid_source": "val"}
     return {
         **{key: files(data, f"{name}.{source}") for key, name in names.items()},
@@ -28,7 +27,7 @@ def _corpus(data: Path, source: str, target: str) -> dict[str, Any]:
     }
 
 
-def _tests(data: Path, source: str, target: str) -> dict[str, dict[str, Any]]:
+def _tests(data: Folder, source: str, target: str) -> dict[str, dict[str, Any]]:
     return {
         name: {
             "source": files(data, f"{name}.{source}"),
@@ -44,7 +43,7 @@ def _lowercased(found: translate.Translations) -> Evaluation:
     return Evaluation(quality(found.translations, *found.references), quality.signatures)
 
 
-def _recipe(data: Path, source: str, target: str, config: translate.Config) -> Recipe:
+def _recipe(data: Folder, source: str, target: str, config: translate.Config) -> Recipe:
     """The test sets as sacreBLEU scores them, cased and lowercased."""
     tests = _tests(data, source, target)
     return Recipe("translate", config, tests, {"lowercased": _lowercased})
@@ -64,7 +63,7 @@ def _muon(steps: int, warmup: int) -> TrainingConfig:
     )
 
 
-def en_de(data: Path) -> Recipe:
+def en_de(data: Folder) -> Recipe:
     """Multi30k, English to German: the size of Wu et al.'s Transformer-Tiny (2021).
 
     Data: the folder of Multi30k's task 1 (train, val and the three tests, .en and .de).
@@ -96,7 +95,7 @@ def en_de(data: Path) -> Recipe:
     return _recipe(data, "en", "de", config)
 
 
-def en_de_minute(data: Path) -> Recipe:
+def en_de_minute(data: Folder) -> Recipe:
     """Multi30k, English to German, in a minute of one GPU, from the command to the scores.
 
     Data: the folder of Multi30k's task 1 (train, val and the three tests, .en and .de).
@@ -119,7 +118,7 @@ def en_de_minute(data: Path) -> Recipe:
     return _recipe(data, "en", "de", config)
 
 
-def _own(data: Path, source: str, target: str) -> Recipe:
+def _own(data: Folder, source: str, target: str) -> Recipe:
     config = translate.Config(
         **_corpus(data, source, target),
         judged=1014,
@@ -133,7 +132,7 @@ def _own(data: Path, source: str, target: str) -> Recipe:
     return _recipe(data, source, target, config)
 
 
-def en_de_own(data: Path) -> Recipe:
+def en_de_own(data: Folder) -> Recipe:
     """Multi30k, English to German: wider and deeper, regularized by R-Drop.
 
     Data: the folder of Multi30k's task 1 (train, val and the three tests, .en and .de).
@@ -146,7 +145,7 @@ def en_de_own(data: Path) -> Recipe:
     return _own(data, "en", "de")
 
 
-def en_fr(data: Path) -> Recipe:
+def en_fr(data: Folder) -> Recipe:
     """Multi30k, English to French, with our settings of English to German.
 
     Data: the folder of Multi30k's task 1 (train, val and the three tests, .en and .fr).
@@ -156,7 +155,7 @@ def en_fr(data: Path) -> Recipe:
     return _own(data, "en", "fr")
 
 
-def en_de_cpu(data: Path) -> Recipe:
+def en_de_cpu(data: Folder) -> Recipe:
     """Multi30k, English to German, in 20 minutes on two cores.
 
     Data: the folder of Multi30k's task 1 (train, val and the three tests, .en and .de).

@@ -5,6 +5,7 @@ and the scores of the test sets are written to the run's folder, where they stay
 """
 
 import json
+import os
 import platform
 import time
 from collections.abc import Callable, Mapping
@@ -35,7 +36,8 @@ class Recipe:
     """Other scorers of the same answers, by what they are called."""
 
 
-Make: TypeAlias = Callable[[Path], Recipe]
+Folder: TypeAlias = str | os.PathLike[str]
+Make: TypeAlias = Callable[[Folder], Recipe]
 """From the folder of the data to a recipe; its docstring says what it needs and what it gives."""
 
 
@@ -49,12 +51,13 @@ def needs_data(make: Make) -> bool:
     return "\nData: none" not in (getdoc(make) or "")
 
 
-def files(data: Path, *names: str) -> tuple[str, ...]:
+def files(data: Folder, *names: str) -> tuple[str, ...]:
     """Files of a folder by their names, plain or compressed."""
     return tuple(str(_file(data, name)) for name in names)
 
 
-def _file(data: Path, name: str) -> Path:
+def _file(data: Folder, name: str) -> Path:
+    data = Path(data)
     if not data.is_dir():
         raise ValueError(f"--data {data} does not exist; name the folder that has {name}")
     for ending in ("", ".gz", ".xz", ".bz2", ".zst"):
@@ -68,7 +71,7 @@ def _file(data: Path, name: str) -> Path:
 
 def score(
     recipe: Recipe,
-    run: Path,
+    run: Folder,
     device: str,
     about: Mapping[str, Any],
     tell: Callable[[str], None] = print,
@@ -77,7 +80,7 @@ def score(
 
     `about` is kept beside it: the recipe's name, the seed, how long the training took.
     """
-    path = run / SCORES
+    path = Path(run) / SCORES
     if path.is_file():
         tell(f"{path}: the test sets were scored already")
         return cast(dict[str, Any], read(path))

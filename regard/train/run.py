@@ -50,7 +50,7 @@ def check_folder(folder: Path) -> None:
 class Run:
     """The folder, locked while it is entered; only the first process writes."""
 
-    def __init__(self, folder: str | Path, world: World):
+    def __init__(self, folder: str | os.PathLike[str], world: World):
         self.folder, self.world = Path(folder), world
         self.metrics = report.Metrics(self.folder / report.METRICS)
         self._logs: list[report.Events | Tracker] = []

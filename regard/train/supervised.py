@@ -4,7 +4,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
 
 import numpy as np
 import torch
@@ -129,7 +128,7 @@ class Supervised:
         """Returns no files beyond those that `fit` writes."""
         return {}
 
-    def about(self) -> dict[str, Any]:
+    def about(self) -> dict[str, object]:
         """Returns an empty dictionary: no command uses the model."""
         return {}
 

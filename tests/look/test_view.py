@@ -3,7 +3,9 @@
 import base64
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -62,9 +64,10 @@ def test_json_keeps_weights_to_five_digits() -> None:
     assert np.abs(numbers / 65535 - view.maps[2].weights.numpy()).max() <= 0.5 / 65535 + 1e-7
 
 
-def test_the_page_is_whole_and_fetches_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", [str, Path])
+def test_the_page_is_whole_and_fetches_nothing(tmp_path: Path, kind: Callable[..., Any]) -> None:
     _, view = seen()
-    view.write(tmp_path / "page.html")
+    view.write(kind(tmp_path / "page.html"))
     page = (tmp_path / "page.html").read_text(encoding="utf-8")
     assert not re.search(r"""(?:src|href)\s*=\s*["']?(?:https?:)?//|@import|url\(""", page)
     assert "default-src 'none'" in page
@@ -102,10 +105,12 @@ def test_long_sequences_become_overviews(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.parametrize(("name", "begins"), [("a.svg", b"<?xml"), ("a.png", b"\x89PNG")])
-@pytest.mark.parametrize("every", [False, True])
-def test_figures(tmp_path: Path, name: str, begins: bytes, every: bool) -> None:
+@pytest.mark.parametrize(("every", "kind"), [(False, str), (True, Path)])
+def test_figures(
+    tmp_path: Path, name: str, begins: bytes, every: bool, kind: Callable[..., Any]
+) -> None:
     _, view = seen()
-    view.figure(tmp_path / name, "cross", every=every)
+    view.figure(kind(tmp_path / name), "cross", every=every)
     assert (tmp_path / name).read_bytes().startswith(begins)
     if name == "a.svg" and not every:
         assert "Hu" in (tmp_path / name).read_text(encoding="utf-8")  # text stays text
