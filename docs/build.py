@@ -25,12 +25,23 @@ ROOT = HERE.parent
 PAGES = {
     "Begin": ("index", "start", "coming-from"),
     "Tasks": ("translate", "classify", "read", "language", "label", "transfer"),
-    "Inside": ("python", "look", "masks", "positions", "extending", "speed"),
+    "Inside": ("python", "look", "checks", "masks", "positions", "extending", "speed"),
     "Out": ("serve", "export", "recipes", "results"),
     "Teach": ("course",),
 }
 
-PACKAGES = ("attention", "model", "data", "train", "decode", "look", "interop", "task", "service")
+PACKAGES = (
+    "attention",
+    "model",
+    "data",
+    "train",
+    "decode",
+    "look",
+    "checks",
+    "interop",
+    "task",
+    "service",
+)
 """Whose modules the reference covers."""
 
 

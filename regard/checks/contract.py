@@ -45,7 +45,7 @@ def check(
     - any PyTorch module, with example inputs as its `forward` takes them. Two examples or more
       let it compare a batch with single examples; their axis is `batch_axis`, by default 0.
     - one of Regard's models, with inputs or with random ones that fit its config.
-    - a folder of a run or a model, on what it was trained on, or on the files `data`. `model` is
+    - a folder of a run or a model, on its training data or on the files `data`. `model` is
       a model with custom parts, as in `load(folder, model=…)`, and `device` where it runs.
 
     `properties` names those to measure, by default all but the compilation of modules of your own.
@@ -62,7 +62,7 @@ def check(
     ['fused = formula', 'recorded = unrecorded']
     """
     subject: Subject | own_module.ModuleSubject
-    with own_module.isolated():
+    with own_module.isolate():
         if isinstance(model_or_folder, nn.Module):
             if data or model is not None or device is not None:
                 raise ValueError(
@@ -72,9 +72,9 @@ def check(
             original = checkpoint.unwrapped(model_or_folder)
             name = type(original).__name__
             if isinstance(original, AnyModel):
-                copied: Any = own_module.copied(original).float()
-                examples, origin = sample.from_inputs(copied, inputs, named_inputs)
-                subject = Subject(copied, examples)
+                duplicate: Any = own_module.copy_model(original).float()
+                examples, origin = sample.from_inputs(duplicate, inputs, named_inputs)
+                subject = Subject(duplicate, examples)
             else:
                 subject = own_module.ModuleSubject(original, inputs, named_inputs, batch_axis)
                 origin = subject.origin
@@ -110,12 +110,12 @@ def _load(
 def _choose(table: Sequence[Property], names: Iterable[str] | None) -> list[Property]:
     if names is None:
         return [prop for prop in table if prop.default]
-    names, known = list(names), [prop.name for prop in table]
+    names, choices = list(names), [prop.name for prop in table]
     for name in names:
-        if name not in known:
-            close = get_close_matches(name, known, n=1)
+        if name not in choices:
+            close = get_close_matches(name, choices, n=1)
             guess = f"did you mean {close[0]!r}? " if close else ""
-            raise ValueError(f"{name!r} is no property; {guess}there are {', '.join(known)}")
+            raise ValueError(f"{name!r} is no property; {guess}there are {', '.join(choices)}")
     return [prop for prop in table if prop.name in names]
 
 

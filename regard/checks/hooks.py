@@ -148,7 +148,7 @@ def _count(counts: Counter[tuple[str, str]], key: tuple[str, str], *_: object) -
 
 
 def _engines(model: Any) -> int:
-    """How many engines other than the eager one take a model with a hook."""
+    """The number of engines other than the eager one that take a model with a hook."""
     handle = model.get_submodule("decoder.blocks.0").register_forward_hook(lambda *_: None)
     try:
         return int(pick(model).name != "eager")

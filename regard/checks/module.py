@@ -48,7 +48,7 @@ class ModuleSubject:
         batch_axis: int | None,
     ):
         self.batch_axis = batch_axis
-        self.model = copied(model)
+        self.model = copy_model(model)
         self.inputs: Arguments = tree_map_only(Tensor, Tensor.detach, (tuple(args), dict(kwargs)))
         kind = type(model).__name__
         if not tree_leaves(self.inputs):
@@ -58,7 +58,7 @@ class ModuleSubject:
         if any(part.dtype in (torch.float16, torch.bfloat16) for part in _tensors(self.model)):
             self.model.float()
             self.inputs = _cast(self.inputs, torch.float32)
-        self.unused = copied(self.model)
+        self.unused = copy_model(self.model)
         try:
             with torch.no_grad():
                 self.output = self.run()
@@ -72,7 +72,7 @@ class ModuleSubject:
             )
 
     def copy(self) -> nn.Module:
-        return copied(self.model)
+        return copy_model(self.model)
 
     def run(
         self, model: Callable[..., Any] | None = None, inputs: Arguments | None = None
@@ -108,13 +108,13 @@ class ModuleSubject:
                 finite = part.masked_fill(~part.isfinite(), 0)
                 loss = loss + (finite * factors).sum().double().cpu()
             loss.backward()
-        named = {**dict(model.named_parameters()), **_numbered(leaves)}
+        named = {**dict(model.named_parameters()), **_tensors_of(leaves)}
         return {name: part.grad.clone() for name, part in named.items() if part.grad is not None}
 
     @cached_property
     def batch(self) -> int | None:
         """The number of examples: the size of the first tensor's batch axis."""
-        sizes = [part.shape for part in _numbered(self.inputs).values()]
+        sizes = [part.shape for part in _tensors_of(self.inputs).values()]
         axis = self.batch_axis or 0
         return sizes[0][axis] if sizes and len(sizes[0]) > axis else None
 
@@ -124,12 +124,12 @@ class ModuleSubject:
 
     @property
     def origin(self) -> str:
-        shapes = [f"{tuple(part.shape)}" for part in _numbered(self.inputs).values()]
+        shapes = [f"{tuple(part.shape)}" for part in _tensors_of(self.inputs).values()]
         return f"inputs of {', '.join(shapes)}"
 
 
-def copied(model: nn.Module) -> nn.Module:
-    """A copy in evaluation mode; activations that a model holds are copied without their graph."""
+def copy_model(model: nn.Module) -> nn.Module:
+    """A copy in evaluation mode; activations that the model holds lose their graph."""
     memo: dict[int, object] = {
         id(part): part.detach().clone()
         for module in model.modules()
@@ -146,7 +146,7 @@ def copied(model: nn.Module) -> nn.Module:
 
 
 @contextmanager
-def isolated() -> Iterator[None]:
+def isolate() -> Iterator[None]:
     """Restores random numbers, the mode of gradients, and hooks registered for all modules."""
     hooks = [(registry, registry.copy()) for registry in _global_hooks()]
     devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
@@ -173,7 +173,7 @@ def _tensors(model: nn.Module) -> Iterator[Tensor]:
     yield from model.buffers()
 
 
-def _numbered(inputs: object) -> dict[str, Tensor]:
+def _tensors_of(inputs: object) -> dict[str, Tensor]:
     """The tensors among the inputs, by their place."""
     flat, _ = tree_flatten_with_path(inputs)
     return {f"input{keystr(path)}": part for path, part in flat if isinstance(part, Tensor)}
@@ -199,8 +199,8 @@ def _compare(
         return Measured(math.inf, f"only one of the two ways has {names or 'it'}")
     if shapes := [name for name in want if have[name].shape != want[name].shape]:
         name = shapes[0]
-        one, two = tuple(have[name].shape), tuple(want[name].shape)
-        return Measured(math.inf, f"{of}{name} is of shape {one} instead of {two}")
+        shape, expected = tuple(have[name].shape), tuple(want[name].shape)
+        return Measured(math.inf, f"{of}{name} is of shape {shape} instead of {expected}")
     sizes = {name: _size(part) for name, part in want.items()}
     floor = max(sizes.values(), default=0.0) / 100
     shares = [_gap(have[name], want[name]) / (max(sizes[name], floor) or 1.0) for name in want]
@@ -503,8 +503,8 @@ def hooks_fire(subject: ModuleSubject) -> Measured:
         for part in layer.parameters()
     }  # read by their owner, as PyTorch documents
     for name, layer in layers.items():
-        own = {id(part) for part in layer.parameters(recurse=False)}
-        if (own & used) - called - inside:
+        direct = {id(part) for part in layer.parameters(recurse=False)}
+        if (direct & used) - called - inside:
             missing.add(name)
     words = f": {', '.join(sorted(missing)[:3])}" if missing else ""
     return Measured(float(len(missing)), f"missing calls of hooks on {len(layers)} modules{words}")
@@ -512,7 +512,7 @@ def hooks_fire(subject: ModuleSubject) -> Measured:
 
 def loaded_saved(subject: ModuleSubject) -> Measured:
     """A copy whose state is overwritten computes the same once the saved one is loaded."""
-    if hidden := _unregistered(subject.model):
+    if hidden := _unregistered_parameters(subject.model):
         return Measured(math.inf, f"parameters that are not in the state dict: {hidden}")
     loaded, saved = subject.copy(), copy.deepcopy(subject.model.state_dict())
     for part in tree_leaves(loaded.state_dict()):
@@ -522,24 +522,24 @@ def loaded_saved(subject: ModuleSubject) -> Measured:
     return _compare(subject.run(loaded), subject.run())
 
 
-def _unregistered(model: nn.Module) -> str:
+def _unregistered_parameters(model: nn.Module) -> str:
     """The first attribute that holds parameters which are not registered."""
-    known = {id(part) for part in (*model.parameters(), *model.modules())}
+    registered = {id(part) for part in (*model.parameters(), *model.modules())}
     for name, module in model.named_modules():
         for attribute, value in vars(module).items():
             if attribute in ("_parameters", "_modules"):
                 continue
             parts = [part for part in tree_leaves(value) if isinstance(part, nn.Parameter)]
             for inner in tree_leaves(value):
-                if isinstance(inner, nn.Module) and id(inner) not in known:
+                if isinstance(inner, nn.Module) and id(inner) not in registered:
                     parts += inner.parameters()
-            if any(id(part) not in known for part in parts):
+            if any(id(part) not in registered for part in parts):
                 return f"{name}.{attribute}".lstrip(".")
     return ""
 
 
 def evaluation_changes_nothing(subject: ModuleSubject) -> Measured:
-    model = copied(subject.unused)
+    model = copy_model(subject.unused)
     weights, before = state(model), _settings(model)
     inputs = tree_map_only(Tensor, Tensor.clone, subject.inputs)
     args, kwargs = inputs
@@ -548,14 +548,14 @@ def evaluation_changes_nothing(subject: ModuleSubject) -> Measured:
     for name, value in before.items():
         if after[name] != value:
             return Measured(math.inf, name)
-    for name, part in _numbered(subject.inputs).items():
-        if not torch.equal(part, _numbered(inputs)[name]):
+    for name, part in _tensors_of(subject.inputs).items():
+        if not torch.equal(part, _tensors_of(inputs)[name]):
             return Measured(math.inf, f"{name} is changed in place")
     return same_tensors(weights, state(model), "tensors of weights")
 
 
 def _settings(model: nn.Module) -> dict[str, object]:
-    """What a forward pass in evaluation mode leaves alone, beside the weights."""
+    """The state that a forward pass in evaluation mode leaves alone, beside the weights."""
     hooks = [
         len(registry)
         for module in model.modules()

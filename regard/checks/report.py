@@ -30,7 +30,7 @@ class Report:
         return tuple(finding for finding in self.findings if finding.status == "fails")
 
     def table(self) -> str:
-        """One line for each property: the largest difference, the tolerance, what was compared."""
+        """One line for each property: the largest difference, the tolerance, what they are of."""
         width = max((len(finding.name) for finding in self.findings), default=0)
         lines = [f"{self.subject}, on {self.examples} examples: {self.origin}", ""]
         lines.append(f"  {'':{width}}  {'largest':>9}  {'allowed':>9}")

@@ -38,7 +38,7 @@ from regard.task.translator import Translator
 from regard.train.task import Prepares
 
 COUNT = 12
-"""Examples that are looked at."""
+"""Examples of a check."""
 
 LONGEST = 60
 """Tokens of each side of an example; of a longer one the beginning is read."""
@@ -47,7 +47,7 @@ LONGEST = 60
 def examples(
     saved: Saved, folder: Path, data: Sequence[str], count: int = COUNT
 ) -> tuple[list[Example], str]:
-    """So many examples, and where they come from, in words."""
+    """At most `count` examples, and their origin in words."""
     if data:
         return _short(_from_data(saved, data, count)), ", ".join(data)
     training = _trained_on(saved, folder, count)
@@ -100,7 +100,7 @@ def _short(examples: Sequence[Example]) -> list[Example]:
 def _from_data(saved: Saved, data: Sequence[str], count: int) -> list[Example]:
     name = (saved.task or {}).get("name")
     if name not in NAMES:
-        raise ValueError(f"{saved.folder} does not say what it is for; check it without --data")
+        raise ValueError(f"{saved.folder} names no task; check it without --data")
     predictor = spec(name).predictor(saved)
     if isinstance(predictor, Classifier | Reader):
         return _images(predictor, data[:count])
@@ -180,7 +180,7 @@ def _split(ids: Tensor, lengths: Any) -> list[Tensor]:
     return list(ids[0].split(lengths.lengths.tolist()))
 
 
-# Nobody's
+# Random
 
 
 def _random(model: AnyModel, task: Any, count: int) -> list[Example]:

@@ -1,4 +1,4 @@
-"""The command `check`: the equivalence contract, measured on one's own model and data.
+"""The command `check`: numerical checks of a model on its training data or yours.
 
 regard check RUN
 regard check RUN --data test.en
@@ -17,13 +17,13 @@ from regard.device import use
 
 @dataclass(frozen=True)
 class Check:
-    """Checks that a model computes the same in each of its ways: fused and by the formula, packed
+    """Checks that all ways to compute a model agree: fused and by the formula, packed
     and padded, cached and not, in every engine, exported, saved, resumed. Prints the largest
     difference of each. The exit code is 1 where one is beyond its tolerance."""
 
     data: tuple[str, ...] = ()
-    """Files to check the model on: lines of text, or images. By default what it was trained on, or
-    where that is gone random inputs."""
+    """Files to check the model on: lines of text, or images. By default the training data, or
+    random inputs if that is gone."""
     device: str = "auto"
     """Device: auto is a GPU where there is one; or cpu, cuda, cuda:1."""
     json: bool = False
@@ -68,7 +68,7 @@ def _print_json(report: Report) -> None:
 
 def _plain(finding: Finding) -> dict[str, object]:
     """JSON has no infinity and no NaN."""
-    found = asdict(finding)
+    properties = asdict(finding)
     if finding.difference is not None and not abs(finding.difference) < float("inf"):
-        found["difference"] = str(finding.difference)
-    return found
+        properties["difference"] = str(finding.difference)
+    return properties

@@ -165,7 +165,7 @@ def _parser() -> argparse.ArgumentParser:
     for name, about in (
         ("train", "train a model on your own data"),
         ("evaluate", "score a trained model"),
-        ("check", "prove that a model computes the same in each of its ways"),
+        ("check", "check that all ways to compute a model agree numerically"),
         ("compare", "which of several runs translates better, by more than chance"),
         ("translate", "translate lines of text"),
         ("score", "score given translations"),

@@ -8,8 +8,8 @@
         now and then: evaluate, keep the best, save a checkpoint
 
 A run is a folder (run.py). Started again it resumes from its last checkpoint, and on a CPU ends
-with the same bits as if it had never been interrupted. The loop knows no task: a task says what
-a batch is, what its loss is, and how good a model is.
+with the same bits as if it had never been interrupted. The loop knows no task: a task
+defines its batches, its loss and its score.
 """
 
 import os
@@ -72,8 +72,8 @@ def fit(
 ) -> Result:
     """Trains the model of a task until the first limit of the config is reached.
 
-    The task says what a batch, the loss and the score are: `Supervised` for tensors, or an object
-    of your own with the methods of `regard.train.task.Task`. The run is written to `folder`: the
+    The task defines the batches, the loss and the score: `Supervised` for tensors, or an object of
+    your own with the methods of `regard.train.task.Task`. The run is written to `folder`: the
     model with the best score in `best/`, the last checkpoint, the metrics and the config. The same
     call resumes an interrupted run, on a CPU with the same bits. Ctrl-C and SIGTERM save a
     checkpoint first. `display` shows progress; the default is a progress bar on a terminal, and
@@ -291,15 +291,15 @@ class _Fit:
 
 
 def _fine_tunes(task: Task) -> bool:
-    """Whether a training begins with a trained model, whose score is worth knowing."""
+    """True if a training begins with a trained model, whose score is of interest."""
     settings = task.about().get("config")
     return isinstance(settings, dict) and settings.get("start") is not None
 
 
 def _last_step(task: Task, config: TrainingConfig) -> int | None:
-    """The last step, where the settings say so."""
+    """The last step; None if minutes or patience end the training."""
     if config.steps is None and config.epochs is None and config.minutes is None:
-        raise ValueError("nothing says when to stop; set steps, epochs or minutes")
+        raise ValueError("the training has no end; set steps, epochs or minutes")
     ends = [] if config.steps is None else [config.steps]
     if config.epochs is not None:
         ends.append(config.epochs * len(task.plan(0)))

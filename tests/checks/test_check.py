@@ -201,7 +201,7 @@ def test_a_model_without_a_task(tmp_path: Path) -> None:
     assert report.origin.startswith("random inputs")
     found = findings(tmp_path / "model", "packed = padded", "beam 1 = greedy", "loaded = saved")
     assert {finding.status for finding in found.values()} == {"holds"}
-    with pytest.raises(ValueError, match="does not say what it is for"):
+    with pytest.raises(ValueError, match="names no task; check it without"):
         check(tmp_path / "model", data=["lines"], device="cpu")
 
 

@@ -2,7 +2,9 @@
 
 import copy
 import math
+import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard import LanguageModel, MultiHeadAttention, Transformer, VisionTransformer, check
-from regard.checks import Report
+from regard.checks import Report, properties
 from regard.checks.module import PROPERTIES, formula
 from regard.model.vit import VisionConfig
 
@@ -342,6 +344,14 @@ def test_compilation_is_checked_where_it_is_named(monkeypatch: pytest.MonkeyPatc
 def test_every_property_can_be_broken() -> None:
     others = {"recorded = unrecorded", "compiled = eager"}
     assert {prop.name for prop in PROPERTIES} - others == {name for name, _ in BROKEN}
+
+
+def test_the_documentation_lists_every_property() -> None:
+    page = Path(__file__).parents[2] / "docs" / "checks.md"
+    rows = re.findall(
+        r"^\| (.*?[=≈] .*?|hooks fire|evaluation .*?) \|", page.read_text("utf-8"), re.M
+    )
+    assert rows == [prop.name for prop in (*PROPERTIES, *properties.PROPERTIES)]
 
 
 def test_the_formula_is_torchs() -> None:

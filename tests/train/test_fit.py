@@ -229,7 +229,7 @@ def test_what_ends_it(tmp_path: Path) -> None:
     assert (stuck.reason, stuck.step, stuck.best_step) == ("patience", 8, 4)
     assert train(tmp_path / "patience", Stuck(), patience=1).step == 8
     assert train(tmp_path / "patience", Stuck(), patience=2).step == 11
-    with pytest.raises(ValueError, match="nothing says when to stop; set steps, epochs or minutes"):
+    with pytest.raises(ValueError, match="the training has no end; set steps, epochs or minutes"):
         train(tmp_path / "never", steps=None)
 
 
