@@ -147,6 +147,24 @@ FROM_TORCH = [
         "Transformer.forward has no argument 'src'; did you mean source?",
     ),
     (
+        "attention.load_state_dict(nn.MultiheadAttention(12, 3).state_dict())",
+        "the state dict holds 'in_proj_weight', as another library names it; read it by "
+        "regard.interop.torch_nn.attention(state, heads=8)",
+    ),
+    (
+        "transformer(source, target[:1].repeat(3, 1))",
+        "source has 2 sentences and target has 3; pass one source for each target",
+    ),
+    (
+        "transformer([[1, 2]], target)",
+        "source must be a tensor, got [[1, 2]]; use torch.tensor([ids])",
+    ),
+    (
+        "transformer(source, target.float())",
+        "target must be token ids, int64 or int32, of shape (batch, length), got torch.float32 of "
+        "shape (2, 7); pass target.long()",
+    ),
+    (
         "load('run', map_location='cpu')",
         "load has no argument 'map_location'; did you mean device?",
     ),

@@ -23,11 +23,12 @@ from regard.attention.fusing import are_linear, fuses
 from regard.attention.mask import Mask
 from regard.attention.position import AttentionPosition, Positions
 from regard.attention.score import AlignmentScore
+from regard.attention.state import LoadableModule
 from regard.synonyms import suggest_names
 
 
 @suggest_names
-class MultiHeadAttention(nn.Module):
+class MultiHeadAttention(LoadableModule):
     """Multi-head attention with queries from x, and keys and values from x or another source.
 
     `key_width` and `value_width` are per head and default to width / heads. `key_heads` fewer than

@@ -23,6 +23,7 @@ from regard.attention.cache import CrossCache, SelfCache
 from regard.attention.checks import check_integer, shown
 from regard.attention.fusing import are_linear, fuses, has_hooks, infers, infers_large
 from regard.attention.mask import Mask
+from regard.attention.state import LoadableModule
 from regard.model.dropout import Dropout
 from regard.synonyms import suggest_names
 
@@ -190,7 +191,7 @@ class BlockCache(NamedTuple):
 
 
 @suggest_names
-class Block(nn.Module):
+class Block(LoadableModule):
     """Self-attention, cross-attention where there is one, and the feed-forward network.
 
     `residual` builds the module around each of them, for example `PreNorm(width)`.

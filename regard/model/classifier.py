@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from regard.attention.checks import check_integer, integer_tensor
 from regard.attention.mask import PackedLengths
+from regard.attention.state import LoadableModule
 from regard.model import build, init
 from regard.model.build import MakeAttention, MakeFeedForward, MakePosition
 from regard.model.embedding import Tokens
@@ -70,7 +71,7 @@ class ClassifierConfig(ClassifierShape):
 
 
 @suggest_names
-class TextClassifier(nn.Module):
+class TextClassifier(LoadableModule):
     """A classifier of texts: an encoder, and a linear head on the mean of its output.
 
         logits = W mean_n encoder(embed(tokens))_n        pool="last": of the last token instead

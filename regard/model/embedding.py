@@ -67,26 +67,30 @@ class Tokens(Embedded):
         position: InputPosition | None = None,
         scale: bool = True,
         dropout: float | int = 0.0,
+        name: str = "tokens",
     ):
         super().__init__(width, position, dropout)
         check_integer("vocabulary", vocabulary)
+        self.name = name
+        """What errors call the ids."""
         self.scale = math.sqrt(width) if scale else 1.0
         self.table = nn.Embedding(vocabulary, self.inner)
 
     def forward(self, ids: Int[Tensor, "B S"], at: Positions = 0) -> Float[Tensor, "B S D"]:
-        _check_tensor("token ids", ids)
+        name = self.name
+        _check_tensor(name, ids)
         if ids.dtype not in (torch.int64, torch.int32) or ids.ndim != 2:
-            remedy = "one sentence is ids[None]" if ids.ndim != 2 else "pass ids.long()"
+            remedy = f"one sentence is {name}[None]" if ids.ndim != 2 else f"pass {name}.long()"
             raise ValueError(
-                f"token ids must be integers, int64 or int32, of shape (batch, length), got "
+                f"{name} must be token ids, int64 or int32, of shape (batch, length), got "
                 f"{ids.dtype} of shape {tuple(ids.shape)}; {remedy}"
             )
         try:
             x = self.table(ids)
         except IndexError as error:
             raise ValueError(
-                f"token ids from {int(ids.min())} to {int(ids.max())} must lie from 0 to "
-                f"{self.table.num_embeddings - 1}; use the tokenizer that the model was built for"
+                f"{name} has ids from {int(ids.min())} to {int(ids.max())}, which must lie from 0 "
+                f"to {self.table.num_embeddings - 1}; use the tokenizer of the model"
             ) from error
         return self.add_position(x if self.scale == 1.0 else x * self.scale, at)
 

@@ -15,6 +15,7 @@ from typing import Any
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from regard.attention.state import LoadableModule
 from regard.model import build, init
 from regard.model.build import (
     BlockConfig,
@@ -103,7 +104,7 @@ def features(
 
 
 @suggest_names
-class TextEncoder(nn.Module):
+class TextEncoder(LoadableModule):
     """An encoder of text, which is trained to predict masked tokens.
 
         logits_n = W encoder(embed(tokens))_n        p(token_n | all tokens that are not masked)

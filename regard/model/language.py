@@ -14,6 +14,7 @@ from typing import Any
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from regard.attention.state import LoadableModule
 from regard.model import build, init
 from regard.model.block import Activation, Norm
 from regard.model.build import (
@@ -69,7 +70,7 @@ class LanguageConfig(LanguageShape):
 
 
 @suggest_names
-class LanguageModel(nn.Module):
+class LanguageModel(LoadableModule):
     """A decoder-only Transformer: logits of each next token from the tokens before it.
 
         logits_n = W stack(embed(tokens))_n        p(token_{n+1} | token_0 … token_n)

@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 
 from torch import Tensor, nn
 
-from regard.attention.checks import integer_tensor, shown
+from regard.attention.checks import broadcasts, integer_tensor, shown
 from regard.attention.mask import Mask, PackedLengths, causal, packed, padding, window
 from regard.attention.position import Positions
 from regard.attention.sync import on_host
@@ -123,37 +123,56 @@ def checked_lengths(part: nn.Module, lengths: Lengths, rows: int | None, out: Te
             "lengths(lengths) on it, which returns those that it leaves"
         )
     if after is not lengths:
-        check_lengths(after, out)
+        check_lengths(after, out, f"the output of {type(part).__name__}")
     return after
 
 
-def places(lengths: Lengths, rows: Tensor) -> Positions:
+def places(lengths: Lengths, rows: Tensor, name: str = "tokens") -> Positions:
     """The positions of tokens, which start at 0 in each row or packed sequence."""
-    check_lengths(lengths, rows)
+    check_lengths(lengths, rows, name)
     return lengths.to(rows.device).positions() if isinstance(lengths, PackedLengths) else 0
 
 
-def check_lengths(lengths: Lengths, rows: Tensor) -> None:
-    """Raises if `rows` is not a tensor, or the lengths do not fit it."""
+def check_lengths(lengths: Lengths, rows: Tensor, name: str = "tokens") -> None:
+    """Raises if `rows` is not a tensor, or the lengths do not fit it; errors call it `name`."""
     if not isinstance(rows, Tensor):
-        raise ValueError(f"a batch must be a tensor, got {shown(rows)}; use torch.tensor([ids])")
+        raise ValueError(f"{name} must be a tensor, got {shown(rows)}; use torch.tensor([ids])")
     if lengths is not None and rows.ndim in (2, 3):  # an image's rows are its patches
-        _check(lengths, *rows.shape[:2])
+        _check(lengths, name, *rows.shape[:2])
 
 
-def _check(lengths: PackedLengths | Tensor | Sequence[int], B: int, L: int) -> None:
+def check_pairs(
+    name: str, source: Tensor, source_lengths: Lengths, target: Tensor, target_lengths: Lengths
+) -> None:
+    """Raises unless source and target are tensors of as many sentences; one serves all."""
+    for batch, of in ((source, name), (target, "target")):
+        if not isinstance(batch, Tensor):
+            raise ValueError(f"{of} must be a tensor, got {shown(batch)}; use torch.tensor([ids])")
+    if isinstance(source_lengths, PackedLengths) or isinstance(target_lengths, PackedLengths):
+        return  # `memory_and_mask` compares them
+    sources, targets = source.shape[0], target.shape[0]
+    if not (broadcasts(sources, targets) or broadcasts(targets, sources)):
+        kind = "images" if source.ndim == 4 else "sentences"
+        raise ValueError(
+            f"{name} has {sources} {kind} and target has {targets}; pass one source for each target"
+        )
+
+
+def _check(lengths: PackedLengths | Tensor | Sequence[int], name: str, B: int, L: int) -> None:
     if isinstance(lengths, PackedLengths):
         if B != 1 or lengths.total != L:
             raise ValueError(
-                f"{lengths} adds up to {lengths.total} tokens, but the batch has {B} rows of {L}; "
+                f"{lengths} adds up to {lengths.total} tokens, but {name} has {B} rows of {L}; "
                 f"lay the sequences end to end in one row of {lengths.total}"
             )
         return
     counts = integer_tensor(lengths, "lengths")
     if len(counts) != B:
-        raise ValueError(f"{len(counts)} lengths for a batch of {B}; pass one for each sentence")
+        raise ValueError(
+            f"{len(counts)} lengths, but {name} is a batch of {B}; pass one for each sentence"
+        )
     if on_host(counts) and B and int(counts.max()) > L:
         raise ValueError(
-            f"a length ({int(counts.max())}) is longer than the batch's rows ({L}); pass the "
+            f"a length ({int(counts.max())}) is longer than the rows of {name} ({L}); pass the "
             "number of real tokens of each sentence"
         )

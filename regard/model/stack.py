@@ -21,6 +21,7 @@ from regard.attention.core import recomputation
 from regard.attention.fusing import has_hooks
 from regard.attention.mask import Mask
 from regard.attention.position import Positions
+from regard.attention.state import LoadableModule
 from regard.model.block import Block, BlockCache
 from regard.synonyms import suggest_names
 
@@ -79,7 +80,7 @@ class StackCache:
 
 
 @suggest_names
-class Stack(nn.Module):
+class Stack(LoadableModule):
     """Blocks one after the other.
 
     `checkpointing` (gradient checkpointing) keeps each block's input alone for the backward pass

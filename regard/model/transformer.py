@@ -18,6 +18,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from regard.attention.mask import Mask
+from regard.attention.state import LoadableModule
 from regard.model import build, init
 from regard.model.build import (
     BlockConfig,
@@ -33,6 +34,7 @@ from regard.model.encoder import EncoderShape, TextEncoder
 from regard.model.lengths import (
     Lengths,
     causal_mask,
+    check_pairs,
     checked_lengths,
     lengths_after,
     memory_and_mask,
@@ -170,7 +172,7 @@ class TransformerConfig(TransformerShape):
 
 
 @suggest_names
-class Transformer(nn.Module):
+class Transformer(LoadableModule):
     """Encoder and decoder; `Transformer.base(37_000)` is the paper's. To change one thing:
 
         Transformer(replace(TransformerConfig.base(37_000), norm="pre", position="rotary"))
@@ -206,7 +208,7 @@ class Transformer(nn.Module):
             attention=attention,
             feed_forward=feed_forward,
         )
-        self.target = _tokens(config, config.vocabulary, position)
+        self.target = _tokens(config, config.vocabulary, position, "target")
         self.decoder = build.stack(
             decoder_shape(config),
             config.decoder_layers,
@@ -266,13 +268,14 @@ class Transformer(nn.Module):
         source_lengths: Lengths = None,
         target_lengths: Lengths = None,
     ) -> Float[Tensor, "B L N"]:
+        check_pairs("source", source, source_lengths, target, target_lengths)
         memory = self.encode(source, source_lengths)
         return self.decode(target, memory, target_lengths, source_lengths)
 
     @suggest_names
     def encode(self, source: Tensor, lengths: Lengths = None) -> Float[Tensor, "M S D"]:
         """The memory; its lengths are `memory_lengths(lengths)`."""
-        x = self.source(source, places(lengths, source))
+        x = self.source(source, places(lengths, source, "source"))
         rows = None if source.ndim == 4 else source.shape[1]  # an image's rows are its patches
         lengths = checked_lengths(self.source, lengths, rows, x)
         memory = self.encoder(x, mask=source_mask(self.source, lengths, self.config.window))
@@ -325,7 +328,12 @@ class Transformer(nn.Module):
                 "memory (None) must be the encoder's output: decode(target, encode(source)); only "
                 "a cache makes it superfluous, after the first step"
             )
-        at = places(target_lengths, target) if cache is None else cache.places(target.shape[1])
+        if cache is None:
+            at = places(target_lengths, target, "target")
+            if memory is not None:
+                check_pairs("memory", memory, memory_lengths, target, target_lengths)
+        else:
+            at = cache.places(target.shape[1])
         memory, memory_mask = memory_and_mask(memory, target_lengths, memory_lengths)
         return self.decoder(
             self.target(target, at),
@@ -366,7 +374,7 @@ def decoder_shape(config: TransformerConfig) -> TransformerConfig:
 def _source(config: TransformerConfig, position: MakePosition) -> Tokens | Patches | Frames:
     match config.source:
         case TextSource(vocabulary=vocabulary):
-            return _tokens(config, vocabulary or config.vocabulary, position)
+            return _tokens(config, vocabulary or config.vocabulary, position, "source")
         case ImageSource() as source:
             size = grid(source.image, source.patch)
             return Patches(
@@ -383,13 +391,16 @@ def _source(config: TransformerConfig, position: MakePosition) -> Tokens | Patch
     raise ValueError(f"source ({config.source!r}) must be a TextSource, ImageSource or AudioSource")
 
 
-def _tokens(config: TransformerConfig, vocabulary: int, position: MakePosition) -> Tokens:
+def _tokens(
+    config: TransformerConfig, vocabulary: int, position: MakePosition, name: str
+) -> Tokens:
     return Tokens(
         vocabulary,
         config.width,
         position=build.input_position(position),
         scale=config.scale,
         dropout=config.dropout,
+        name=name,
     )
 
 

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from regard.attention.checks import check_integer
 from regard.attention.mask import Mask
 from regard.attention.position import GridPositions, LearnedGridPositions
+from regard.attention.state import LoadableModule
 from regard.model import build, init
 from regard.model.block import Activation, Norm
 from regard.model.build import BlockConfig, GridPosition, MakeAttention, MakeFeedForward
@@ -130,7 +131,7 @@ class VisionConfig(VisionShape):
 
 
 @suggest_names
-class VisionTransformer(nn.Module):
+class VisionTransformer(LoadableModule):
     """A classifier of images, as sequences of patches; `VisionTransformer.base(1000)` is ViT-B/16.
 
         x = [class token; W patch_1; …; W patch_N] + positions

@@ -189,14 +189,23 @@ PARTS: dict[str, Case] = {
 }
 
 BATCHES: dict[str, Case] = {
-    "float ids": (lambda: text()(IDS.float(), IDS), "float32", "integers"),
-    "float targets": (lambda: text()(IDS, IDS.double()), "float64", "integers"),
-    "boolean ids": (lambda: words()(IDS.bool()), "bool", "integers"),
-    "one sentence": (lambda: words()(IDS[0]), r"\(5,\)", r"\(batch, length\)", r"ids\[None\]"),
-    "a list": (lambda: text()([[1, 2]], IDS), r"\[\[1, 2\]\]", r"torch\.tensor"),
-    "a text": (lambda: words()("Hallo"), "'Hallo'", r"torch\.tensor"),
-    "ids beyond": (lambda: words()(IDS + 19), "19 to 28", "0 to 18", "tokenizer"),
-    "ids below": (lambda: text()(IDS, IDS - 3), "-3 to 6", "0 to 18", "tokenizer"),
+    "float ids": (lambda: text()(IDS.float(), IDS), "^source", "float32", r"source\.long"),
+    "float targets": (lambda: text()(IDS, IDS.double()), "^target", "float64", r"target\.long"),
+    "boolean ids": (lambda: words()(IDS.bool()), "^tokens", "bool", r"tokens\.long"),
+    "one sentence": (
+        lambda: words()(IDS[0]),
+        *("^tokens", r"\(5,\)", r"\(batch, length\)", r"tokens\[None\]"),
+    ),
+    "a list": (lambda: text()([[1, 2]], IDS), "^source", r"\[\[1, 2\]\]", r"torch\.tensor"),
+    "a list of targets": (
+        lambda: text()(IDS, [[1, 2]]),
+        *("^target", r"\[\[1, 2\]\]", r"torch\.tensor"),
+    ),
+    "no memory": (lambda: text().decode(IDS, [1]), "^memory", r"\[1\]"),
+    "a text": (lambda: words()("Hallo"), "^tokens", "'Hallo'", r"torch\.tensor"),
+    "ids beyond": (lambda: words()(IDS + 19), "^tokens", "19 to 28", "0 to 18", "tokenizer"),
+    "ids below": (lambda: text()(IDS, IDS - 3), "^target", "-3 to 6", "0 to 18", "tokenizer"),
+    "sources below": (lambda: text()(IDS - 3, IDS), "^source", "-3 to 6", "0 to 18"),
     "an image of another size": (
         lambda: pictures()(zeros(2, 3, 8, 10)),
         *(r"\(2, 3, 8, 10\)", r"\(batch, 3, 6, 10\)", "resize_images"),
@@ -205,17 +214,17 @@ BATCHES: dict[str, Case] = {
     "a list of pixels": (lambda: pictures()([1]), "images", r"\[1\]", r"torch\.tensor"),
     "a list of tokens": (
         lambda: words().tokens([[5, 6]]),  # type: ignore[arg-type]
-        *("token ids", r"\[\[5, 6\]\]", r"torch\.tensor"),
+        *("^tokens", r"\[\[5, 6\]\]", r"torch\.tensor"),
     ),
     **{
         f"tokens of {dtype}": (
             lambda dtype=dtype: words()(IDS.to(dtype)),
-            *(str(dtype), r"\(2, 5\)", "int64 or int32", r"ids\.long\(\)"),
+            *(str(dtype), r"\(2, 5\)", "int64 or int32", r"tokens\.long\(\)"),
         )
         for dtype in (torch.int8, torch.uint8, torch.int16, torch.complex64, torch.bool)
     },
-    "sparse tokens": (lambda: words()(IDS.to_sparse()), "token ids", "sparse", "to_dense"),
-    "sources of int8": (lambda: text()(IDS.to(torch.int8), IDS), "torch.int8", r"ids\.long"),
+    "sparse tokens": (lambda: words()(IDS.to_sparse()), "^tokens", "sparse", "to_dense"),
+    "sources of int8": (lambda: text()(IDS.to(torch.int8), IDS), "^source", "torch.int8"),
     "an image alone": (lambda: pictures()(zeros(3, 6, 10)), r"\(3, 6, 10\)", "batch"),
     "bytes": (
         lambda: pictures()(zeros(2, 3, 6, 10).byte()),
@@ -241,7 +250,15 @@ BATCHES: dict[str, Case] = {
     ),
     "other sources than targets": (
         lambda: text()(tokens(2, 5), tokens(3, 5)),
-        *(r"\(3, 6, 5, 2\)", r"\(2, 6, 5, 2\)", "equal or 1"),
+        *("source has 2 sentences and target has 3", "one source for each target"),
+    ),
+    "other memories than targets": (
+        lambda: text().decode(tokens(3, 5), text().encode(tokens(2, 5))),
+        *("memory has 2 sentences and target has 3", "one source for each target"),
+    ),
+    "other images than targets": (
+        lambda: read("image")(images(2).float(), tokens(3, 5)),
+        *("source has 2 images and target has 3", "one source for each target"),
     ),
     "beyond learned positions": (
         lambda: transformer("learned")(tokens(1, 30), IDS[:1]),

@@ -207,7 +207,9 @@ def test_lengths_that_a_part_names_wrongly_are_refused() -> None:
         model.encode(source, lengths)
     model.encoder = Latents()
     model.encoder.lengths = lambda lengths: lengths + 3
-    with pytest.raises(ValueError, match=r"a length \(9\) is longer than the batch's rows \(6\)"):
+    with pytest.raises(
+        ValueError, match=r"a length \(9\) is longer than the rows of the output of Latents \(6\)"
+    ):
         model.encode(source, lengths)
 
 

@@ -1,0 +1,50 @@
+"""State dicts of other libraries: the error of `load_state_dict` names what reads them.
+
+MultiHeadAttention(512, 8).load_state_dict(nn.MultiheadAttention(512, 8).state_dict())
+ValueError: the state dict holds 'in_proj_weight', as another library names it; read it by
+regard.interop.torch_nn.attention(state, heads=8)
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from torch import nn
+
+LIBRARIES = (
+    (r"(in_proj|q_proj)_weight", "torch_nn.attention(state, heads=8)"),
+    (r"self_attn\.(in_proj|q_proj)_weight", "torch_nn.block(state, Layer(heads=8))"),
+    (r"layers\.\d+\.self_attn\.in_proj_weight", "torch_nn.stack(state, Layer(heads=8))"),
+    (r"encoder\.layers\.\d+\.self_attn\.in_proj_weight", "torch_nn.stacks(state, Layer(heads=8))"),
+    (r"(.*\.)?attn\.qkv\.weight", "timm.from_timm(state, heads=12)"),
+    (r"(.*\.)?embeddings\.patch_embeddings\..*", "vit.read(folder), or regard import FOLDER OUT"),
+    (
+        r"(model\.)?encoder\.layers\.\d+\.self_attn\.q_proj\.weight",
+        "marian.read(folder), or regard import FOLDER OUT",
+    ),
+)
+"""The name of a tensor in another library's state dict, and what in regard.interop reads it."""
+
+
+def importer(names: Iterable[str]) -> str | None:
+    """The line about another library's state dict; None for other names."""
+    for name in sorted(names):
+        for pattern, reader in LIBRARIES:
+            if re.fullmatch(pattern, name):
+                return (
+                    f"the state dict holds {name!r}, as another library names it; read it by "
+                    f"regard.interop.{reader}"
+                )
+    return None
+
+
+class LoadableModule(nn.Module):
+    """A module that says how another library's state dict is read."""
+
+    def load_state_dict(
+        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
+    ) -> Any:
+        """Copies a state dict of this class into the module, as every `nn.Module` does."""
+        if line := importer(state_dict.keys() - self.state_dict().keys()):
+            raise ValueError(line)
+        return super().load_state_dict(state_dict, strict, assign)
