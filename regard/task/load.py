@@ -119,8 +119,8 @@ def _predictor(saved: checkpoint.Saved) -> Predictor:
     name = (saved.task or {}).get("name")
     if name in NAMES:
         return spec(name).predictor(saved)
-    purpose = "does not say what its model is for" if name is None else f"is for {name!r}"
+    purpose = "names no task" if name is None else f"names the unknown task {name!r}"
     raise ValueError(
-        f"{saved.folder} {purpose}; known are {', '.join(NAMES)}; for the model alone use "
-        "regard.checkpoint.load"
+        f"{saved.folder} {purpose} (such as {', '.join(NAMES)}), so there is no predictor; load "
+        "the model alone by regard.checkpoint.load(folder).model"
     )

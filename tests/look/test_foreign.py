@@ -12,6 +12,7 @@ from torch.nn.functional import scaled_dot_product_attention as imported
 
 from regard.attention.functional import scaled_dot_product_attention as ours
 from regard.attention.multihead import MultiHeadAttention
+from regard.checks import check
 from regard.look.record import record, sampled
 from regard.look.view import view_of
 from regard.model.transformer import Transformer, TransformerConfig
@@ -98,13 +99,91 @@ def test_both_functions_feed_one_recorder(
     torch.testing.assert_close((asked.weights() @ value).reshape(out.shape), out)
 
 
-def test_torchs_multihead_attention_is_seen() -> None:
+@pytest.mark.parametrize("gradients", [False, True])
+@pytest.mark.parametrize("need_weights", [False, True])
+def test_torchs_multihead_attention_is_seen(need_weights: bool, gradients: bool) -> None:
+    """Without gradients and weights it runs on a fast path, past the function."""
     layer = nn.MultiheadAttention(12, 3, batch_first=True).eval()
     x = torch.randn(2, 5, 12)
-    with torch.no_grad(), record(layer) as seen:
-        layer(x, x, x, need_weights=False)
+    with torch.set_grad_enabled(gradients):
+        plain, weights = layer(x, x, x, need_weights=need_weights)
+        with record(layer) as seen:
+            output, recorded = layer(x, x, x, need_weights=need_weights)
+    torch.testing.assert_close(output, plain)
+    assert (weights is not None) == (recorded is not None) == need_weights
     _, expected = layer(x, x, x, average_attn_weights=False)
     torch.testing.assert_close(seen[""].weights(), expected)
+
+
+@pytest.mark.parametrize("gradients", [False, True])
+def test_torchs_transformer_is_seen_by_the_paths_of_its_layers(gradients: bool) -> None:
+    """Its layers have a fast path without gradients, which calls no attention by name."""
+    layer = nn.TransformerDecoderLayer(12, 2, 20, batch_first=True)
+    encoder = nn.TransformerEncoderLayer(12, 2, 20, batch_first=True)
+    model = nn.ModuleDict(
+        {"encoder": nn.TransformerEncoder(encoder, 2), "decoder": nn.TransformerDecoder(layer, 1)}
+    ).eval()
+    source, target = torch.randn(2, 7, 12), torch.randn(2, 5, 12)
+    mask = nn.Transformer.generate_square_subsequent_mask(5)
+    with torch.set_grad_enabled(gradients):
+        plain = model["decoder"](target, model["encoder"](source), tgt_mask=mask)
+        with record(model) as seen:
+            output = model["decoder"](target, model["encoder"](source), tgt_mask=mask)
+    torch.testing.assert_close(output, plain)
+    assert {name: tuple(call.weights().shape) for name, call in seen.items()} == {
+        "encoder.layers.0.self_attn": (2, 2, 7, 7),
+        "encoder.layers.1.self_attn": (2, 2, 7, 7),
+        "decoder.layers.0.self_attn": (2, 2, 5, 5),
+        "decoder.layers.0.multihead_attn": (2, 2, 5, 7),
+    }
+    assert seen["decoder.layers.0.self_attn"].weights().triu(1).eq(0).all()
+    assert "0.multihead_attn: 2 × 2 × 5 × 7" in repr(seen)
+
+
+def test_attention_written_with_einsum_warns() -> None:
+    """As x-transformers computes it without its flag attn_flash."""
+
+    class Written(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            scores = torch.einsum("b h i d, b h j d -> b h i j", x, x) / 2
+            return torch.einsum("b h i j, b h j d -> b h i d", scores.softmax(-1), x)
+
+    model = nn.Sequential(Written())
+    with pytest.warns(UserWarning, match="written out as softmax"), record(model) as seen:
+        model(torch.randn(2, 3, 5, 4))
+    assert not seen
+
+
+@pytest.mark.parametrize("kind", ["bert", "gpt2"])
+def test_text_models_of_hugging_face_are_seen(kind: str) -> None:
+    transformers = pytest.importorskip("transformers")
+    ids, mask = torch.randint(3, 31, (2, 7)), torch.tensor([[1] * 7, [1] * 4 + [0] * 3])
+    if kind == "bert":
+        config = transformers.BertConfig(
+            vocab_size=31,
+            hidden_size=24,
+            num_hidden_layers=2,
+            num_attention_heads=3,
+            intermediate_size=40,
+        )
+        model, path = transformers.BertModel(config).eval(), "encoder.layer.{}.attention.self"
+    else:
+        config = transformers.GPT2Config(
+            vocab_size=31, n_embd=24, n_layer=2, n_head=3, bos_token_id=0, eos_token_id=0
+        )
+        model, path = transformers.GPT2LMHeadModel(config).eval(), "transformer.h.{}.attn"
+    with torch.no_grad():
+        plain = model(input_ids=ids, attention_mask=mask)[0]
+        with record(model) as seen:
+            recorded = model(input_ids=ids, attention_mask=mask)[0]
+        model.set_attn_implementation("eager")
+        outputs = model(input_ids=ids, attention_mask=mask, output_attentions=True)
+    assert torch.equal(plain, recorded)
+    assert list(seen) == [path.format(0), path.format(1)]
+    for call, weights in zip(seen.values(), outputs.attentions):
+        for n, length in enumerate((7, 4)):  # rows of padding differ between the two
+            have, want = call.weights()[n, :, :length], weights[n, :, :length]
+            torch.testing.assert_close(have, want, atol=1e-5, rtol=1e-4)
 
 
 def test_names_are_of_the_module_that_attends() -> None:
@@ -255,6 +334,9 @@ def test_modules_of_timms_shape_are_seen(call: Callable[..., Tensor] | None) -> 
     for block, asked in zip(model["blocks"], seen.values()):
         query, key = block.attn.seen
         torch.testing.assert_close(asked.weights(), formula(query, key, 0.0, 5**-0.5))
+    report = check(model["blocks"], x)
+    assert report.holds
+    assert not [finding for finding in report if finding.status == "skipped"]
 
 
 def test_marians_three_attentions_are_seen() -> None:

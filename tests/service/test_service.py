@@ -708,7 +708,7 @@ def test_a_model_of_another_kind_is_refused(tmp_path: Path) -> None:
     checkpoint.save(tmp_path / "alone", model)
     with (
         Service() as service,
-        pytest.raises(ValueError, match="does not say what its model is for"),
+        pytest.raises(ValueError, match="names no task"),
     ):
         service.add(tmp_path / "alone")
 
