@@ -48,6 +48,7 @@ lint: $(VENV)/ready-lint
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python -m tests.checkers
 
 bench: $(VENV)/ready-test
 	@$(BIN)/python -m bench

@@ -1,9 +1,11 @@
-"""The notebooks in examples/ run from their first cell to their last, and show what they say."""
+"""The notebooks in examples/ run from their first cell to their last, and show what they say; so do
+the scripts."""
 
 import contextlib
 import io
 import json
 import re
+import runpy
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,8 @@ import matplotlib.pyplot as plt
 import pytest
 
 from regard.lab import kernel, notebook
+from tests import checkers
+from tests.service import samples
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 NOTEBOOKS = sorted(EXAMPLES.glob("*.ipynb"))
@@ -122,3 +126,55 @@ def test_the_vision_transformer_learns(capfd: pytest.CaptureFixture[str]) -> Non
     assert names["result"].best > 0.9
     without = float(re.findall(r"([\d.]+)% right without", said)[0])
     assert without < 100 * names["result"].best - 10
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("runs")
+    samples.translator(place / "translator")
+    samples.classifier(place / "classifier")
+    (place / "picture.png").write_bytes(samples.picture(0))
+    return place
+
+
+@pytest.mark.parametrize(
+    ("script", "words", "shown"),
+    [
+        ("attention_and_masks", [], r"torch.Size\(\[2, 4, 6, 8\]\) True"),
+        ("record_attention", [], r"decoder\.blocks\.3\.cross \(2, 4, 5, 7\)"),
+        ("train_your_module", ["run"], r"accuracy 0\.\d+"),
+        (
+            "use_a_run",
+            ["translator", "classifier", "picture.png"],
+            r"(?s)^Translator\('translator'.*\n\[.*\]\n.*Written\(.*\n[v-z] 0\.\d\d$",
+        ),
+        ("import_weights", [], r"True\n\d+"),
+        ("check_a_model", [], r"✓ packed = padded"),
+    ],
+)
+def test_scripts_run(
+    script: str,
+    words: list[str],
+    shown: str,
+    runs: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    path = EXAMPLES / f"{script}.py"
+    monkeypatch.chdir(runs)
+    monkeypatch.setattr("sys.argv", [str(path), *words])
+    runpy.run_path(str(path), run_name="__main__")
+    assert re.search(shown, capsys.readouterr().out.strip())
+
+
+def test_every_script_is_tested() -> None:
+    parameters = test_scripts_run.pytestmark[0].args[1]  # type: ignore[attr-defined]
+    assert {script for script, _, _ in parameters} == {path.stem for path in EXAMPLES.glob("*.py")}
+
+
+@pytest.mark.slow
+def test_both_type_checkers_accept_the_scripts_and_find_deliberate_errors() -> None:
+    """`make lint` does the same."""
+    pytest.importorskip("mypy")
+    pytest.importorskip("basedpyright")
+    assert checkers.main() == 0

@@ -134,12 +134,12 @@ class Checkpointer:
             for name, weight in current.items():
                 weights[name].copy_(weight)
 
-    def _scores(self, evaluate: Callable[[nn.Module], dict[str, float]]) -> dict[str, float]:
+    def _scores(self, evaluate: Callable[[nn.Module], Mapping[str, float]]) -> dict[str, float]:
         # Blocks are compiled for the shapes of training.
         compiled = any(module._compiled_call_impl for module in self.model.modules())
         try:
             with torch.compiler.set_stance("force_eager") if compiled else nullcontext():
-                scores = evaluate(self.model.eval())
+                scores = dict(evaluate(self.model.eval()))
         finally:
             self.task.model.train()
         if self.task.score not in scores:

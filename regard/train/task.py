@@ -16,13 +16,21 @@ class Task(Protocol):
     """What is trained, and on what data. Methods depend on their arguments alone, so that any step
     can be repeated."""
 
-    model: nn.Module
-    score: str
-    """The name of the score that says which model is best; higher is better."""
-    unit: str
-    """What the loss counts: tokens, images."""
-    signatures: Mapping[str, str]
-    """Signatures of scores that have one, such as sacreBLEU's; known after an evaluation."""
+    @property
+    def model(self) -> nn.Module:
+        """The model that is trained."""
+
+    @property
+    def score(self) -> str:
+        """The name of the score that says which model is best; higher is better."""
+
+    @property
+    def unit(self) -> str:
+        """What the loss counts: tokens, images."""
+
+    @property
+    def signatures(self) -> Mapping[str, str]:
+        """Signatures of scores that have one, such as sacreBLEU's; known after an evaluation."""
 
     def plan(self, epoch: int) -> list[np.ndarray]:
         """The examples of each batch of an epoch, over all processes."""
@@ -33,16 +41,16 @@ class Task(Protocol):
     def loss(self, batch: Any) -> tuple[Tensor, Tensor | int]:
         """The loss summed over tokens (or images), and their number."""
 
-    def evaluate(self, model: nn.Module) -> dict[str, float]:
+    def evaluate(self, model: nn.Module) -> Mapping[str, float]:
         """All scores of a model, which is in evaluation mode, without gradients."""
 
-    def files(self) -> dict[str, bytes | Path]:
+    def files(self) -> Mapping[str, bytes | Path]:
         """What belongs into the model's folder beside the weights: the tokenizer."""
 
-    def run_files(self) -> dict[str, bytes]:
+    def run_files(self) -> Mapping[str, bytes]:
         """What belongs into the run's folder from its first step on: what was held out."""
 
-    def about(self) -> dict[str, Any]:
+    def about(self) -> Mapping[str, object]:
         """What the model is for, as JSON, for config.json."""
 
 
