@@ -13,9 +13,9 @@ import torch
 from torch import nn
 
 from regard import checkpoint
+from regard.checks import compute, sample
 from regard.checks import module as own_module
 from regard.checks import properties as contract
-from regard.checks import sample
 from regard.checks.finding import Finding, Measured, Property, SkipError, Status
 from regard.checks.report import Report
 from regard.checks.subject import Subject
@@ -74,7 +74,8 @@ def check(
             if isinstance(original, AnyModel):
                 duplicate: Any = own_module.copy_model(original).float()
                 examples, origin = sample.from_inputs(duplicate, inputs, named_inputs)
-                subject = Subject(duplicate, examples)
+                where = compute.place(duplicate)
+                subject = Subject(duplicate, [example.to(where) for example in examples])
             else:
                 subject = own_module.ModuleSubject(original, inputs, named_inputs, batch_axis)
                 origin = subject.origin

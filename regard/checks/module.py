@@ -17,6 +17,7 @@ import torch.nn.functional as F
 import torch.nn.modules.module
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import keystr, tree_flatten_with_path, tree_leaves, tree_map_only
 
@@ -47,10 +48,12 @@ class ModuleSubject:
         kwargs: Mapping[str, object],
         batch_axis: int | None,
     ):
+        kind = type(model).__name__
+        if any(map(is_lazy, _tensors(model))):
+            raise ValueError(f"{kind} has lazy layers without shapes; call it once, then check it")
         self.batch_axis = batch_axis
         self.model = copy_model(model)
         self.inputs: Arguments = tree_map_only(Tensor, Tensor.detach, (tuple(args), dict(kwargs)))
-        kind = type(model).__name__
         if not tree_leaves(self.inputs):
             raise ValueError(
                 f"{kind} needs example inputs, as its forward takes them: check(model, x)"
@@ -81,8 +84,11 @@ class ModuleSubject:
 
         The inputs are cloned, since a forward pass may change them in place.
         """
-        args, kwargs = tree_map_only(Tensor, Tensor.clone, inputs or self.inputs)
-        output = (model or self.model)(*args, **kwargs)
+        args, kwargs = tree_map_only(
+            Tensor, Tensor.clone, self.inputs if inputs is None else inputs
+        )
+        with exact_products():
+            output = (self.model if model is None else model)(*args, **kwargs)
         return {
             keystr(path): part.clone()
             for path, part in tree_flatten_with_path(output)[0]
@@ -107,7 +113,8 @@ class ModuleSubject:
                 factors = torch.randn(part.shape, generator=chance).to(part)
                 finite = part.masked_fill(~part.isfinite(), 0)
                 loss = loss + (finite * factors).sum().double().cpu()
-            loss.backward()
+            with exact_products():
+                loss.backward()
         named = {**dict(model.named_parameters()), **_tensors_of(leaves)}
         return {name: part.grad.clone() for name, part in named.items() if part.grad is not None}
 
@@ -157,6 +164,22 @@ def isolate() -> Iterator[None]:
         for registry, before in hooks:
             registry.clear()
             registry.update(before)
+
+
+@contextmanager
+def exact_products() -> Iterator[None]:
+    """Computes products of float32 without TF32 and bfloat16, whose rounding is 1,000 times as
+    large and depends on the shapes."""
+    backends: Any = torch.backends  # whose types lack some
+    kinds = (backends.cuda.matmul, backends.cudnn.conv, backends.cudnn.rnn, backends.mkldnn.matmul)
+    before = [kind.fp32_precision for kind in kinds]
+    try:
+        for kind in kinds:
+            kind.fp32_precision = "ieee"
+        yield
+    finally:
+        for kind, precision in zip(kinds, before):
+            kind.fp32_precision = precision
 
 
 def _global_hooks() -> list[dict[int, Any]]:
@@ -347,7 +370,7 @@ def _recording(model: nn.Module) -> Iterator[Recording]:
             try:
                 stack.close()
             except UserWarning as warning:
-                raise SkipError(str(warning)) from warning
+                raise SkipError(str(warning).removeprefix("nothing was recorded: ")) from warning
 
 
 def recorded_unrecorded(subject: ModuleSubject) -> Measured:

@@ -331,6 +331,45 @@ def test_a_fast_path_that_recording_turns_off_is_caught() -> None:
     assert check(plain, x, src_key_padding_mask=padding).holds
 
 
+class Precisions(Attention):
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        PRECISIONS.add(torch.backends.cuda.matmul.fp32_precision)
+        return super().forward(x, mask)
+
+
+PRECISIONS: set[str] = set()
+
+
+def test_products_are_exact_while_checking() -> None:
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("medium")
+    try:
+        check(Precisions(), batch(), properties=["batch = one by one", "gradients: again = first"])
+        assert torch.get_float32_matmul_precision() == "medium"
+    finally:
+        torch.set_float32_matmul_precision(before)
+    assert {"ieee"} == PRECISIONS
+
+
+@pytest.mark.gpu
+def test_modules_on_a_gpu_hold() -> None:
+    layer, x = nn.TransformerEncoderLayer(12, 3, batch_first=True).cuda(), batch().cuda()
+    for model in (Attention().cuda(), MultiHeadAttention(12, 3).cuda(), layer):
+        report = check(model, x)
+        assert set(statuses(report).values()) == {"holds"}
+    report = check(LanguageModel.tiny(vocabulary=31).cuda(), properties=FEW)
+    assert set(statuses(report).values()) == {"holds"}
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("unchecked")
+def test_a_compiled_module_holds() -> None:
+    model = nn.Sequential(Attention(), nn.TransformerEncoderLayer(12, 3, batch_first=True))
+    (finding,) = check(model, batch(), properties=["compiled = eager"])
+    assert finding.status == "holds"
+    assert check(torch.compile(model, backend="eager"), batch(), properties=["hooks fire"]).holds
+
+
 @pytest.mark.usefixtures("unchecked")
 def test_compilation_is_checked_where_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     def wrong(model: nn.Module, **options: Any) -> Callable[..., Tensor]:
@@ -387,6 +426,7 @@ def test_errors_name_the_remedy() -> None:
     before = snapshot(model)
     for call, message in (
         (lambda: check(model), r"Attention needs example inputs, .*: check\(model, x\)"),
+        (lambda: check(nn.LazyLinear(3), x), "LazyLinear has lazy layers .*; call it once, then c"),
         (lambda: check(model, x[..., :5]), "Attention does not run on these inputs: RuntimeErr"),
         (lambda: check(model, x, properties=["hook fires"]), "'hook fires' is no property; did yo"),
         (lambda: check(model, x, device="cpu"), "device are for a folder; a model is checked wher"),
