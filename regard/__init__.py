@@ -12,7 +12,7 @@ torch. Docstrings name the axes of tensors by one legend:
     G  heads of keys and values        R  selected rows
     K  width of a query or key         P  positions
     V  width of a value                J  width of a key where it differs from K
-    F  width of the feed-forward       E  width of a source where it differs from D
+    F  features, hidden width          E  width of a source where it differs from D
     N  vocabulary or classes           ...  any leading axes
 """
 

@@ -14,21 +14,6 @@ import torch
 
 import regard
 
-INCOMPLETE = {
-    "Mask",
-    "MultiHeadAttention",
-    "Transformer",
-    "TransformerConfig",
-    "attend",
-    "causal",
-    "documents",
-    "explain_attention",
-    "padding",
-    "prefix",
-    "window",
-}
-"""Public names whose docstrings are still to be written."""
-
 NAMES = [name for name in regard.__all__ if name != "__version__"]
 SENTENCE = re.compile(r"(?!(?:What|Whether|Of|How|Where)\b)[A-Z`].*\.")
 TENSOR = re.compile(r"\w+\[Tensor, '[^']*[A-Z]")
@@ -61,13 +46,7 @@ def examples(text: str) -> list[doctest.Example]:
     return doctest.DocTestParser().get_examples(text)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=[pytest.mark.xfail(strict=False)] if name in INCOMPLETE else ())
-        for name in NAMES
-    ],
-)
+@pytest.mark.parametrize("name", NAMES)
 def test_docstring_is_complete(name: str) -> None:
     legend = set(re.findall(r" {4,}([A-Z])  ", regard.__doc__ or ""))
     assert {"B", "L", "S", "D"} <= legend

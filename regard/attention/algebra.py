@@ -64,6 +64,21 @@ class At(NamedTuple):
 class Mask:
     """A rule over pairs of queries and keys, True where a query may attend, and its name.
 
+    The rule receives an object `at` whose tensors broadcast to (B, H, L, S): `at.query` and
+    `at.key` are positions in the sequence, `at.batch` and `at.head` indices. Masks combine by `&`,
+    `|` and `~`. No method changes a mask.
+
+    >>> from regard import Mask, causal
+    >>> even = Mask(lambda at: at.key % 2 == 0, "even keys")
+    >>> mask = causal() & even
+    >>> print(mask)
+    causal() & even keys
+    >>> print(mask.draw(4, 4))
+    ■···
+    ■···
+    ■·■·
+    ■·■·
+
     Subclasses are the built-in kinds. They add structure to the rule that backends can
     use: `span`, for masks that give each query one range of neighbouring keys.
     """
@@ -98,16 +113,23 @@ class Mask:
 
     @staticmethod
     def from_tensor(allowed: Tensor) -> "Mask":
-        """A mask from a boolean tensor (True = may attend) that broadcasts to (B, H, L, S).
+        """Makes a mask of a boolean tensor (True = may attend) that broadcasts to (B, H, L, S).
 
         Two axes are (L, S), three are (B, L, S).
+
+        >>> import torch
+        >>> from regard import Mask
+        >>> print(Mask.from_tensor(torch.eye(3, dtype=torch.bool)).draw(3, 3))
+        ■··
+        ·■·
+        ··■
         """
         return Dense(allowed)
 
     # The methods that a kind of mask defines.
 
     def rule(self, at: At) -> Tensor:
-        """True where the pair may attend."""
+        """Returns True where the query of a pair may attend to its key."""
         try:
             allowed = self._rule(at)
         except RuntimeError as error:
@@ -137,28 +159,28 @@ class Mask:
         return allowed
 
     def span(self, at: At) -> Span | None:
-        """First and past-the-last allowed column of each row, if `ranges` is set; else None.
+        """Returns the first and past-the-last allowed column of each row; None without `ranges`.
 
         Called with a frame that has no columns. May reach below 0 and beyond S.
         """
         return None
 
     def check(self, B: int, L: int, S: int) -> None:
-        """Raise ValueError where the mask cannot fit B sentences of L queries and S keys."""
+        """Raises ValueError if the mask cannot fit B sequences of L queries and S keys."""
         for mask in self.inner:
             mask.check(B, L, S)
 
     def check_beside(self, others: Sequence["Mask"]) -> None:
-        """Raise ValueError where the mask cannot be joined with others."""
+        """Raises ValueError if the mask cannot be combined with these others."""
 
     @property
     def fixed(self) -> bool:
-        """False where the mask reads a tensor that may change between calls (a cache's length)."""
+        """False if the mask reads a tensor that may change between calls, as a cache's length."""
         return all(mask.fixed for mask in self.inner)
 
     @property
     def version(self) -> Hashable:
-        """Differs after a tensor that the mask shares with the caller has changed in place."""
+        """A value that differs after a tensor shared with the caller has changed in place."""
         if self.inner:
             return tuple(mask.version for mask in self.inner)
         if type(self).__module__.startswith("regard."):
@@ -178,7 +200,7 @@ class Mask:
 
     @property
     def extent(self) -> tuple[int | None, int | None]:
-        """Number of queries and of keys that the mask is made for; None where it fits any."""
+        """The numbers of queries and keys that the mask fits; None if it fits any number."""
         inner = [mask.extent for mask in self.inner]
         queries = max((L for L, _ in inner if L is not None), default=None)
         return queries, max((S for _, S in inner if S is not None), default=None)
@@ -212,17 +234,17 @@ class Mask:
     # The same mask, shifted, sized or on another device.
 
     def at(self, offset: int | Tensor) -> "Mask":
-        """The same mask with query i at source position i + offset, unless it has an offset.
+        """Returns a copy with query i at source position i + offset, unless it has an offset.
 
-        So a mask means the same over a cache that holds more room than keys, whose end is not
-        the end of the sequence. The offset may be a tensor: one for all, or one per sentence.
+        Over a cache with more room than keys, whose end is not the end of the sequence, the mask
+        then keeps its meaning. The offset may be a tensor: one for all, or one for each sequence.
         """
         return Standing(self, offset) if self.relative else self
 
     def sized(self, B: int, H: int, L: int, S: int, device: torch.device) -> "Mask":
-        """The same mask; a custom rule gets B sentences and H heads if it depends on them.
+        """Returns the mask; a custom rule receives B sequences and H heads if it depends on them.
 
-        Whether it does is seen from the shape of its result for a single query and key.
+        The shape of its result for a single query and key shows whether it does.
         """
         if not self.own:
             return self
@@ -238,7 +260,7 @@ class Mask:
         return varying
 
     def to(self, device: torch.device | str, numbers: bool = False) -> "Mask":
-        """The same mask with all it reads on a device; the mask itself if it is there already.
+        """Returns a copy whose tensors are on the device; the mask itself if they are there.
 
         With `numbers`, its plain numbers become tensors too: a kernel compiled for one window then
         serves every other.
@@ -279,7 +301,7 @@ class Mask:
         return packing
 
     def block(self, rows: Tensor, columns: Tensor, L: int, S: int) -> Tensor:
-        """The rule at chosen rows and columns of an L x S problem; four axes, unexpanded."""
+        """Returns the rule at selected rows and columns of an L x S problem, unexpanded."""
         device = rows.device
         there = self.to(device)
         at = there.frame(
@@ -293,12 +315,18 @@ class Mask:
         return allowed[(None,) * (4 - allowed.ndim)]
 
     def compact(self, L: int, S: int, device: torch.device | str | None = None) -> Tensor:
-        """The boolean tensor with four axes, each of length 1 where the mask does not vary."""
+        """Returns the boolean tensor with four axes, each of length 1 if the mask is constant."""
         rows = torch.arange(L, device=device)
         return self.block(rows, torch.arange(S, device=device), L, S)
 
     def tensor(self, L: int, S: int, device: torch.device | str | None = None) -> Tensor:
-        """The boolean tensor (B or 1, H or 1, L, S); True = may attend."""
+        """Returns the mask as booleans, (B, H, L, S), with B and H 1 if the mask has no such axis.
+
+        >>> from regard import causal
+        >>> causal().tensor(2, 3)
+        tensor([[[[ True,  True, False],
+                  [ True,  True,  True]]]])
+        """
         check_integer("L", L, 0, MAX_LENGTH)
         check_integer("S", S, 0, MAX_LENGTH)
         self.check(self.batch, L, S)
@@ -308,10 +336,10 @@ class Mask:
     def intervals(
         self, L: int, S: int, device: torch.device | str | None = None
     ) -> tuple[Tensor, Tensor] | None:
-        """For each row the first and past-the-last column it may attend to, (B or 1, L) each.
+        """Returns the first and past-the-last column that each row may attend to, (B, L) each.
 
-        This is the whole mask in O(L) memory. None where some row's keys are not one range.
-        An empty row has first == last.
+        This is the whole mask in O(L) memory; None if some row's keys are not one range. An empty
+        row has equal numbers. B is 1 if the mask has no batch axis.
         """
         index = torch.arange(L, device=device)
         batch = torch.arange(self.batch, device=device)[:, None]
@@ -330,7 +358,7 @@ class Mask:
         return torch.minimum(first, last), last
 
     def never_empty(self, L: int, S: int) -> bool:
-        """True if every query sees some key, and the host can decide that."""
+        """Returns True if every query sees some key, and the host can decide that."""
         if not self.ranges or not all(on_host(tensor) for tensor in self.tensors):
             return False
         edges = self.intervals(L, S, "cpu")
@@ -340,14 +368,14 @@ class Mask:
     def frame(
         self, batch: Tensor, head: Tensor, row: Tensor, column: Tensor, shift: int | Tensor
     ) -> At:
-        """The pair (row, column) as this mask's parts are to see it; `shift` is S - L."""
+        """Returns the pair (row, column) as this mask's parts receive it; `shift` is S - L."""
         packing = self.packing
         if packing is None:
             return At(batch, head, row, column, row + shift, column, 0, shift)
         return packing.localise(batch, head, row, column)
 
     def draw(self, L: int, S: int) -> str:
-        """The mask as text, a line for each query: `■` may attend, `·` may not."""
+        """Draws the mask as text, a line for each query: `■` may attend, `·` may not."""
         allowed = self.tensor(L, S).cpu()
         B, H = allowed.shape[:2]
         grids = []
@@ -359,7 +387,7 @@ class Mask:
         return "\n\n".join(grids)
 
     def cached(self, what: str, key: Hashable, build: Callable[[], T]) -> T:
-        """`build()`, cached with the mask until the key changes.
+        """Returns `build()`, cached with the mask until the key changes.
 
         A model passes one mask to all its layers: its tensor, block mask or lengths are made once.
         """

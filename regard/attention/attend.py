@@ -95,12 +95,27 @@ def attend(
     *,
     scale: float | int | Tensor | None = None,
 ) -> Float[Tensor, "... L V"]:
-    """softmax(β·Q Kᵀ + bias) V over the pairs that the mask allows.
+    """Returns the average of the values for each query, weighted by attention.
 
-    Leading axes broadcast; plain matrices work. With (B, H, length, width) there may be fewer key
-    and value heads than query heads, if they divide them. `beta` defaults to 1/√K; a tensor gives
-    one β per head. A query that may attend to nothing receives zeros, and gives zero gradients.
-    `backend` is "auto", or one of "formula", "sdpa", "packed", "whole" and "flex" to insist.
+        A = softmax(β·Q Kᵀ + bias) over the pairs that the mask allows,   C = A V
+
+    Shapes: query (..., L, K), key (..., S, K), value (..., S, V) → (..., L, V). Leading axes
+    broadcast; plain matrices work. Queries (B, H, L, K) may have fewer key and value heads,
+    (B, G, S, K), if G divides H. `mask` and `bias` broadcast to (B, H, L, S). `beta`, also called
+    `scale`, defaults to 1/√K; 0 gives equal weights, `math.inf` hard attention, and a tensor (H,)
+    one β for each head. `dropout` acts on the weights. A query that may attend to nothing receives
+    zeros, and gives zero gradients. `backend` is "auto", or requires one of "formula", "sdpa",
+    "packed", "whole" and "flex". Vaswani et al. (2017).
+
+    >>> import torch
+    >>> from regard import attend, causal
+    >>> query = key = torch.tensor([[2.0, 0.0], [0.0, 2.0]])
+    >>> attend(query, key, value=torch.eye(2), mask=causal())  # the weights: 1; 1/(1+e^2.83), …
+    tensor([[1.0000, 0.0000],
+            [0.0558, 0.9442]])
+    >>> x, memory = torch.randn(2, 8, 5, 64), torch.randn(2, 2, 7, 64)  # 8 heads share 2
+    >>> attend(x, memory, memory).shape
+    torch.Size([2, 8, 5, 64])
     """
     given = arguments(query, key, value, mask, beta, bias, dropout, scale)
     plan = choose(given, dropout, backend)
@@ -131,7 +146,19 @@ def explain_attention(
     *,
     scale: float | int | Tensor | None = None,
 ) -> Explanation:
-    """The backend and kernel that `attend` uses for these arguments, and the reason, in words."""
+    """Names the backend and the kernel that `attend` uses for these arguments, and the reason.
+
+    Shapes: query (..., L, K), key (..., S, K), value (..., S, V), as for `attend`; nothing is
+    computed. The result has `backend`, `kernel` and `reason`, and prints as a table in notebooks.
+
+    >>> import torch
+    >>> from regard import causal, explain_attention, window
+    >>> x = torch.randn(2, 8, 512, 64)
+    >>> explain_attention(x, x, x, causal()).reason
+    'the causal mask is a kernel flag; no mask is built'
+    >>> explain_attention(x, x, x, causal(), backend="formula").backend
+    'formula'
+    """
     given = arguments(query, key, value, mask, beta, bias, dropout, scale)
     return Explanation.of(choose(given, dropout, backend), given, dropout)
 

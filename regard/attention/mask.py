@@ -38,17 +38,45 @@ Offset = int | Tensor | None
 
 @suggest_names
 def causal(offset: Offset = None) -> Mask:
-    """No key after the query's own position: in scores, -∞ strictly above the diagonal.
+    """Returns the mask that hides all keys after the query's own position.
 
-    Query i stands at source position i + offset. None aligns the last query with the last key;
-    a cache passes the number of keys it held before, as a tensor, so that nothing waits for it.
+        allowed(i, j) = j ≤ i + offset
+
+    The offset None is S - L: the last query is aligned with the last key. An offset may be one for
+    each sequence, (B,). A cache passes the number of earlier keys as a tensor, which is not read on
+    the host.
+
+    >>> from regard import causal
+    >>> print(causal().draw(3, 3))
+    ■··
+    ■■·
+    ■■■
+    >>> print(causal().draw(2, 4))  # the last two of four positions
+    ■■■·
+    ■■■■
     """
     return Band(None, 0, offset)
 
 
 @suggest_names
 def window(left: int, right: int | None = None, offset: Offset = None) -> Mask:
-    """Keys at most `left` before and `right` after the query's position, both included."""
+    """Returns the mask of the keys at most `left` before and `right` after the query's position.
+
+        allowed(i, j) = i + offset - left ≤ j ≤ i + offset + right
+
+    `right` defaults to `left`, and `offset` to S - L, as in `causal`. Longformer, Beltagy et al.
+    (2020).
+
+    >>> from regard import causal, window
+    >>> print(window(1).draw(4, 4))
+    ■■··
+    ■■■·
+    ·■■■
+    ··■■
+    >>> print((causal() & window(1)).draw(2, 4))
+    ·■■·
+    ··■■
+    """
     right = left if right is None else right
     check_integer("window: left", left, 0, MAX_LENGTH)
     check_integer("window: right", right, 0, MAX_LENGTH)
@@ -59,14 +87,28 @@ def window(left: int, right: int | None = None, offset: Offset = None) -> Mask:
 def padding(
     lengths: Sequence[int] | Sequence[Sequence[int]] | Sequence[Sequence[bool]] | Tensor,
 ) -> Mask:
-    """The first `lengths[b]` keys of sentence b; queries are left alone, padded ones too.
+    """Returns the mask of the first `lengths[b]` keys of sequence b, which hides padding.
 
-    A mask (B, S) of real tokens, boolean or the 0 and 1 of Hugging Face's `attention_mask`, must be
-    padded on the right. True means a real token; `key_padding_mask` of `nn.MultiheadAttention` is
-    the inverse: pass `~key_padding_mask`. On a GPU its values are not read, and any pattern is
-    computed exactly, as by `Mask.from_tensor`; lengths give faster kernels.
+        allowed(b, i, j) = j < lengths[b]
+
+    Lengths are (B,). Padded queries are computed as well; ignore their results. A mask (B, S) of
+    real tokens, boolean or the 0 and 1 of Hugging Face's `attention_mask`, must be padded on the
+    right. True means a real token; `key_padding_mask` of `nn.MultiheadAttention` is the inverse:
+    pass `~key_padding_mask`. On a GPU its values are not read, and any pattern is computed exactly,
+    as by `Mask.from_tensor`; lengths give faster kernels.
 
     Values are copied: a tensor that changes later does not change the mask.
+
+    >>> import torch
+    >>> from regard import padding
+    >>> print(padding([3, 1]).draw(1, 4))
+    sentence 0
+    ■■■·
+    <BLANKLINE>
+    sentence 1
+    ■···
+    >>> padding(torch.tensor([[True, True, True, False], [True, False, False, False]]))
+    <Mask padding([3, 1])>
     """
     given = integer_tensor(lengths, "padding lengths", axes=(1, 2), booleans=2)
     if given.ndim == 1:
@@ -76,7 +118,20 @@ def padding(
 
 @suggest_names
 def prefix(n: int | Sequence[int] | Tensor) -> Mask:
-    """The first n keys (one n for all, or one per sentence), for `causal() | prefix(n)`."""
+    """Returns the mask of the first n keys, for a prefix that every query may attend to.
+
+        allowed(i, j) = j < n
+
+    n is one number, or one for each sequence, (B,). `causal() | prefix(n)` is the mask of a prefix
+    language model, Raffel et al. (2020).
+
+    >>> from regard import causal, prefix
+    >>> print((causal() | prefix(2)).draw(4, 4))
+    ■■··
+    ■■··
+    ■■■·
+    ■■■■
+    """
     if isinstance(n, int) and n >= 0 and not isinstance(n, bool):
         check_integer("prefix n", n, 0, MAX_LENGTH)
         return Prefix(n)
@@ -85,7 +140,19 @@ def prefix(n: int | Sequence[int] | Tensor) -> Mask:
 
 @suggest_names
 def documents(ids: Sequence[int] | Sequence[Sequence[int]] | Tensor) -> Mask:
-    """Keys whose document id is the query's own; ids are (S,) or (B, S) integers."""
+    """Returns the mask that separates the documents within a sequence.
+
+        allowed(i, j) = ids[i] equals ids[j]
+
+    ids are integers, (S,) or (B, S), one for each key; queries are the last L positions.
+
+    >>> from regard import causal, documents
+    >>> print((causal() & documents([7, 7, 9, 9])).draw(4, 4))
+    ■···
+    ■■··
+    ··■·
+    ··■■
+    """
     ids = integer_tensor(ids, "document ids", axes=(1, 2)).to(torch.int64, copy=True)
     return Documents(ids[None] if ids.ndim == 1 else ids)
 
@@ -95,9 +162,16 @@ def packed(
     query_lengths: PackedLengths | Sequence[int] | Tensor,
     source_lengths: PackedLengths | Sequence[int] | Tensor | None = None,
 ) -> Mask:
-    """Sequences laid end to end: each query sees only its own sequence's keys.
+    """Returns the mask of sequences laid end to end: a query attends to its own sequence.
 
+    Lengths are (B,), of a batch (1, T). `source_lengths` are those of the keys in cross-attention.
     Combined with `causal()` or `window()`, positions count within each sequence.
+
+    >>> from regard import causal, masks
+    >>> print((causal() & masks.packed([2, 1])).draw(3, 3))
+    ■··
+    ■■·
+    ··■
     """
     query = (
         query_lengths if isinstance(query_lengths, PackedLengths) else PackedLengths(query_lengths)

@@ -29,12 +29,26 @@ from regard.synonyms import suggest_names
 
 @suggest_names
 class MultiHeadAttention(LoadableModule):
-    """Multi-head attention with queries from x, and keys and values from x or another source.
+    """Attends with several heads, each in a subspace of its own, to x or to another source.
 
-    `key_width` and `value_width` are per head and default to width / heads. `key_heads` fewer than
-    `heads` are shared by groups of query heads. `position` is a RotaryEmbedding or an ALiBi,
-    `score` an alignment other than the scaled dot product. `value_source_width` is the width of a
-    separate input for the values, if it differs from the source's.
+        head_h = attend(x W_Q^h, s W_K^h, s W_V^h),   output = [head_1; …; head_H] W_O
+
+    Shapes: x (B, L, D), source s (B, S, E) → (B, L, D), or `output_width` wide. Without a source it
+    is self-attention, s = x. Vaswani et al. (2017), section 3.2.2. `key_width` and `value_width`
+    are per head and default to width / heads. `key_heads` fewer than `heads` are shared by groups
+    of query heads. `position` is a RotaryEmbedding or an ALiBi, `score` an alignment other than the
+    scaled dot product. `value_source_width` is the width of a separate input for the values, if it
+    differs from the source's. The submodule `core(query, key, value)` is the operation between the
+    projections.
+
+    >>> import torch
+    >>> from regard import MultiHeadAttention, RotaryEmbedding, causal
+    >>> layer = MultiHeadAttention(512, heads=8, key_heads=2, position=RotaryEmbedding(64))
+    >>> layer(torch.randn(2, 5, 512), mask=causal()).shape
+    torch.Size([2, 5, 512])
+    >>> cross = MultiHeadAttention(512, heads=8, source_width=768)
+    >>> cross(torch.randn(2, 5, 512), torch.randn(2, 49, 768)).shape
+    torch.Size([2, 5, 512])
     """
 
     def __init__(
@@ -103,7 +117,10 @@ class MultiHeadAttention(LoadableModule):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Glorot's uniform values, which keep variances equal forwards and backwards; no bias."""
+        """Draws the weights from Glorot's uniform distribution, in place; biases become 0.
+
+        It keeps variances equal forwards and backwards (Glorot and Bengio 2010).
+        """
         for linear in (self.query, self.key, self.value, self.output):
             nn.init.xavier_uniform_(linear.weight)
             if linear.bias is not None:
@@ -118,9 +135,11 @@ class MultiHeadAttention(LoadableModule):
         mask: Mask | Bool[Tensor, "..."] | None = None,
         cache: Cache | None = None,
     ) -> Float[Tensor, "*b L O"]:
-        """Keys are computed from the source, or else from x; values likewise, or from `value`.
+        """Returns the output of attention: x (B, L, D), source (B, S, E) → (B, L, D).
 
-        A `CrossCache` needs source and value at its first step only.
+        Keys and values are computed from the source, or from x without one; values from `value`,
+        (B, S, E), if it is given. With a cache, which changes in place, x holds the new positions
+        alone; a `CrossCache` needs source and value at its first step only.
         """
         allowed = as_mask(mask)
         self._check(x, source, value, cache)

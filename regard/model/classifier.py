@@ -52,9 +52,9 @@ class ClassifierConfig(ClassifierShape):
     """The whole config of a text classifier.
 
     >>> from regard import ClassifierConfig, TextClassifier
-    >>> config = ClassifierConfig(3, 1000, width=64, heads=4, layers=2, pool="last")
+    >>> config = ClassifierConfig.tiny(classes=3, vocabulary=1000, pool="last")
     >>> TextClassifier(config).head
-    Linear(in_features=64, out_features=3, bias=True)
+    Linear(in_features=128, out_features=3, bias=True)
     """
 
     classes: int

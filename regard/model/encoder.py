@@ -51,9 +51,10 @@ class EncoderConfig(EncoderShape):
     """The whole config of a text encoder.
 
     >>> from regard import EncoderConfig, TextEncoder
-    >>> config = EncoderConfig(1000, width=64, heads=4, feed_forward=256, layers=2, norm="pre")
-    >>> len(TextEncoder(config).encoder.blocks)
-    2
+    >>> config = EncoderConfig.tiny(1000, layers=3, norm="pre")
+    >>> config.width, config.layers, config.norm
+    (128, 3, 'pre')
+    >>> encoder = TextEncoder(config)
     """
 
     vocabulary: int

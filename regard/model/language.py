@@ -55,9 +55,10 @@ class LanguageConfig(LanguageShape):
     """The whole config of a language model; the defaults are those of today's decoders.
 
     >>> from regard import LanguageConfig, LanguageModel
-    >>> config = LanguageConfig(1000, width=64, heads=4, feed_forward=172, layers=2, window=128)
-    >>> LanguageModel(config).config.position
-    'rotary'
+    >>> config = LanguageConfig.tiny(1000, layers=2, window=128)
+    >>> config.width, config.layers, config.position, config.norm
+    (128, 2, 'rotary', 'pre')
+    >>> model = LanguageModel(config)
     """
 
     vocabulary: int

@@ -134,7 +134,14 @@ class TransformerShape(BlockConfig):
 @suggest_names
 @dataclass(frozen=True)
 class TransformerConfig(TransformerShape):
-    """The whole config of a Transformer; the defaults are the paper's base model."""
+    """The whole config of a Transformer; the defaults are the paper's base model.
+
+    >>> from regard import Transformer, TransformerConfig
+    >>> config = TransformerConfig.base(37_000, norm="pre", position="rotary")
+    >>> config.width, config.heads, config.encoder_layers, config.norm
+    (512, 8, 6, 'pre')
+    >>> small = Transformer(TransformerConfig(1000, width=64, heads=4, feed_forward=256))
+    """
 
     vocabulary: int
     """Vocabulary size of the target."""
@@ -144,19 +151,25 @@ class TransformerConfig(TransformerShape):
 
     @classmethod
     def base(cls, vocabulary: int, **overrides: Any) -> "TransformerConfig":
-        """Vaswani et al. (2017), table 3: 63 million parameters with 37,000 tokens."""
+        """Returns the base config of Vaswani et al. (2017), table 3.
+
+        With 37,000 tokens the model has 63 million parameters.
+        """
         return cls(vocabulary, **overrides)
 
     @classmethod
     def big(cls, vocabulary: int, **overrides: Any) -> "TransformerConfig":
-        """Vaswani et al. (2017), table 3: 214 million parameters with 37,000 tokens."""
+        """Returns the big config of Vaswani et al. (2017), table 3.
+
+        With 37,000 tokens the model has 214 million parameters.
+        """
         return replace(
             cls(vocabulary, width=1024, heads=16, feed_forward=4096, dropout=0.3), **overrides
         )
 
     @classmethod
     def tiny(cls, vocabulary: int, **overrides: Any) -> "TransformerConfig":
-        """For 29,000 sentences (Multi30k): Transformer-Tiny of Wu et al. (2021)."""
+        """Returns the config Transformer-Tiny of Wu et al. (2021), for 29,000 sentences."""
         return replace(
             cls(
                 vocabulary,
@@ -173,12 +186,27 @@ class TransformerConfig(TransformerShape):
 
 @suggest_names
 class Transformer(LoadableModule):
-    """Encoder and decoder; `Transformer.base(37_000)` is the paper's. To change one thing:
+    """An encoder and a decoder; `Transformer.base(37_000)` is the model of the paper.
 
-        Transformer(replace(TransformerConfig.base(37_000), norm="pre", position="rotary"))
+        memory = encoder(embed(source)),   logits = W decoder(embed(target), memory)
 
-    Custom parts are passed as functions that make them: `position`, `attention` (the
-    self-attention, handed the position that acts inside it, or None) and `feed_forward`.
+    Shapes: source (B, S), target (B, L) → logits (B, L, N). "Attention Is All You Need", Vaswani et
+    al. (2017). The source may also be images or frames: see `ImageSource` and `AudioSource`. The
+    target is already shifted: the logits at position n are those of token n + 1. Custom parts are
+    passed as functions that return them: `position`, `attention` (the self-attention, called with
+    the position that acts inside it, or None) and `feed_forward`.
+
+    >>> import torch
+    >>> from regard import Transformer
+    >>> model = Transformer.tiny(1000, norm="pre", position="rotary")
+    >>> source, target = torch.randint(1000, (2, 7)), torch.randint(1000, (2, 5))
+    >>> model(source, target, source_lengths=[7, 4]).shape
+    torch.Size([2, 5, 1000])
+    >>> memory, cache = model.encode(source), model.cache()
+    >>> model.decode(target[:, :1], memory, cache=cache).shape  # one token, then the next
+    torch.Size([2, 1, 1000])
+    >>> model.decode(target[:, 1:2], None, cache=cache).shape
+    torch.Size([2, 1, 1000])
     """
 
     def __init__(
@@ -224,21 +252,24 @@ class Transformer(LoadableModule):
 
     @classmethod
     def base(cls, vocabulary: int, **overrides: Any) -> "Transformer":
+        """Returns the model of `TransformerConfig.base`; keyword arguments change its fields."""
         return cls(TransformerConfig.base(vocabulary, **overrides))
 
     @classmethod
     def big(cls, vocabulary: int, **overrides: Any) -> "Transformer":
+        """Returns the model of `TransformerConfig.big`; keyword arguments change its fields."""
         return cls(TransformerConfig.big(vocabulary, **overrides))
 
     @classmethod
     def tiny(cls, vocabulary: int, **overrides: Any) -> "Transformer":
+        """Returns the model of `TransformerConfig.tiny`; keyword arguments change its fields."""
         return cls(TransformerConfig.tiny(vocabulary, **overrides))
 
     @classmethod
     def of(cls, encoder: TextEncoder, shape: TransformerShape) -> "Transformer":
-        """A translator with the embedding and the encoder of a trained one, copied.
+        """Returns a model with copies of a trained encoder and its embedding, and a new decoder.
 
-        Its decoder is new, and of this shape; it reads and writes the encoder's vocabulary.
+        The decoder is of this shape; source and target share the encoder's vocabulary.
         """
         config = encoder.config
         same = {field.name: getattr(config, field.name) for field in fields(EncoderShape)}
@@ -268,13 +299,21 @@ class Transformer(LoadableModule):
         source_lengths: Lengths = None,
         target_lengths: Lengths = None,
     ) -> Float[Tensor, "B L N"]:
+        """Returns the logits of each next token: source (B, S), target (B, L) → (B, L, N).
+
+        Lengths (B,) are those of padded batches; packed batches are (1, T) with `PackedLengths`.
+        The source may also be images (B, C, Y, X) or frames (B, S, F), by the config.
+        """
         check_pairs("source", source, source_lengths, target, target_lengths)
         memory = self.encode(source, source_lengths)
         return self.decode(target, memory, target_lengths, source_lengths)
 
     @suggest_names
     def encode(self, source: Tensor, lengths: Lengths = None) -> Float[Tensor, "M S D"]:
-        """The memory; its lengths are `memory_lengths(lengths)`."""
+        """Returns the memory, the encoder's output: source (B, S) → (B, S, D).
+
+        Its lengths are `memory_lengths(lengths)`.
+        """
         x = self.source(source, places(lengths, source, "source"))
         rows = None if source.ndim == 4 else source.shape[1]  # an image's rows are its patches
         lengths = checked_lengths(self.source, lengths, rows, x)
@@ -283,7 +322,7 @@ class Transformer(LoadableModule):
         return memory
 
     def memory_lengths(self, lengths: Lengths) -> Lengths:
-        """The memory's lengths, from the source's: they differ only with custom parts."""
+        """Returns the memory's lengths from the source's; they differ only with custom parts."""
         return lengths_after(self.encoder, lengths_after(self.source, lengths))
 
     @suggest_names
@@ -295,6 +334,11 @@ class Transformer(LoadableModule):
         source_lengths: Lengths = None,
         cache: StackCache | None = None,
     ) -> Float[Tensor, "B L N"]:
+        """Returns the logits of each next token: target (B, L), memory (B, S, D) → (B, L, N).
+
+        With a KV cache from `model.cache()`, which changes in place, the target holds the new
+        tokens alone, and the memory may be None after the first step.
+        """
         states = self.states(target, memory, target_lengths, source_lengths, cache)
         return self.output(states)
 
@@ -306,7 +350,7 @@ class Transformer(LoadableModule):
         source_lengths: Lengths = None,
         cache: StackCache | None = None,
     ) -> Float[Tensor, "B L D"]:
-        """The decoder's last hidden states, before the output layer.
+        """Returns the decoder's last hidden states, before the output layer, (B, L, D).
 
         With a KV cache the target holds the new tokens alone; after the first step the cache has
         the memory's keys and values, and memory may be None.
@@ -322,7 +366,7 @@ class Transformer(LoadableModule):
         memory_lengths: Lengths = None,
         cache: StackCache | None = None,
     ) -> Float[Tensor, "B L D"]:
-        """The same as `states`, from the lengths of the memory instead of the source's."""
+        """Returns the same as `states`, (B, L, D), from the memory's lengths."""
         if memory is None and cache is None:
             raise ValueError(
                 "memory (None) must be the encoder's output: decode(target, encode(source)); only "
@@ -344,7 +388,7 @@ class Transformer(LoadableModule):
         )
 
     def cache(self, capacity: int | None = None) -> StackCache:
-        """An empty KV cache for `decode`; with a capacity its shape is static."""
+        """Returns an empty KV cache for `decode`; with a capacity its shape is static."""
         return StackCache(len(self.decoder.blocks), capacity)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Transformer":

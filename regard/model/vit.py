@@ -69,9 +69,9 @@ class VisionConfig(VisionShape):
     """The whole config of a Vision Transformer; the defaults are ViT-B/16's.
 
     >>> from regard import VisionConfig, VisionTransformer
-    >>> config = VisionConfig(10, 32, 4, width=64, heads=4, feed_forward=256, layers=2, pool="mean")
+    >>> config = VisionConfig.tiny(classes=10, image=32, patch=4, layers=2, pool="mean")
     >>> VisionTransformer(config).head.output
-    Linear(in_features=64, out_features=10, bias=True)
+    Linear(in_features=192, out_features=10, bias=True)
     """
 
     classes: int
