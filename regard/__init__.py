@@ -84,6 +84,7 @@ __all__ = [
 if TYPE_CHECKING:
     from regard import masks
     from regard.attention.attend import attend, explain_attention
+    from regard.attention.attend import explain_attention as explain
     from regard.attention.cache import CrossCache, SelfCache
     from regard.attention.functional import from_torch, scaled_dot_product_attention
     from regard.attention.mask import Mask, causal, documents, padding, prefix, window
@@ -111,6 +112,8 @@ if TYPE_CHECKING:
         attention_statistics,
         attention_weights,
     )
+    from regard.attention.weights import attention_statistics as statistics
+    from regard.attention.weights import attention_weights as weights
     from regard.checkpoint import save
     from regard.checks.contract import check
     from regard.look.record import record
@@ -146,9 +149,8 @@ if TYPE_CHECKING:
     ScaledDot = ScaledDotScore
     Score = AlignmentScore
     Sinusoidal = SinusoidalPositions
-    explain = explain_attention
-    statistics = attention_statistics
-    weights = attention_weights
+
+    __all__ += ["explain", "statistics", "weights"]  # exported, for type checkers
 else:
     # Hidden from type checkers, which would otherwise accept any name at all.
     import sys

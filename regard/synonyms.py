@@ -223,14 +223,14 @@ SYNONYMS: dict[str, str] = {
     "beam_size": "beams",
     "beam_width": "beams",
     "num_beams": "beams",
-    "nbest": "n_best",
-    "num_hypotheses": "n_best",
-    "num_return_sequences": "n_best",
+    "nbest": "n_best | : call hypotheses(texts, n_best=…)",
+    "num_hypotheses": "n_best | : call hypotheses(texts, n_best=…)",
+    "num_return_sequences": "n_best | : call hypotheses(texts, n_best=…)",
     "beam_alpha": "length_penalty",
     "lenpen": "length_penalty",
     "max_new_tokens": "length",
     "max_gen_len": "length",
-    "do_sample": "temperature, which is 0 for greedy search",
+    "do_sample": "temperature=0 for greedy search",
     "sampling_temperature": "temperature",
     "sampling_topk": "top_k",
     "sampling_topp": "top_p",
@@ -310,21 +310,21 @@ no argument. `Class.function.word` is the word in that function alone.
 """
 
 
-def suggest_names(target: Target) -> Target:
+def suggest_names(target: Target, methods: Collection[str] = ("__init__", "forward")) -> Target:
     """Makes a function's TypeError for an unknown keyword argument name the argument it has.
 
-    Of a class the constructor, `forward` and the class methods are changed. The signature stays
-    as it is, for `help`, `inspect` and type checkers.
+    Of a class its class methods are changed and those of `methods` that it defines. The signature
+    stays as it is, for `help`, `inspect` and type checkers.
     """
     if not isinstance(target, type):
-        return _checked(target, target.__name__)
+        return _checked(target, target.__qualname__)
     for name, member in list(vars(target).items()):
         function = getattr(member, "__func__", member)
         if isinstance(member, classmethod):
             wrapped = _checked(function, f"{target.__name__}.{name}", _settings(target))
             setattr(target, name, classmethod(wrapped))
-        elif isinstance(function, FunctionType) and name in ("__init__", "forward"):
-            label = target.__name__ + ("" if name == "__init__" else ".forward")
+        elif isinstance(function, FunctionType) and name in methods:
+            label = target.__name__ + ("" if name == "__init__" else f".{name}")
             setattr(target, name, _checked(function, label))
     return target
 

@@ -249,6 +249,27 @@ FROM_HF = [
         "load has no argument 'torch_dtype'; did you mean dtype?",
     ),
     (
+        "translator.translate(texts, num_beams=4)",
+        "Translator.translate has no argument 'num_beams'; did you mean beams?",
+    ),
+    (
+        "translator.translate(texts, num_return_sequences=3)",
+        "Translator.translate has no argument 'num_return_sequences'; "
+        "call hypotheses(texts, n_best=…)",
+    ),
+    (
+        "generator.generate(texts, max_new_tokens=50)",
+        "Generator.generate has no argument 'max_new_tokens'; did you mean length?",
+    ),
+    (
+        "generator.generate(texts, do_sample=False)",
+        "Generator.generate has no argument 'do_sample'; use temperature=0 for greedy search",
+    ),
+    (
+        "Translator.load('run', torch_dtype=torch.float16)",
+        "Predictor.load has no argument 'torch_dtype'; did you mean dtype?",
+    ),
+    (
         "regard translate RUN --num-return-sequences 3",
         "--num-return-sequences is unknown; did you mean --n-best? See regard translate --help",
     ),
@@ -395,6 +416,14 @@ FROM_FAIRSEQ = [
 ]
 FROM_CTRANSLATE2 = [
     (
+        "translator.translate(texts, beam_size=4)",
+        "Translator.translate has no argument 'beam_size'; did you mean beams?",
+    ),
+    (
+        "translator.translate(texts, max_batch_size=32)",
+        "Translator.translate has no argument 'max_batch_size'; did you mean batch?",
+    ),
+    (
         "regard translate RUN --beam-size 4",
         "--beam-size is unknown; did you mean --beams? See regard translate --help",
     ),
@@ -487,6 +516,9 @@ def names() -> dict[str, Any]:
         "real": attention_mask.bool(),
         "attention": regard.MultiHeadAttention(12, 3).eval(),
         "transformer": regard.Transformer.tiny(19, **small).eval(),
+        "texts": ["A dog."],
+        "translator": object.__new__(regard.Translator),
+        "generator": object.__new__(regard.Generator),
         "source": torch.randint(19, (2, 5)),
         "target": torch.randint(19, (2, 7)),
     }
@@ -518,6 +550,7 @@ def test_habit(habit: Habit) -> None:
 WITHOUT = {
     "AttentionStatistics",
     "check",
+    "Predictor",
     "DotScore",
     "ScaledDotScore",
     "AlignmentScore",
@@ -525,10 +558,9 @@ WITHOUT = {
     "masks",
 }
 """Names that take no arguments, are not called, or pass their keywords on."""
-LATER = {"Classifier", "Generator", "Labeler", "Reader", "Translator"}
 
 
-@pytest.mark.parametrize("name", sorted({*regard.__all__} - WITHOUT - LATER - {"__version__"}))
+@pytest.mark.parametrize("name", sorted({*regard.__all__} - WITHOUT - {"__version__"}))
 def test_every_public_name_explains_an_unknown_argument(name: str) -> None:
     public = getattr(regard, name)
     with pytest.raises(TypeError, match=rf"^{name} has no argument 'nonsense'; .*\w"):

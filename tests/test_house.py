@@ -91,11 +91,16 @@ def test_type_checkers_see_the_names_of_the_running_package() -> None:
         for node in ast.parse(Path(regard.__file__).read_text()).body
         if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
     ]
-    typed = {
-        (f"{node.module}.{alias.name}", alias.name)
+    imported = [
+        (node.module, alias)
         for node in block.body
         if isinstance(node, ast.ImportFrom)
         for alias in node.names
+    ]
+    typed = {
+        (f"{module}.{alias.name}", alias.name)
+        for module, alias in imported
+        if alias.asname in (None, alias.name)
     }
     lazy = {
         (f"{module}.{name}", name) for module, names in MODULES.items() for name in names.split()
@@ -103,6 +108,11 @@ def test_type_checkers_see_the_names_of_the_running_package() -> None:
     assert typed == lazy | {("regard.masks", "masks"), ("regard.attention.mask.packed", "packed")}
     assert {name for _, name in typed} == set(regard.__all__) - {"__version__"} | {"packed"}
     short = {ast.unparse(node) for node in block.body if isinstance(node, ast.Assign)}
+    short |= {
+        f"{alias.asname} = {alias.name}"
+        for _, alias in imported
+        if alias.asname not in (None, alias.name)
+    }
     assert short == {f"{name} = {public}" for name, public in OTHER_NAMES.items()}
 
 

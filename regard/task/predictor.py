@@ -26,6 +26,7 @@ from regard.decode.engine.int8.linear import Int8Linear
 from regard.device import use
 from regard.model.notebook import model_html
 from regard.model.quantized import QuantizedLinear
+from regard.synonyms import suggest_names
 
 if TYPE_CHECKING:
     from regard.task.pictures import Picture
@@ -62,7 +63,12 @@ class Predictor:
     _folder: str = ""
     """The model's folder, if there is one."""
 
+    def __init_subclass__(cls) -> None:
+        public = [name for name in vars(cls) if not name.startswith("_")]
+        suggest_names(cls, ["__init__", *public])
+
     @classmethod
+    @suggest_names
     def load(
         cls: type[Same],
         folder: str | os.PathLike[str],
