@@ -15,7 +15,8 @@ import torch
 import regard
 
 NAMES = [name for name in regard.__all__ if name != "__version__"]
-SENTENCE = re.compile(r"(?!(?:What|Whether|Of|How|Where)\b)[A-Z`].*\.")
+SENTENCE = re.compile(r"(?!(?:What|Whether|Of|How|Where)\b)[A-Z].*\.")
+VERB = re.compile(r"(?!This|Its|Is)[A-Z][a-z]+s\b")
 TENSOR = re.compile(r"\w+\[Tensor, '[^']*[A-Z]")
 SHAPE = re.compile(r"\(((?:\.\.\.|1|[A-Z])(?:, (?:\.\.\.|1|[A-Z]))*),?\)")
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
@@ -56,8 +57,13 @@ def test_docstring_is_complete(name: str) -> None:
         shapes = SHAPE.findall(text)
         letters = {letter for shape in shapes for letter in re.findall("[A-Z]", shape)}
         assert letters <= legend, f"{place}: the legend lacks {letters - legend}"
-        if inspect.isfunction(definition) and TENSOR.search(str(inspect.signature(definition))):
-            assert shapes, f"{place} takes tensors, but gives no shape"
+        if inspect.isfunction(definition):
+            assert VERB.match(text), f"{place} begins with no verb, such as Returns: {text}"
+            if TENSOR.search(str(inspect.signature(definition))):
+                assert shapes, f"{place} takes tensors, but gives no shape"
+        *_, end = doctest.DocTestParser().parse(text)
+        assert isinstance(end, str), place
+        assert not (examples(text) and end.strip()), f"{place} goes on after its example: {end}"
     assert examples(docstring(name, getattr(regard, name))), f"{name} has no example"
 
 

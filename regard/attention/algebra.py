@@ -66,7 +66,8 @@ class Mask:
 
     The rule receives an object `at` whose tensors broadcast to (B, H, L, S): `at.query` and
     `at.key` are positions in the sequence, `at.batch` and `at.head` indices. Masks combine by `&`,
-    `|` and `~`. No method changes a mask.
+    `|` and `~`. No method changes which pairs a mask allows. The built-in kinds are subclasses,
+    which add structure that backends can use: `span`, if each query has one range of keys.
 
     >>> from regard import Mask, causal
     >>> even = Mask(lambda at: at.key % 2 == 0, "even keys")
@@ -78,9 +79,6 @@ class Mask:
     ■···
     ■·■·
     ■·■·
-
-    Subclasses are the built-in kinds. They add structure to the rule that backends can
-    use: `span`, for masks that give each query one range of neighbouring keys.
     """
 
     batch = 1
