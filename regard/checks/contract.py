@@ -17,6 +17,7 @@ from regard.checks import compute, sample
 from regard.checks import module as own_module
 from regard.checks import properties as contract
 from regard.checks.finding import Finding, Measured, Property, SkipError, Status
+from regard.checks.isolation import copy_model, isolate
 from regard.checks.report import Report
 from regard.checks.subject import Subject
 from regard.device import device as named_device
@@ -62,7 +63,7 @@ def check(
     ['fused = formula', 'recorded = unrecorded']
     """
     subject: Subject | own_module.ModuleSubject
-    with own_module.isolate():
+    with isolate():
         if isinstance(model_or_folder, nn.Module):
             if data or model is not None or device is not None:
                 raise ValueError(
@@ -72,7 +73,7 @@ def check(
             original = checkpoint.unwrapped(model_or_folder)
             name = type(original).__name__
             if isinstance(original, AnyModel):
-                duplicate: Any = own_module.copy_model(original).float()
+                duplicate: Any = copy_model(original).float()
                 examples, origin = sample.from_inputs(duplicate, inputs, named_inputs)
                 where = compute.place(duplicate)
                 subject = Subject(duplicate, [example.to(where) for example in examples])

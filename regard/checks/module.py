@@ -5,28 +5,21 @@ The model is copied, so that whatever its forward pass does, the caller's model 
 
 import copy
 import math
-import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
 from functools import cached_property, partial
 from typing import Any, TypeAlias
 
 import torch
-import torch.nn.functional as F
-import torch.nn.modules.module
 from torch import Tensor, nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.parameter import is_lazy
-from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import keystr, tree_flatten_with_path, tree_leaves, tree_map_only
 
-from regard.attention.core import Core, Inputs, Observer, check_core, observe
-from regard.attention.functional import scaled_dot_product_attention
-from regard.attention.multihead import MultiHeadAttention
+from regard.attention.core import Core, Inputs, observe
+from regard.checks.attention import RecordedOutputs, by_formula, core_observers, record_or_skip
 from regard.checks.finding import Measured, Property, SkipError
+from regard.checks.isolation import copy_model, exact_products, global_hooks
 from regard.checks.properties import ROUNDING, same_tensors, state
-from regard.look.record import ATTENTIONS, AttentionCall, Recording, record
 from regard.processes import one_line
 
 Arguments: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
@@ -34,8 +27,6 @@ Arguments: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
 
 MAX_ALONE = 4
 """Examples of a batch that are computed alone."""
-
-NO_ATTENTION = "no attention was called by name, such as F.scaled_dot_product_attention"
 
 
 class ModuleSubject:
@@ -135,62 +126,6 @@ class ModuleSubject:
         return f"inputs of {', '.join(shapes)}"
 
 
-def copy_model(model: nn.Module) -> nn.Module:
-    """A copy in evaluation mode; activations that the model holds lose their graph."""
-    memo: dict[int, object] = {
-        id(part): part.detach().clone()
-        for module in model.modules()
-        for part in tree_leaves(vars(module))
-        if isinstance(part, Tensor) and not part.is_leaf
-    }
-    try:
-        return copy.deepcopy(model, memo).eval()
-    except Exception as error:
-        kind, message = type(model).__name__, f"{type(error).__name__}: {one_line(error)}"
-        raise ValueError(
-            f"{kind} cannot be copied ({message}); give it a __deepcopy__, or check its parts"
-        ) from error
-
-
-@contextmanager
-def isolate() -> Iterator[None]:
-    """Restores random numbers, the mode of gradients, and hooks registered for all modules."""
-    hooks = [(registry, registry.copy()) for registry in _global_hooks()]
-    devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
-    try:
-        with torch.random.fork_rng(devices), torch.set_grad_enabled(torch.is_grad_enabled()):
-            yield
-    finally:
-        for registry, before in hooks:
-            registry.clear()
-            registry.update(before)
-
-
-@contextmanager
-def exact_products() -> Iterator[None]:
-    """Computes products of float32 without TF32 and bfloat16, whose rounding is 1,000 times as
-    large and depends on the shapes."""
-    backends: Any = torch.backends  # whose types lack some
-    kinds = (backends.cuda.matmul, backends.cudnn.conv, backends.cudnn.rnn, backends.mkldnn.matmul)
-    before = [kind.fp32_precision for kind in kinds]
-    try:
-        for kind in kinds:
-            kind.fp32_precision = "ieee"
-        yield
-    finally:
-        for kind, precision in zip(kinds, before):
-            kind.fp32_precision = precision
-
-
-def _global_hooks() -> list[dict[int, Any]]:
-    names = vars(torch.nn.modules.module)
-    return [
-        registry
-        for name, registry in names.items()
-        if name.startswith("_global_") and isinstance(registry, dict)
-    ]
-
-
 def _tensors(model: nn.Module) -> Iterator[Tensor]:
     yield from model.parameters()
     yield from model.buffers()
@@ -243,188 +178,27 @@ def _gap(have: Tensor, want: Tensor) -> float:
     return float(gaps.max()) if gaps.numel() else 0.0
 
 
-# Attention
-
-
-def formula(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    *,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> Tensor:
-    """softmax(scale · q kᵀ + attn_mask) v in float64, without dropout; 0 for rows without keys."""
-    q, k, v = query.double(), key.double(), value.double()
-    if enable_gqa:
-        k, v = (part.repeat_interleave(q.shape[-3] // part.shape[-3], -3) for part in (k, v))
-    scores = q @ k.mT * (q.shape[-1] ** -0.5 if scale is None else scale)
-    if is_causal:
-        allowed = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).tril()
-        scores = scores.masked_fill(~allowed, -math.inf)
-    if attn_mask is not None and attn_mask.dtype == torch.bool:
-        scores = scores.masked_fill(~attn_mask, -math.inf)
-    elif attn_mask is not None:
-        scores = scores + attn_mask
-    empty = (scores == -math.inf).all(-1, keepdim=True)
-    weights = scores.masked_fill(empty, 0).softmax(-1).masked_fill(empty, 0)
-    return (weights @ v).to(query.dtype)
-
-
-class _Formula(TorchFunctionMode):
-    """Computes PyTorch's attention by its formula, and counts the calls."""
-
-    calls = 0
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        if func in (F.scaled_dot_product_attention, scaled_dot_product_attention):
-            self.calls += 1
-            return formula(*args, **kwargs)
-        if func is F.multi_head_attention_forward:
-            self.calls += 1
-            output, weights = func(*args, **{**kwargs, "need_weights": True})
-            return output, weights if kwargs.get("need_weights", True) else None
-        return func(*args, **kwargs)
-
-
-@contextmanager
-def by_formula(model: nn.Module) -> Iterator[_Formula]:
-    """Computes all attention of the model by its formula, without fused kernels."""
-    functions = _Formula()
-
-    def replace(name: str, core: Core, inputs: Inputs, output: Tensor) -> Tensor:
-        functions.calls += 1
-        query, key, value, mask, bias = inputs
-        return _average(core.weights(query, key, mask, bias), value).reshape(output.shape)
-
-    fast = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    try:
-        with observe(_observers(model, replace)), sdpa_kernel(SDPBackend.MATH), functions:
-            yield functions
-    finally:
-        torch.backends.mha.set_fastpath_enabled(fast)
-
-
-def _average(weights: Tensor, value: Tensor) -> Tensor:
-    """weights · value, where several query heads share a head of values."""
-    H, G = weights.shape[-3], value.shape[-3]
-    return weights @ (value.repeat_interleave(H // G, -3) if G != H else value)
-
-
-def _observers(
-    model: nn.Module, change: Callable[[str, Core, Inputs, Tensor], Tensor]
-) -> dict[nn.Module, Observer]:
-    """Observers of the cores of Regard's attention layers that know their weights."""
-    observers: dict[nn.Module, Observer] = {}
-    for name, module in model.named_modules():
-        if not isinstance(module, MultiHeadAttention):
-            continue
-        try:
-            check_core(module.core, name)
-        except ValueError:
-            continue
-        calls: list[Inputs] = []
-        observers[module.core] = Observer(
-            see=calls.append,
-            change_output=partial(_change, change, name, module.core, calls),
-        )
-    return observers
-
-
-def _change(
-    change: Callable[[str, Core, Inputs, Tensor], Tensor],
-    name: str,
-    core: Core,
-    calls: list[Inputs],
-    output: Tensor,
-) -> Tensor:
-    return change(name, core, calls.pop(), output)
-
-
 def fused_formula(subject: ModuleSubject) -> Measured:
-    with by_formula(subject.model) as functions:
+    with by_formula(subject.model):
         output = subject.run()
-    if not functions.calls:
-        raise SkipError(NO_ATTENTION)
     return _compare(output, subject.output)
-
-
-@contextmanager
-def _recording(model: nn.Module) -> Iterator[Recording]:
-    """A recording that is skipped, with the reason, if it is empty or refused."""
-    with ExitStack() as stack:
-        try:
-            recording = stack.enter_context(record(model))
-        except ValueError as error:
-            raise SkipError(one_line(error)) from error
-        yield recording
-        with warnings.catch_warnings():
-            warnings.filterwarnings("error", message="nothing was recorded")
-            try:
-                stack.close()
-            except UserWarning as warning:
-                raise SkipError(str(warning).removeprefix("nothing was recorded: ")) from warning
 
 
 def recorded_unrecorded(subject: ModuleSubject) -> Measured:
-    with _recording(subject.model):
+    with record_or_skip(subject.model):
         output = subject.run()
     return _compare(output, subject.output)
 
 
-class _RecordedOutputs(TorchFunctionMode):
-    """Compares each output of PyTorch's attention with its recorded weights and values."""
-
-    def __init__(self, recording: Recording):
-        super().__init__()
-        self.recording = recording
-        self.have: dict[str, Tensor] = {}
-        self.want: dict[str, Tensor] = {}
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        before = dict(self.recording) if func in ATTENTIONS else {}
-        output = func(*args, **kwargs)
-        if func not in ATTENTIONS:
-            return output
-        for name, call in self.recording.items():
-            if call is before.get(name):
-                continue
-            if func is F.multi_head_attention_forward:  # it projects the values itself
-                exact, _ = func(*args, **{**kwargs, "need_weights": True})
-                self._add(name, exact, output[0])
-            else:
-                self.compare(name, call, output)
-            break
-        return output
-
-    def compare(self, name: str, call: AttentionCall, output: Tensor) -> None:
-        assert call.value is not None
-        self._add(name, _average(call.weights(), call.value).reshape(output.shape), output)
-
-    def _add(self, name: str, have: Tensor, want: Tensor) -> None:
-        place = f"{name} #{len(self.have)}"  # a layer may be called several times
-        self.have[place], self.want[place] = have, want
-
-
 def weights_output(subject: ModuleSubject) -> Measured:
-    with _recording(subject.model) as recording:
-        calls = _RecordedOutputs(recording)
+    with record_or_skip(subject.model) as recording:
+        calls = RecordedOutputs(recording)
 
         def see(name: str, core: Core, inputs: Inputs, output: Tensor) -> Tensor:
             calls.compare(name, recording[name], output)
             return output
 
-        with observe(_observers(subject.model, see)), calls:
+        with observe(core_observers(subject.model, see)), calls:
             subject.run()
     return _compare(calls.have, calls.want, f"output of attention (calls: {len(calls.want)})")
 
@@ -476,10 +250,8 @@ def gradless_graded(subject: ModuleSubject) -> Measured:
 
 def gradients_formula(subject: ModuleSubject) -> Measured:
     fused, model = subject.gradients(subject.copy()), subject.copy()
-    with by_formula(model) as functions:
+    with by_formula(model):
         exact = subject.gradients(model)
-    if not functions.calls:
-        raise SkipError(NO_ATTENTION)
     return _compare(fused, exact, f"gradients of {len(exact)} tensors")
 
 
@@ -586,7 +358,7 @@ def _settings(model: nn.Module) -> dict[str, object]:
         if name.endswith("_hooks") and isinstance(registry, dict)
     ]
     return {
-        "hooks are registered or removed": (hooks, [*map(len, _global_hooks())]),
+        "hooks are registered or removed": (hooks, [*map(len, global_hooks())]),
         "modules switch between training and evaluation": [m.training for m in model.modules()],
         "requires_grad changes": [part.requires_grad for part in model.parameters()],
         "random numbers are drawn": torch.get_rng_state().tolist(),

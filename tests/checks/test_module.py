@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from regard import LanguageModel, MultiHeadAttention, Transformer, VisionTransformer, check
 from regard.checks import Report, properties
-from regard.checks.module import PROPERTIES, formula
+from regard.checks.attention import formula
+from regard.checks.module import PROPERTIES
 from regard.model.vit import VisionConfig
 
 ATTENTION = {
