@@ -1,4 +1,4 @@
-"""What type checkers see of the public interface: no `Any`, and any kind of path."""
+"""Annotations of the public interface: no `Any`, and any kind of path."""
 
 import inspect
 import re

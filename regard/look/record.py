@@ -73,6 +73,11 @@ class AttentionCall:
     versions: tuple[int, ...] = ()
     """The versions of the core's tensors."""
 
+    def __repr__(self) -> str:
+        """Sizes instead of tensors: queries, keys and the mask."""
+        query, key = tuple(self.query.shape), tuple(self.key.shape)
+        return f"AttentionCall(query {query}, key {key}, mask {self.mask})"
+
     def weights(
         self, rows: int | slice | Sequence[int] | Tensor | None = None
     ) -> Float[Tensor, "B H R S"]:

@@ -51,7 +51,7 @@ class ServedTranslator(Writer):
         return open_parts(self.translator, sources, beams=beams, length=length)
 
     def before(self, request: Request) -> Callable[[], object] | None:
-        """Which head aligns words is asked of a copy, while this one answers the others."""
+        """Finds the head for alignments with a copy, while this one answers other requests."""
         if not isinstance(request, Attend) or request.text is None or request.written is not None:
             return None
         text = request.text
@@ -114,14 +114,14 @@ class ServedTranslator(Writer):
         settings = self.search
         if rules.beams != settings.beams:
             settings = replace(settings, beams=rules.beams)
-        asked = [
+        parts_to_translate = [
             (text, n, plain(piece, request.markup))
             for text in texts
             for n, piece in enumerate(text.pieces)
             if piece.translated
         ]
-        cuts = cut_texts(self.translator, [words for _, _, words in asked])
-        for (text, n, _), parts in zip(asked, cuts):
+        cuts = cut_texts(self.translator, [words for _, _, words in parts_to_translate])
+        for (text, n, _), parts in zip(parts_to_translate, cuts):
             yield from text.sentences(n, parts, rules, settings, ready)
 
     def _attention(self, request: Attend, limits: Limits) -> Attention:
@@ -129,20 +129,23 @@ class ServedTranslator(Writer):
             raise Refused("a translator attends to a text; give one")
         translator = self.translator
         if request.written is not None:
-            seen = translator.attention(request.text, request.written)
+            attended = translator.attention(request.text, request.written)
             return Attention(
-                request.written, tuple(seen.source), tuple(seen.target), lists(seen.weights)
+                request.written,
+                tuple(attended.source),
+                tuple(attended.target),
+                lists(attended.weights),
             )
         (best,) = translator.translations([request.text], attention=True, align=True)
-        seen_ = best[0].attention
-        if seen_ is None:
+        recorded = best[0].attention
+        if recorded is None:
             return Attention("", (), (), ())
-        check_weights(self.model, len(seen_.target), len(seen_.source), limits)
+        check_weights(self.model, len(recorded.target), len(recorded.source), limits)
         return Attention(
             best[0].text,
-            tuple(seen_.source),
-            tuple(seen_.target),
-            lists(seen_.weights),
+            tuple(recorded.source),
+            tuple(recorded.target),
+            lists(recorded.weights),
             tuple(best[0].alignment or ()),
         )
 
@@ -178,7 +181,9 @@ class _Text:
         written: list[list[Written] | None] = [None] * len(parts)
 
         def answer(place: int, found: list[Hypothesis]) -> None:
-            best = [written_of(translator, one, settings) for one in found] or [NOTHING]
+            best = [written_of(translator, hypothesis, settings) for hypothesis in found] or [
+                NOTHING
+            ]
             written[place] = best
             if self.job.stream is not None and len(parts) == 1:
                 self._stream(n, best[0].text, True)
@@ -211,7 +216,7 @@ class _Text:
             )
 
     def _stream(self, n: int, text: str, whole: bool) -> None:
-        """Sends what is new, as far as all pieces before it are there."""
+        """Sends the new text, up to the first piece that is not complete."""
         if not whole:
             # The last word may go on, and the last letter may be half of one.
             text = text[: max(0, len(text.rstrip("�")) if text.endswith("�") else len(text))]
@@ -232,7 +237,7 @@ class _Text:
             self._sent = ready
 
     def translation(self) -> Translation:
-        found = [self.found[n] for n, piece in enumerate(self.pieces) if piece.translated]
-        joined = join_pieces(self.pieces, found, self.request.markup)[: self.request.n_best]
+        translations = [self.found[n] for n, piece in enumerate(self.pieces) if piece.translated]
+        joined = join_pieces(self.pieces, translations, self.request.markup)[: self.request.n_best]
         candidates = [Candidate(written.text, written.score) for written in joined]
         return Translation(candidates[0].text, candidates[0].score, tuple(candidates[1:]))

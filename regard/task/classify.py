@@ -471,7 +471,7 @@ class Classifier(Predictor):
 
     An image is a file's name, its content in bytes, an image of Pillow's, an array (Y, X) or
     (Y, X, C), or a tensor (C, Y, X). `model` is the `VisionTransformer`, `labels` its classes, and
-    `preparation` says how images are scaled for it.
+    `preparation` the scaling of images.
 
     >>> from regard import Classifier
     >>> classifier = Classifier.load("runs/pets")

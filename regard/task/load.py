@@ -33,7 +33,7 @@ def load(
     """Loads a trained model with its tokenizer or its labels, ready for use.
 
     The folder is that of a run, whose best model is loaded, of a model, or of an imported model.
-    What it was trained for decides what is returned:
+    The task that it was trained for decides the class:
 
     | `regard train …` | returned | its methods |
     |---|---|---|

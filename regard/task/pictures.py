@@ -50,7 +50,7 @@ C = TypeVar("C", bound=Any)
 
 @dataclass(frozen=True)
 class Preparation:
-    """From a picture to what the model is given."""
+    """Turns a picture into the input of a model."""
 
     size: tuple[int, int]
     channels: int
@@ -107,7 +107,7 @@ class Preparation:
         }
 
     def inputs(self, pixels: UInt8[Tensor, "B C Y X"], weight: Tensor) -> Float[Tensor, "B C Y X"]:
-        """What a model with this weight reads, on its device."""
+        """Normalized pixels in the dtype and on the device of this weight of the model."""
         return self.normalized(pixels.to(weight.device)).to(weight.dtype)
 
     def normalized(self, pixels: Tensor) -> Float[Tensor, "B C Y X"]:
@@ -122,7 +122,7 @@ class Preparation:
             yield torch.from_numpy(np.stack([self.pixels(picture) for picture in some]))
 
     def pixels(self, picture: Picture) -> UInt8[np.ndarray, "C Y X"]:
-        """One picture at the model's size; a ValueError says what is wrong with it."""
+        """One picture at the model's size; raises ValueError if it cannot be read."""
         from PIL import Image
 
         if isinstance(picture, Image.Image):
@@ -141,7 +141,7 @@ class Preparation:
 
     @property
     def _usual(self) -> bool:
-        """Whether it is what is done to images that are trained on."""
+        """True if images are prepared as in training."""
         return self.resize != "squash" and self.crop == 1.0 and self.interpolation == "bicubic"
 
     def _decoding(self, size: tuple[int, int], fit: Fit) -> Decoding:
@@ -191,7 +191,7 @@ def _size(file: Path | bytes) -> tuple[int, int]:
         with Image.open(io.BytesIO(file) if isinstance(file, bytes) else file) as image:
             columns, rows = image.size
             turned = image.getexif().get(0x0112, 1) >= 5  # the camera was held upright
-    except Exception:  # what is wrong is said when it is decoded
+    except Exception:  # decoding it raises the error
         return 1, 1
     return (columns, rows) if turned else (rows, columns)
 
@@ -254,7 +254,7 @@ def split(images: Images, share: float) -> tuple[Images, Images]:
 
 
 def told(progress: Progress | None) -> cache.Progress | None:
-    """How far the decoding of files is, in the words of tasks."""
+    """Converts the progress of decoding files for tasks."""
     if progress is None:
         return None
     return lambda done, total, kept: progress("decoding images", done / total)

@@ -1,4 +1,4 @@
-"""What `regard.load` returns: a trained model with its tokenizer or its labels.
+"""Predictors: trained models with their tokenizers or labels, as `regard.load` returns them.
 
 | class | method | from | to |
 |---|---|---|---|
@@ -197,7 +197,7 @@ class Predictor:
         ]
 
     def _facts(self) -> dict[str, object]:
-        """What `repr` shows of this kind of predictor."""
+        """Properties of this kind of predictor, for `repr`."""
         return {}
 
     def __repr__(self) -> str:

@@ -577,7 +577,7 @@ class Reader(Predictor):
 
     An image is a file's name, its content in bytes, an image of Pillow's, an array (Y, X) or
     (Y, X, C), or a tensor (C, Y, X). `model` is the `Transformer`, `search` the settings of beam
-    search, `grid` the rows and columns of patches, and `preparation` says how images are scaled.
+    search, `grid` the rows and columns of patches, and `preparation` the scaling of images.
 
     >>> from regard import Reader
     >>> reader = Reader.load("runs/scans")

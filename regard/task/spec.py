@@ -1,4 +1,4 @@
-"""What a task is: one spec for each, from which commands, `load`, model cards and help derive."""
+"""The spec of a task, from which commands, `load`, model cards and help derive."""
 
 import shlex
 from collections.abc import Callable, Mapping
@@ -21,11 +21,11 @@ class Evaluation:
 
     scores: dict[str, float]
     signatures: dict[str, str] = field(default_factory=dict)
-    """What a scorer says of itself, such as sacreBLEU, by the name of its score."""
+    """Signatures of scorers that have one, such as sacreBLEU's, by the name of the score."""
     problems: list[str] = field(default_factory=list)
-    """What was left out of the data, and why, one line each."""
+    """Examples left out of the data, and the reason, one line each."""
     confusion: Confusion | None = None
-    """Where classes are told apart: what was taken for what."""
+    """The confusion matrix of a classifier."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class TaskSpec:
 
     name: str
     summary: str
-    """What it is trained on, in a few words."""
+    """The data that it is trained on, in a few words."""
     config: type[Any]
     """Its settings, of which each becomes a flag."""
     preset: Callable[[Preset], Any]
@@ -57,7 +57,7 @@ class TaskSpec:
 
     @property
     def options(self) -> tuple[str, ...]:
-        """What can be chosen of an evaluation."""
+        """The options of an evaluation."""
         others = ("folder", "device", "progress")
         return tuple(name for name in signature(self.evaluate).parameters if name not in others)
 
@@ -66,7 +66,7 @@ class TaskSpec:
         return self.example.replace("{run}", shlex.quote(str(run)))
 
     def about(self, config: Any, more: Mapping[str, Any] | None = None) -> Object:
-        """What a model's folder keeps of its task. The training's settings are the run's."""
+        """The task section of a model's folder, without the settings of the training."""
         settings = to_json(config)
         del settings["training"]
         return {"name": self.name, "example": self.example, "config": settings, **(more or {})}

@@ -1,4 +1,4 @@
-"""Every task by its name. A task is imported when it is asked for."""
+"""Every task by its name. A task is imported at its first use."""
 
 from regard.checkpoint import TASKS
 from regard.task.spec import TaskSpec

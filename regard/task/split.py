@@ -1,11 +1,11 @@
-"""A text in pieces: what is translated, and what stays as it is.
+"""Splits a text into pieces to translate, and pieces that stay.
 
     pieces("One. \n\n  Two.")  →  "One." · " \n\n  " · "Two."
 
 Put together again they are the text. Lines are translated one by one, so that there are as many as
 before; white space around them stays. A long line is cut into sentences, of which models are
-trained to translate one at a time. In HTML, tags, comments, scripts and code stay; what is between
-two tags is a piece of its own.
+trained to translate one at a time. In HTML, tags, comments, scripts and code stay; the text
+between two tags is a piece of its own.
 """
 
 import html
@@ -47,7 +47,7 @@ _ABBREVIATION = re.compile(
 
 
 def pieces(text: str, *, markup: bool = False, long: int | None = LONG) -> list[Piece]:
-    """The pieces of a text; `markup` says that it is HTML.
+    """Splits a text, which is HTML if `markup` is true.
 
     Lines of more than `long` characters are cut into sentences; None cuts none.
     """
@@ -104,10 +104,10 @@ def has_line_break(text: str) -> bool:
 
 
 def plain(piece: Piece, markup: bool) -> str:
-    """What the model reads of it."""
+    """The text that the model reads."""
     return html.unescape(piece.text) if markup else piece.text
 
 
 def marked_up(translation: str, markup: bool) -> str:
-    """What the model wrote, as it stands in the text."""
+    """The translation as it stands in the text."""
     return html.escape(translation, quote=False) if markup else translation

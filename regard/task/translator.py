@@ -800,8 +800,8 @@ def check_tags(translator: Translator, tags: Sequence[str]) -> None:
     """Raises if no training source had one of these tags."""
     for tag in tags:
         if tag not in translator.tags:
-            known = ", ".join(translator.tags)
-            choices = f"known are {known}" if known else "it was trained without"
+            tags_known = ", ".join(translator.tags)
+            choices = f"known are {tags_known}" if tags_known else "it was trained without"
             name = translator._folder or "this translator"
             raise ValueError(f"tag ({tag}) is unknown to {name}; {choices}")
 
@@ -839,7 +839,7 @@ def join_parts(parts: Sequence[list[Written]], settings: SearchSettings) -> list
 def join_pieces(
     text: Sequence[Piece], translations: Sequence[list[Written]], markup: bool = False
 ) -> list[Written]:
-    """Joins the translations of a text's pieces by rank, with what is between them.
+    """Joins the translations of a text's pieces by rank, with the pieces between them.
 
     The score is the mean of the pieces' scores.
     """

@@ -13,8 +13,8 @@ from regard.data.batch import Sizes
 
 @runtime_checkable
 class Task(Protocol):
-    """What is trained, and on what data. Methods depend on their arguments alone, so that any step
-    can be repeated."""
+    """A model and its training data. Methods depend on their arguments alone, so that any step can
+    be repeated."""
 
     @property
     def model(self) -> nn.Module:
@@ -22,11 +22,11 @@ class Task(Protocol):
 
     @property
     def score(self) -> str:
-        """The name of the score that says which model is best; higher is better."""
+        """The name of the score that selects the best model; higher is better."""
 
     @property
     def unit(self) -> str:
-        """What the loss counts: tokens, images."""
+        """The unit in which the loss counts: tokens, images."""
 
     @property
     def signatures(self) -> Mapping[str, str]:
@@ -45,13 +45,13 @@ class Task(Protocol):
         """All scores of a model, which is in evaluation mode, without gradients."""
 
     def files(self) -> Mapping[str, bytes | Path]:
-        """What belongs into the model's folder beside the weights: the tokenizer."""
+        """Files of the model's folder beside the weights: the tokenizer."""
 
     def run_files(self) -> Mapping[str, bytes]:
-        """What belongs into the run's folder from its first step on: what was held out."""
+        """Files of the run's folder from its first step on: the held-out examples."""
 
     def about(self) -> Mapping[str, object]:
-        """What the model is for, as JSON, for config.json."""
+        """The purpose of the model, as JSON, for config.json."""
 
 
 @dataclass(frozen=True)

@@ -413,3 +413,11 @@ def test_attentions_that_share_a_core_are_refused() -> None:
     with record(model, select=lambda name: name == "1") as seen:
         model(torch.randn(2, 5, 12))
     assert list(seen) == ["1"]
+
+
+def test_a_recorded_call_prints_sizes_instead_of_tensors() -> None:
+    layer = MultiHeadAttention(width=32, heads=4)
+    with record(layer) as recording:
+        layer(torch.randn(2, 5, 32), mask=causal())
+    text = repr(list(recording.values()))
+    assert text == "[AttentionCall(query (2, 4, 5, 8), key (2, 4, 5, 8), mask causal())]"

@@ -1,4 +1,4 @@
-"""What all predictors have: their names, their calls, their device and how they print."""
+"""Predictors: their public names, calls, device and printed form."""
 
 import os
 from pathlib import Path
@@ -9,8 +9,10 @@ import pytest
 import torch
 
 import regard
-from regard import Predictor, checkpoint
+from regard import Predictor, checkpoint, interop
+from regard.data.tokenizer import Tokenizer
 from regard.model.quantized import quantize
+from regard.recipes.recipe import files
 from regard.service.requests import Translate
 from regard.service.service import Service
 from regard.task.load import load
@@ -234,3 +236,19 @@ def test_paths_are_text_or_path_objects(folders: dict[str, Path]) -> None:
         "Labeler",
         "Labeler",
     ]
+
+
+def test_recipes_and_saved_files_take_text_and_path_objects(
+    folders: dict[str, Path], tmp_path: Path
+) -> None:
+    place = folders["Translator"]
+    tokenizer = place / "tokenizer.json"
+    model = regard.Translator.load(place).model
+    for kind in (str, Path):
+        folder = kind(tmp_path / "copy")
+        regard.save(folder, model, files={"tokenizer.json": kind(tokenizer)})
+        assert (tmp_path / "copy" / "tokenizer.json").read_bytes() == tokenizer.read_bytes()
+        assert files(kind(place), "tokenizer.json") == (str(tokenizer),)
+        assert Tokenizer.read(kind(tokenizer)).size == samples.BPE.size
+        with pytest.raises(ValueError, match="Regard folder already"):
+            interop.detect(kind(place))
