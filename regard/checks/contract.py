@@ -81,11 +81,13 @@ def check(
                 subject = own_module.ModuleSubject(original, inputs, named_inputs, batch_axis)
                 origin = subject.origin
         elif isinstance(model_or_folder, str | os.PathLike):
-            if inputs or named_inputs:
-                raise ValueError(
-                    f"{', '.join(named_inputs) or 'inputs'}: a folder is checked on files; name "
-                    "them by data=[…]"
+            if named_inputs:
+                raise TypeError(
+                    f"check has no argument {next(iter(named_inputs))!r} for a folder; its "
+                    "arguments are data, model, device, properties and progress"
                 )
+            if inputs:
+                raise ValueError("a folder is checked on files, not inputs; name them by data=[…]")
             name = os.fspath(model_or_folder)
             subject, origin = _load(Path(name), model, data, device or "auto")
         else:

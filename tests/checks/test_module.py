@@ -432,13 +432,15 @@ def test_errors_name_the_remedy() -> None:
         (lambda: check(model, x, properties=["hook fires"]), "'hook fires' is no property; did yo"),
         (lambda: check(model, x, device="cpu"), "device are for a folder; a model is checked wher"),
         (lambda: check(lambda x: x, x), "takes a model or the folder of one, not function"),
-        (lambda: check("folder", x), r"inputs: a folder is checked on files; .* by data=\["),
+        (lambda: check("folder", x), r"a folder is checked on files, not inputs; .* by data=\["),
         (lambda: check(nn.Identity(), torch.arange(3)), "returns no floating-point tensor"),
     ):
         with pytest.raises(ValueError, match=message) as error:
             call()
         assert "\n" not in str(error.value)
     assert snapshot(model) == before
+    with pytest.raises(TypeError, match=r"no argument 'propertys' for a folder; .* properties and"):
+        check("folder", propertys=[])
 
 
 FEW = ["fused = formula", "packed = padded", "batch = one by one", "recorded = unrecorded"]
