@@ -317,32 +317,32 @@ def suggest_names(target: Target, methods: Collection[str] = ("__init__", "forwa
     stays as it is, for `help`, `inspect` and type checkers.
     """
     if not isinstance(target, type):
-        return _checked(target, target.__qualname__)
+        return _wrap(target, target.__qualname__)
     for name, member in list(vars(target).items()):
         function = getattr(member, "__func__", member)
         if isinstance(member, classmethod):
-            wrapped = _checked(function, f"{target.__name__}.{name}", _settings(target))
+            wrapped = _wrap(function, f"{target.__name__}.{name}", _settings(target))
             setattr(target, name, classmethod(wrapped))
         elif isinstance(function, FunctionType) and name in methods:
             label = target.__name__ + ("" if name == "__init__" else f".{name}")
-            setattr(target, name, _checked(function, label))
+            setattr(target, name, _wrap(function, label))
     return target
 
 
-def _checked(function: Any, label: str, settings: Collection[str] = ()) -> Any:
+def _wrap(function: Any, label: str, settings: Collection[str] = ()) -> Any:
     """The function, whose error names an unknown keyword; `settings` are those of its `**`."""
     code = unwrap(function).__code__
     if code.co_flags & CO_VARKEYWORDS and not settings:
         return function
-    arguments = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
-    names = [name for name in arguments if name not in ("self", "cls")]
+    parameters = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+    names = [name for name in parameters if name not in ("self", "cls")]
     names += settings if code.co_flags & CO_VARKEYWORDS else ()
-    known = frozenset(names)
+    allowed = frozenset(names)
 
     @wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         for name in kwargs:
-            if name not in known:
+            if name not in allowed:
                 remedy = _remedy(name, label, names, function)
                 raise TypeError(f"{label} has no argument {name!r}; {remedy}")
         return function(*args, **kwargs)
@@ -369,7 +369,7 @@ def _configs(function: Any) -> list[type]:
 
 
 def _remedy(word: str, label: str, names: Sequence[str], function: Any) -> str:
-    """What to write in place of an unknown argument."""
+    """Names the argument to write in place of an unknown one."""
     if ours := synonym(word, names, label):
         if ours.startswith(": "):
             return ours.removeprefix(": ")
@@ -385,11 +385,11 @@ def _remedy(word: str, label: str, names: Sequence[str], function: Any) -> str:
 
 def synonym(word: str, names: Iterable[str], label: str = "") -> str | None:
     """Ours for another library's word, where it is among these names; or a remedy after a colon."""
-    known = set(names)
+    names = set(names)
     word = word.replace("-", "_")
     ours = SYNONYMS.get(f"{label}.{word}") or SYNONYMS.get(word) or SYNONYMS.get(word.lower(), "")
     for candidate in ours.split(" | "):
-        if candidate.startswith(":") or first_word(candidate) in known:
+        if candidate.startswith(":") or first_word(candidate) in names:
             return candidate
     return None
 

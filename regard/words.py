@@ -1,4 +1,4 @@
-"""The words of a command line, before anybody makes settings of them.
+"""The words of a command line, before they are parsed into settings.
 
 check_words(words)     refuses empty words, and dashes that only look like hyphens
 check_once(words)      refuses a flag that is given twice
@@ -22,7 +22,7 @@ from regard.synonyms import first_word, synonym
 
 
 def check_words(words: Sequence[str]) -> None:
-    """What is hardly ever meant is refused, whatever the command."""
+    """Raises for words that are almost certainly mistakes, in any command."""
     for before, word in zip(["", *words], words):
         if not word or re.fullmatch(r"--[\w.-]+=", word):
             flag = word[:-1] or before
@@ -35,7 +35,7 @@ def check_words(words: Sequence[str]) -> None:
 
 
 def check_once(words: Sequence[str], known: Callable[[str], str | None]) -> None:
-    """Of two values for one flag the first would be lost without a word.
+    """Raises if a flag is given twice, since the first value would be lost.
 
     `known` gives a setting's name for the word that sets it, and None for all other words.
     """
@@ -81,7 +81,7 @@ def matching(rows: Iterable[tuple[str, str]], words: Sequence[str]) -> list[str]
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse, in one line: what is wrong is a ValueError, which the command line prints."""
+    """argparse whose errors are ValueErrors of one line, which the command line prints."""
 
     def error(self, message: str) -> NoReturn:
         extra = message.partition("unrecognized arguments: ")[2].partition(" ")[0]
@@ -92,7 +92,7 @@ class Parser(argparse.ArgumentParser):
         words = sys.argv[1:] if args is None else list(args)
         actions = self._option_string_actions
         check_once(words, lambda flag: actions[flag].dest if flag in actions else None)
-        # argparse would first miss what is required, and leave the flags of a command to `regard`.
+        # argparse would first report missing arguments, and leave a command's flags to `regard`.
         for word in self._own(words):
             flag = word.partition("=")[0]
             if re.match(r"--[A-Za-z]", flag) and flag not in actions:
@@ -108,7 +108,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def _choice(message: str) -> str | None:
-    """argparse's line about a word that is none of the known ones, and what was meant perhaps."""
+    """The line about an unknown choice of argparse's, with the closest match."""
     pattern = r"argument (\S+): invalid choice: '(.*)' \(choose from (.*)\)"
     match = re.fullmatch(pattern, message, re.DOTALL)
     if match is None:

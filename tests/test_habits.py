@@ -1,4 +1,4 @@
-"""What people type who come from other libraries works here, or the error names what they meant.
+"""Other libraries' words work, or the error names ours.
 
 Each row is code, or a command, and what happens: another expression with the same result, or the
 line of the error. The table of docs/coming-from.md is made of these rows;
@@ -492,7 +492,7 @@ HABITS = [
 
 
 def names() -> dict[str, Any]:
-    """What the rows speak of, beside everything public."""
+    """The public names, and the variables of the rows."""
     torch.manual_seed(0)
     q, k, v = torch.randn(2, 3, 5, 7), torch.randn(2, 3, 5, 7), torch.randn(2, 3, 5, 11)
     small = {"width": 12, "heads": 3, "feed_forward": 17, "encoder_layers": 1, "decoder_layers": 1}
@@ -571,16 +571,16 @@ def test_every_public_name_explains_an_unknown_argument(name: str) -> None:
 
 def test_every_synonym_names_an_argument_or_a_setting() -> None:
     """A remedy that was renamed here would be a wrong one."""
-    known = {
+    names = {
         *("memory_mask", "n_best", "top", "workers"),  # of a Block, and of commands
         *(path.rpartition(".")[2] for task in TASKS for path in setting_names(spec(task).config)),
     }
     for public in (getattr(regard, name) for name in regard.__all__):
         for function in (public, *(vars(public).values() if isinstance(public, type) else ())):
             with contextlib.suppress(TypeError, ValueError):
-                known |= set(inspect.signature(getattr(function, "__func__", function)).parameters)
+                names |= set(inspect.signature(getattr(function, "__func__", function)).parameters)
     remedies = [part for ours in SYNONYMS.values() for part in ours.split(" | ")]
-    unknown = {part for part in remedies if part[0] != ":" and first_word(part) not in known}
+    unknown = {part for part in remedies if part[0] != ":" and first_word(part) not in names}
     assert not unknown
 
 

@@ -100,12 +100,13 @@ def attend(
         A = softmax(β·Q Kᵀ + bias) over the pairs that the mask allows,   C = A V
 
     Shapes: query (..., L, K), key (..., S, K), value (..., S, V) → (..., L, V). Leading axes
-    broadcast; plain matrices work. Queries (B, H, L, K) may have fewer key and value heads,
-    (B, G, S, K), if G divides H. `mask` and `bias` broadcast to (B, H, L, S). `beta`, also called
-    `scale`, defaults to 1/√K; 0 gives softmax(bias), `math.inf` hard attention, and a tensor (H,)
-    one β for each head. `dropout` acts on the weights. A query that may attend to nothing receives
-    zeros, and gives zero gradients. `backend` is "auto", or requires one of "formula", "sdpa",
-    "packed", "whole" and "flex". Vaswani et al. (2017).
+    broadcast; plain matrices work. Queries (B, H, L, K) may have fewer key and value heads, (B, G,
+    S, K), if G divides H. `mask` and `bias` broadcast to (B, H, L, S); a boolean tensor is a mask
+    as well (True = may attend). `beta`, also called `scale`, defaults to 1/√K; 0 gives
+    softmax(bias), `math.inf` hard attention, and a tensor (H,) one β for each head. `dropout` acts
+    on the weights. A query that may attend to nothing receives zeros, and gives zero gradients.
+    `backend` is "auto", or requires one of "formula", "sdpa", "packed", "whole" and "flex". Vaswani
+    et al. (2017).
 
     >>> import torch
     >>> from regard import attend, causal

@@ -138,8 +138,9 @@ class MultiHeadAttention(LoadableModule):
         """Returns the output of attention: x (B, L, D), source (B, S, E) → (B, L, D).
 
         Keys and values are computed from the source, or from x without one; values from `value`,
-        (B, S, E), if it is given. With a cache, which changes in place, x holds the new positions
-        alone; a `CrossCache` needs source and value at its first step only.
+        (B, S, E), if it is given. In a boolean `mask` True means may attend; in that of
+        `nn.MultiheadAttention` it means hidden. With a cache, which changes in place, x holds the
+        new positions alone; a `CrossCache` needs source and value at its first step only.
         """
         allowed = as_mask(mask)
         self._check(x, source, value, cache)

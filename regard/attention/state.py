@@ -39,7 +39,7 @@ def importer(names: Iterable[str]) -> str | None:
 
 
 class LoadableModule(nn.Module):
-    """A module that says how another library's state dict is read."""
+    """A module that names the importer of another library's state dict in its error."""
 
     def load_state_dict(
         self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False

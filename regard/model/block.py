@@ -25,7 +25,6 @@ from regard.attention.fusing import are_linear, fuses, has_hooks, infers, infers
 from regard.attention.mask import Mask
 from regard.attention.state import LoadableModule
 from regard.model.dropout import Dropout
-from regard.synonyms import suggest_names
 
 Activation: TypeAlias = Literal["relu", "gelu", "silu", "swiglu"]
 Norm: TypeAlias = Literal["post", "pre"]
@@ -190,7 +189,6 @@ class BlockCache(NamedTuple):
     cross: CrossCache
 
 
-@suggest_names
 class Block(LoadableModule):
     """Self-attention, cross-attention where there is one, and the feed-forward network.
 

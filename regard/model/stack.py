@@ -23,7 +23,6 @@ from regard.attention.mask import Mask
 from regard.attention.position import Positions
 from regard.attention.state import LoadableModule
 from regard.model.block import Block, BlockCache
-from regard.synonyms import suggest_names
 
 
 class StackCache:
@@ -79,7 +78,6 @@ class StackCache:
             block.cross.share(sources, beams)
 
 
-@suggest_names
 class Stack(LoadableModule):
     """Blocks one after the other.
 

@@ -48,6 +48,8 @@ def sample(
         raise ValueError(
             f"temperature ({temperature}) must be above 0; for the likeliest tokens use greedy()"
         )
+    if top_k == 0:
+        raise ValueError("top_k (0) must be 1 or more; leave it out to sample from all tokens")
     if top_k is not None:
         check_integer("top_k", top_k)
     if top_p is not None and not 0 < top_p <= 1:
