@@ -1,5 +1,6 @@
 """A run whose model has custom parts is refused by every command, and continued from Python."""
 
+import copy
 import json
 import shutil
 from dataclasses import replace
@@ -7,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from torch import Tensor, nn
 
 from regard import load
 from regard.attention.core import Core
 from regard.checks import check
-from regard.checks.properties import PROPERTIES
 from regard.cli.main import main
 from regard.config import from_json
 from regard.model.language import LanguageConfig, LanguageModel
@@ -130,12 +131,12 @@ def model_like(run: Path) -> nn.Module:
 def test_a_model_with_custom_parts_is_checked(run: Path) -> None:
     names = ("fused = formula", "exported = native", "recorded = unrecorded")
     names += ("packed = padded", "loaded = saved", "resumed = uninterrupted")
-    wanted = [each for each in PROPERTIES if each.name in names]
     model = model_like(run)
-    subject, findings = check(run, model=model, device="cpu", properties=wanted)
-    assert subject.model is model
-    status = {finding.name: finding.status for finding in findings}
-    reasons = {finding.name: finding.of for finding in findings}
+    before = copy.deepcopy(model.state_dict())
+    report = check(run, model=model, device="cpu", properties=names)
+    assert all(torch.equal(before[name], part) for name, part in model.state_dict().items())
+    status = {finding.name: finding.status for finding in report}
+    reasons = {finding.name: finding.of for finding in report}
     assert "fails" not in status.values(), reasons
     assert {name for name in names if status[name] == "skipped"} == set(names[:3])
     assert "decoder.blocks.0.attention.core is Gentle(" in reasons["fused = formula"]

@@ -241,7 +241,7 @@ def test_nothing_is_left_behind() -> None:
         assert hooks_of(model) == []
     with pytest.raises(RuntimeError, match="on purpose"), both(model):
         raise RuntimeError("on purpose")
-    with pytest.raises(ValueError, match="token ids"), both(model):
+    with pytest.raises(ValueError, match="target has ids"), both(model):
         model(ids(7, 1), ids(5, 2) + 100)
     assert hooks_of(model) == []
     torch.testing.assert_close(model(*inputs), plain)
