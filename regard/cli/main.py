@@ -128,18 +128,34 @@ def _quantize(options: argparse.Namespace) -> None:
     quantized(options.folder, options.out)
 
 
-class _Formatter(argparse.HelpFormatter):
-    """Every command has its explanation beside it; argparse leaves room for flags alone."""
+GROUPS = {
+    "Train a model": "demo train evaluate compare average recipes",
+    "Use a model": "translate score classify read generate label serve",
+    "Look inside a model": "look studio check",
+    "Convert a model": "import export quantize",
+    "Learn about attention": "attend cost lab",
+    "Get help": "help doctor completion",
+}
+"""The commands, as `regard --help` shows them."""
 
-    def __init__(self, prog: str):
-        super().__init__(prog)
-        self._action_max_length = len("    completion")
+
+class _Formatter(argparse.HelpFormatter):
+    """Shows the commands in groups, each beside its explanation."""
+
+    def _format_action(self, action: argparse.Action) -> str:
+        if not isinstance(action, argparse._SubParsersAction):
+            return super()._format_action(action)
+        about = {choice.dest: choice.help for choice in action._choices_actions}
+        lines = []
+        for title, names in GROUPS.items():
+            lines += [f"  {title}", *(f"    {name:<12}{about[name]}" for name in names.split())]
+        return "\n".join([*lines, ""])
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = Parser(
         prog="regard",
-        description="The Transformer, complete, fast and see-through.",
+        description="Train, run and inspect Transformers.",
         allow_abbrev=False,
         formatter_class=_Formatter,
     )
@@ -150,7 +166,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     demo = commands.add_parser(
         "demo",
-        help="watch a small model learn, and see what it has learned",
+        help="train a small model, and show what it has learned",
         description="Trains a small model in a minute or two, and shows what it has learned: "
         "dates in many languages, handwritten digits, or strips of digits to read. byhand steps "
         "through attention itself, table by table, and draws the masks.",
@@ -165,22 +181,22 @@ def _parser() -> argparse.ArgumentParser:
     for name, about in (
         ("train", "train a model on your own data"),
         ("evaluate", "score a trained model"),
-        ("check", "check that all ways to compute a model agree numerically"),
-        ("compare", "which of several runs translates better, by more than chance"),
+        ("check", "check that all execution paths of a model agree numerically"),
+        ("compare", "test whether one run translates significantly better than another"),
         ("translate", "translate lines of text"),
         ("score", "score given translations"),
         ("classify", "classify images"),
         ("read", "read the text in images"),
         ("generate", "continue a text with a language model"),
         ("label", "classify texts"),
-        ("look", "see what a model attended to, and whether it mattered"),
-        ("studio", "open pages on attention and your models in the browser"),
-        ("attend", "work out attention by hand, step by step"),
-        ("cost", "count what a layer or a model costs, beside the formula"),
-        ("lab", "test what is taught about attention, with a verdict"),
+        ("look", "show what a model attended to, and whether it mattered"),
+        ("studio", "explore attention and your models in the browser"),
+        ("attend", "compute attention by hand, step by step"),
+        ("cost", "count the cost of a layer or a model, and show the formula"),
+        ("lab", "run textbook claims about attention as experiments"),
         ("help", "find commands and flags by words: regard help beam size"),
-        ("doctor", "say what this machine has, and what would make it faster"),
-        ("completion", "have a shell complete commands and flags: bash, zsh, fish"),
+        ("doctor", "check PyTorch, GPU, compiler and optional packages"),
+        ("completion", "print a completion script for bash, zsh or fish"),
         ("serve", "serve models over HTTP"),
     ):
         command = commands.add_parser(name, help=about, add_help=False, prefix_chars="\0")
@@ -190,7 +206,7 @@ def _parser() -> argparse.ArgumentParser:
 
     average = commands.add_parser(
         "average",
-        help="make one model of several: the mean of their weights",
+        help="average the weights of several models",
         description="Averages the weights of models of one shape: the best checkpoints that a run "
         "has kept (--training.keep-best), or several folders.",
     )
@@ -200,7 +216,7 @@ def _parser() -> argparse.ArgumentParser:
 
     recipes = commands.add_parser(
         "recipes",
-        help="list runs with known scores",
+        help="list training recipes with known scores",
         description="Lists the recipes: runs whose scores can be compared with published ones. "
         "With a name, what that one needs and what it gives.",
     )
@@ -220,7 +236,7 @@ def _parser() -> argparse.ArgumentParser:
 
     import_ = commands.add_parser(
         "import",
-        help="turn another library's model into a Regard folder",
+        help="convert another library's model to a Regard folder",
         description="Turns a Marian translator, a CTranslate2 folder or a ViT, of Hugging Face's "
         "or timm's, into a Regard folder: the same weights, config and tokenizer.",
     )
@@ -230,7 +246,7 @@ def _parser() -> argparse.ArgumentParser:
 
     export = commands.add_parser(
         "export",
-        help="turn a Regard folder into another library's model",
+        help="convert a Regard folder to another library's format",
         description="Turns a Regard folder into one that another library opens, with the same "
         "results, or says why that library has no such model.",
     )

@@ -1,5 +1,6 @@
 """What helps: the short help and the long one, short names of settings, completion, the doctor."""
 
+import argparse
 import contextlib
 import json
 import re
@@ -61,10 +62,13 @@ def test_helps_are_for_readers(command: str, capsys: pytest.CaptureFixture[str])
 
 
 def test_every_command_has_its_line(capsys: pytest.CaptureFixture[str]) -> None:
-    lines = said(capsys, "--help").splitlines()
-    listed = [line for line in lines[lines.index("commands:") + 2 :] if line.strip()]
-    assert len(listed) > 20
-    assert all(re.match(r"    [a-z]+ +\w", line) for line in listed)
+    lines = said(capsys, "--help").partition("\ncommands:\n")[2].splitlines()
+    groups = [line for line in lines if re.fullmatch(r"  [A-Z][a-z ]+", line)]
+    names = [match[1] for line in lines if (match := re.match(r"    ([a-z]+) +\w", line))]
+    assert len(groups) + len(names) == len([line for line in lines if line.strip()])
+    assert len(groups) > 3
+    (subparsers,) = (a for a in _parser()._actions if isinstance(a, argparse._SubParsersAction))
+    assert sorted(names) == sorted(subparsers.choices)
 
 
 def test_flags_show_what_they_take(capsys: pytest.CaptureFixture[str]) -> None:
