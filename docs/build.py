@@ -23,11 +23,12 @@ HERE = Path(__file__).parent
 ROOT = HERE.parent
 
 PAGES = {
-    "Begin": ("index", "start", "coming-from"),
+    "Begin": ("index", "start", "runs", "coming-from"),
     "Tasks": ("translate", "classify", "read", "language", "label", "transfer"),
-    "Inside": ("python", "look", "checks", "masks", "positions", "extending", "speed"),
+    "Inside": ("python", "look", "checks", "attention", "masks", "positions", "speed"),
     "Out": ("serve", "export", "recipes", "results"),
     "Teach": ("course",),
+    "Develop": ("architecture", "extending"),
 }
 
 PACKAGES = (

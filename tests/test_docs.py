@@ -14,7 +14,8 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
-PAGES = sorted(path for path in DOCS.glob("*.md"))
+PAGES = sorted(DOCS.glob("*.md"))
+TESTED = [ROOT / "README.md", *PAGES]
 BLOCK = re.compile(r"^```(\w+)( run)?\n(.*?)^```$\n?(?:```text\n(.*?)^```$)?", re.M | re.S)
 
 
@@ -36,7 +37,7 @@ def without_rounding(text: str) -> str:
     return re.sub(r" +(?:0|\d(?:\.\d+)?e-0[5-9])(?= |$)", " ~", text, flags=re.M)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", TESTED, ids=lambda page: page.stem)
 def test_snippets_run_and_print_what_is_shown(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -73,12 +74,14 @@ def test_a_page_that_trains_runs_from_top_to_bottom(
 
 def commands() -> list[tuple[str, list[str]]]:
     found = []
-    for page in PAGES:
+    for page in TESTED:
         for kind, _, code, _ in blocks(page):
             for line in code.splitlines() if kind == "sh" else ():
                 match = re.search(r"(?:^|\| )regard (.+)", line)
                 if match:
-                    found.append((page.stem, shlex.split(re.split(r" [<>] ", match[1])[0])))
+                    found.append(
+                        (page.stem, shlex.split(re.split(r" [<>] ", match[1])[0], comments=True))
+                    )
     return found
 
 

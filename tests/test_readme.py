@@ -1,94 +1,80 @@
-"""README.md is true: its snippets run and print what it shows, its files and commands exist."""
+"""README.md is short, its links lead somewhere, and its shell lines run.
 
-import contextlib
-import io
+tests/test_docs.py runs its Python and parses its commands, as for every page.
+"""
+
+import os
 import re
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from regard.lab.byhand import demo
-
 ROOT = Path(__file__).parent.parent
-README = (ROOT / "README.md").read_text()
-BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
-SNIPPETS = re.findall(
-    r"^```python\n(.*?)^```\n(?:```text\n(.*?)^```$)?", README, re.MULTILINE | re.DOTALL
-)
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+LINKS = re.findall(r"\]\(([^)#]+)\)", README)
 
 
-def test_the_snippets_run_in_order_and_print_what_is_shown() -> None:
-    assert len(SNIPPETS) == sum(language == "python" for language, _ in BLOCKS) > 0
-    names: dict[str, Any] = {}
-    for code, shown in SNIPPETS:
-        said = io.StringIO()
-        with contextlib.redirect_stdout(said):
-            exec(code, names)
-        assert said.getvalue() == shown
+def test_it_is_short() -> None:
+    assert len(README.splitlines()) <= 150
 
 
-def test_the_tour_meets_every_part_of_the_public_face() -> None:
-    code = "\n".join(code for code, _ in SNIPPETS)
-    for name in (
-        *("attend", "causal", "explain_attention", "attention_weights", "MultiHeadAttention"),
-        *("Transformer", "VisionTransformer", "PackedLengths", "attention_statistics", "record"),
-    ):
-        assert re.search(rf"\b{name}(\.\w+)?\(", code)
-    assert re.search(r"\bcache=", code)
+def test_its_links_lead_to_files() -> None:
+    assert [link for link in LINKS if "//" not in link and not (ROOT / link).exists()] == []
+    assert len({link for link in LINKS if re.fullmatch(r"docs/\w[\w-]*\.md", link)}) >= 10
+    assert len(re.findall(r"!\[[^]]+\]\(docs/[\w-]+\.png\)", README)) == 1
 
 
-def test_the_picture_is_what_the_demonstration_shows(capsys: pytest.CaptureFixture[str]) -> None:
-    demo()
-    said = capsys.readouterr().out
-    begin, end = README.index("`regard demo byhand`"), README.index("## Your own data")
-    pictures = re.findall(r"^```text\n(.*?)^```$", README[begin:end], re.MULTILINE | re.DOTALL)
-    assert pictures
-    for picture in pictures:
-        assert picture in said
+def test_the_make_targets_exist() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    targets = re.findall(r"^make (\w+)", README, re.M)
+    assert {"demo", "test"} <= set(targets)
+    assert [name for name in targets if not re.search(rf"^{name}:", makefile, re.M)] == []
 
 
-def test_the_files_it_names_exist() -> None:
-    named = set(re.findall(r"[\w/.]+\.(?:py|md|txt)\b", README))
-    assert len(named) > 10
-    known = [str(path.relative_to(ROOT)) for path in ROOT.glob("*") if path.is_file()]
-    for top in ("regard", "tests", "bench"):
-        known += [str(path.relative_to(ROOT)) for path in (ROOT / top).rglob("*") if path.is_file()]
-    theirs = {"captions.txt", "book.txt"}
-    lost = [name for name in named - theirs if not any(f"/{k}".endswith(f"/{name}") for k in known)]
-    assert lost == []
+@pytest.mark.slow
+def test_the_quick_start_runs(tmp_path: Path) -> None:
+    """With few steps; pages and servers are asked for an answer and stopped."""
+    sentences = [f"{word} {n}" for word in ("one", "two", "red", "blue") for n in range(40)]
+    for name in ("train.en", "train.de", "test.en", "test.de"):
+        (tmp_path / name).write_text("".join(f"{line}\n" for line in sentences))
+    block = README[README.index("## Quick start") :].partition("```sh\n")[2].partition("```")[0]
+    lines = [line.partition("  #")[0].rstrip() for line in block.splitlines()]
+    assert 8 <= len(lines) <= 10
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "HOME": str(tmp_path)}
+    for line in lines:
+        line = re.sub(r"(train translate .*|train --resume .*)", r"\1 --steps 3 --device cpu", line)
+        command = re.sub(r"\bregard (?=\w)", f"{sys.executable} -m regard ", line)
+        if address := {"studio": "8421/", "serve": "8000/health"}.get(line.split()[1]):
+            answers(f"{command}{' --no-browser' if '8421' in address else ''}", address, tmp_path)
+            continue
+        done = subprocess.run(
+            ["bash", "-c", command], cwd=tmp_path, env=environment, capture_output=True, text=True
+        )
+        assert done.returncode == 0, (line, done.stderr)
+    assert (tmp_path / "look.html").stat().st_size > 10_000
+    assert (tmp_path / "onnx-model").is_dir()
 
 
-def test_it_counts_the_experiments() -> None:
-    from regard.lab.claims import lines
-
-    assert f"lists {sum(map(len, lines().values()))} experiments" in README
-
-
-def test_every_command_it_shows_exists() -> None:
-    """Its flags too: what is in a shell block must be understood by the command line."""
-    from regard.cli.main import _parser
-
-    shown = [
-        line.split("#")[0] for kind, block in BLOCKS if kind == "sh" for line in block.split("\n")
-    ]
-    words = [line.partition("regard ")[2].split() for line in shown if "regard " in line]
-    assert len(words) > 8
-    for line in words:
-        _parser().parse_args(line)
-        if line[0] == "train":
-            from regard.cli.arguments import parse
-            from regard.cli.train import FROM_RUN
-            from regard.task.specs import spec
-
-            names = FROM_RUN.get(line[1])
-            task = spec("translate" if names else line[1])
-            first = 2 + len(names.split()) if names else 3
-            flags = [flag for flag in line[first:] if flag != "…"]
-            parse(task.config, task.preset("tiny"), flags, "train")
-
-
-def test_every_module_of_attention_is_on_its_map() -> None:
-    attention = ROOT / "regard" / "attention"
-    modules = {path.name for path in attention.rglob("*.py")} - {"__init__.py"}
-    assert {name for name in modules if name not in README} == set()
+def answers(command: str, address: str, folder: Path) -> None:
+    """A server answers at this address, and stops at SIGINT."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    server = subprocess.Popen(["bash", "-c", f"exec {command}"], cwd=folder, env=environment)
+    try:
+        for _ in range(300):
+            try:
+                with urllib.request.urlopen(f"http://127.0.0.1:{address}", timeout=5) as answer:
+                    assert answer.status == 200
+                    break
+            except OSError:
+                assert server.poll() is None
+                time.sleep(0.2)
+        else:
+            pytest.fail(f"{command} did not answer")
+    finally:
+        server.send_signal(signal.SIGINT)
+        server.wait(60)

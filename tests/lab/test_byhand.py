@@ -281,3 +281,12 @@ def test_the_command_line_shows_it() -> None:
     assert done.stderr == ""
     assert "Attention by hand" in done.stdout
     assert "\x1b" not in done.stdout
+
+
+def test_the_page_of_the_course_shows_its_output(capsys: pytest.CaptureFixture[str]) -> None:
+    demo()
+    output = capsys.readouterr().out
+    page = ROOT / "docs" / "course.md"
+    pictures = re.findall(r"^```text\n(.*?)^```$", page.read_text(), re.M | re.S)
+    assert pictures
+    assert all(picture in output for picture in pictures)
