@@ -8,7 +8,7 @@ CONSTRAINTS := constraints.txt
 BIN := $(VENV)/bin
 
 .PHONY: demo test test-all test-numerics test-kernels test-oldest lint bench bench-gpu \
-  notebooks docs clean
+  notebooks pictures docs clean
 .NOTPARALLEL:
 
 demo: $(VENV)/ready-demo
@@ -61,6 +61,10 @@ bench-gpu: $(VENV)/ready-test-kernels
 # Runs the notebooks again, and writes them with their outputs.
 notebooks: $(VENV)/ready-demo
 	@$(BIN)/python -m regard.lab.kernel examples/*.ipynb
+
+# Takes the pictures of docs/ again, with Chromium, and writes the demo's output into docs/start.md.
+pictures: $(VENV)/ready-test
+	@$(BIN)/python docs/pictures.py
 
 # The documentation as a site that opens from disk: build/docs/index.html
 docs: $(VENV)/ready-demo

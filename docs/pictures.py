@@ -1,0 +1,132 @@
+"""Takes the pictures of docs/ and writes the demo's output into docs/start.md: `make pictures`.
+
+The models are trained by `regard demo`, into runs/, unless that was done before. Each picture
+contains the hash of the files that determine it, and so does the page with the output; a test
+compares them with the files, so that a stale picture is noticed. Needs Chromium.
+"""
+
+import hashlib
+import io
+import re
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from PIL import Image, PngImagePlugin
+
+DOCS = Path(__file__).parent
+ROOT = DOCS.parent
+KEY = "sources-sha256"
+DEMO = ("regard/cli/demo.py", "regard/task/dates.py")
+DEMO_BLOCK = re.compile(r"<!-- demo output (\w+) -->\n```text\n(.*?)```", re.S)
+HIDE_UNUSUAL_SCRIPTS = """() => document.querySelectorAll("main button").forEach((button) => {
+  if (/[\\u0e00-\\u0e7f\\u2e80-\\uffef]/.test(button.textContent)) button.remove();
+})"""
+"""Removes examples that a machine without Thai and Japanese fonts shows as boxes."""
+RUNS = {"dates": ROOT / "runs/demo-dates", "read": ROOT / "runs/demo-read"}
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A page of the studio."""
+
+    address: str
+    height: int
+    sources: tuple[str, ...]
+    """The files that determine it, as patterns from the root of the repository."""
+    dark: bool = False
+
+
+STATIC = ("regard/studio/static/*",)
+PICTURES = {
+    "studio-byhand": Picture("byhand", 1280, STATIC),
+    "studio-translate": Picture(
+        "translate?text=4.+M%C3%A4rz+1983", 1180, (*STATIC, "regard/task/dates.py"), dark=True
+    ),
+    "studio-read": Picture("read", 1120, (*STATIC, "regard/task/read.py", "regard/task/digits.py")),
+}
+
+
+def digest(patterns: Iterable[str]) -> str:
+    """The SHA-256 of the files that match, and of their names."""
+    paths = sorted({path for pattern in patterns for path in ROOT.glob(pattern) if path.is_file()})
+    state = hashlib.sha256()
+    for path in paths:
+        state.update(path.relative_to(ROOT).as_posix().encode())
+        state.update(path.read_bytes())
+    return state.hexdigest()[:16]
+
+
+def train(name: str) -> str:
+    """The output of `regard demo NAME` once its model is trained."""
+    command = [sys.executable, "-m", "regard", "demo", name, "--run", str(RUNS[name])]
+    for _ in range(2):  # the second time it only shows the results
+        done = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
+    return done.stdout
+
+
+def write_demo_output(output: str) -> None:
+    """Replaces the block in docs/start.md by the demo's results and its first heat map."""
+    page = DOCS / "start.md"
+    results, heat_map, *_ = output[output.index("Exact match") :].split("\nWhere head")
+    lines = f"{results}\nWhere head{heat_map}".strip()
+    block = f"<!-- demo output {digest(DEMO)} -->\n```text\n{lines}\n```"
+    text = page.read_text(encoding="utf-8")
+    assert DEMO_BLOCK.search(text)
+    page.write_text(DEMO_BLOCK.sub(lambda _: block, text), encoding="utf-8")
+
+
+def take(browser: Any, address: str, picture: Picture) -> bytes:
+    """The page as PNG, once nothing on it is busy."""
+    context = browser.new_context(
+        viewport={"width": 1280, "height": picture.height},
+        color_scheme="dark" if picture.dark else "light",
+    )
+    page = context.new_page()
+    page.goto(f"{address}#{picture.address}")
+    page.wait_for_selector(f"body[data-ready={picture.address.partition('?')[0]}]")
+    page.wait_for_selector("[aria-busy=true]", state="detached")
+    if (effects := page.locator("[data-key=effects]")).count():
+        effects.first.click()
+        effects.first.wait_for(state="detached")
+    page.evaluate(HIDE_UNUSUAL_SCRIPTS)
+    png: bytes = page.screenshot()
+    context.close()
+    return png
+
+
+def main() -> None:
+    from playwright.sync_api import sync_playwright
+
+    from regard.studio.ask import questions
+    from regard.studio.runs import Runs
+    from regard.studio.server import Server
+
+    chromium = shutil.which("chromium") or shutil.which("google-chrome")
+    if chromium is None:
+        raise SystemExit("pictures need Chromium on the PATH")
+    outputs = {name: train(name) for name in RUNS}
+    write_demo_output(outputs["dates"])
+    flags = ["--no-sandbox", "--disable-background-networking", "--disable-component-update"]
+    with (
+        Server("127.0.0.1", 0, questions(Runs(list(RUNS.values())))) as server,
+        sync_playwright() as playwright,
+    ):
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        browser = playwright.chromium.launch(executable_path=chromium, args=flags)
+        for name, picture in PICTURES.items():
+            png = take(browser, server.address, picture)
+            note = PngImagePlugin.PngInfo()
+            note.add_text(KEY, digest(picture.sources))
+            image = Image.open(io.BytesIO(png)).convert("RGB").quantize(128)
+            image.save(DOCS / f"{name}.png", pnginfo=note, optimize=True)
+        server.shutdown()
+
+
+if __name__ == "__main__":
+    main()
