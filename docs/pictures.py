@@ -1,28 +1,30 @@
 """Takes the pictures of docs/ and writes the demo's output into docs/start.md: `make pictures`.
 
 The models are trained by `regard demo`, into runs/, unless that was done before. Each picture
-contains the hash of the files that determine it, and so does the page with the output; a test
-compares them with the files, so that a stale picture is noticed. Needs Chromium.
+contains a hash of the files and training settings that determine it, and so does the page with the
+output; a test compares them, so that a stale picture is noticed. Needs Chromium.
 """
 
 import hashlib
+import importlib
 import io
+import json
 import re
 import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from PIL import Image, PngImagePlugin
+
+from regard.config import to_json
 
 DOCS = Path(__file__).parent
 ROOT = DOCS.parent
 KEY = "sources-sha256"
-DEMO = ("regard/cli/demo.py", "regard/task/dates.py")
 DEMO_BLOCK = re.compile(r"<!-- demo output (\w+) -->\n```text\n(.*?)```", re.S)
 HIDE_UNUSUAL_SCRIPTS = """() => document.querySelectorAll("main button").forEach((button) => {
   if (/[\\u0e00-\\u0e7f\\u2e80-\\uffef]/.test(button.textContent)) button.remove();
@@ -37,28 +39,35 @@ class Picture:
 
     address: str
     height: int
-    sources: tuple[str, ...]
-    """The files that determine it, as patterns from the root of the repository."""
+    demo: Literal["dates", "read"] | None = None
+    """The demo that trains the model, if one is shown."""
     dark: bool = False
 
+    def digest(self) -> str:
+        return digest("regard/studio/static/*", self.demo)
 
-STATIC = ("regard/studio/static/*",)
+
 PICTURES = {
-    "studio-byhand": Picture("byhand", 1280, STATIC),
-    "studio-translate": Picture(
-        "translate?text=4.+M%C3%A4rz+1983", 1180, (*STATIC, "regard/task/dates.py"), dark=True
-    ),
-    "studio-read": Picture("read", 1120, (*STATIC, "regard/task/read.py", "regard/task/digits.py")),
+    "studio-byhand": Picture("byhand", 1280),
+    "studio-translate": Picture("translate?text=4.+M%C3%A4rz+1983", 1180, "dates", dark=True),
+    "studio-read": Picture("read", 1120, "read"),
 }
 
 
-def digest(patterns: Iterable[str]) -> str:
-    """The SHA-256 of the files that match, and of their names."""
-    paths = sorted({path for pattern in patterns for path in ROOT.glob(pattern) if path.is_file()})
+def demo_digest() -> str:
+    """The hash of all that determines the output in docs/start.md."""
+    return digest("regard/cli/demo.py", "dates")
+
+
+def digest(pattern: str, demo: str | None) -> str:
+    """The SHA-256 of the files that match, and of the settings of a demo's training."""
     state = hashlib.sha256()
-    for path in paths:
+    for path in sorted(path for path in ROOT.glob(pattern) if path.is_file()):
         state.update(path.relative_to(ROOT).as_posix().encode())
         state.update(path.read_bytes())
+    if demo is not None:
+        task = importlib.import_module(f"regard.task.{demo}")
+        state.update(json.dumps(to_json(task.preset("tiny")), sort_keys=True).encode())
     return state.hexdigest()[:16]
 
 
@@ -75,7 +84,7 @@ def write_demo_output(output: str) -> None:
     page = DOCS / "start.md"
     results, heat_map, *_ = output[output.index("Exact match") :].split("\nWhere head")
     lines = f"{results}\nWhere head{heat_map}".strip()
-    block = f"<!-- demo output {digest(DEMO)} -->\n```text\n{lines}\n```"
+    block = f"<!-- demo output {demo_digest()} -->\n```text\n{lines}\n```"
     text = page.read_text(encoding="utf-8")
     assert DEMO_BLOCK.search(text)
     page.write_text(DEMO_BLOCK.sub(lambda _: block, text), encoding="utf-8")
@@ -122,7 +131,7 @@ def main() -> None:
         for name, picture in PICTURES.items():
             png = take(browser, server.address, picture)
             note = PngImagePlugin.PngInfo()
-            note.add_text(KEY, digest(picture.sources))
+            note.add_text(KEY, picture.digest())
             image = Image.open(io.BytesIO(png)).convert("RGB").quantize(128)
             image.save(DOCS / f"{name}.png", pnginfo=note, optimize=True)
         server.shutdown()

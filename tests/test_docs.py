@@ -37,6 +37,7 @@ def without_rounding(text: str) -> str:
     return re.sub(r" +(?:0|\d(?:\.\d+)?e-0[5-9])(?= |$)", " ~", text, flags=re.M)
 
 
+@pytest.mark.usefixtures("unchecked")  # readers run them without checks of annotations
 @pytest.mark.parametrize("page", TESTED, ids=lambda page: page.stem)
 def test_snippets_run_and_print_what_is_shown(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
