@@ -41,7 +41,7 @@ class Row:
     name: str
     published: float
     quote: str
-    """The words of README.md or RESULTS.md that publish it."""
+    """The words of docs/benchmarks.md, README.md or RESULTS.md that publish it."""
     pattern: str = ""
     """Matches the figure in the output; empty for the seconds that the command takes."""
     lower: bool = False
@@ -125,18 +125,15 @@ def step(
     name: str, words: Sequence[str], milliseconds: float, ratio: float, peer: str, quote: str,
     needs: Sequence[str],
 ) -> Command:  # fmt: skip
-    peer_words = ["--modes", "compiled", "--peers", peer, "--rounds", "3"]
+    peer_words = ["--modes", "captured", "--peers", peer, "--rounds", "3"]
     rows = [
         Row(f"{name}, ms", milliseconds, quote, after("ours:"), lower=True),
-        Row(f"{name}, × {peer} compiled", ratio, quote, after(f"{peer}, compiled", "ours is")),
+        Row(f"{name}, × {peer} captured", ratio, quote, after(f"in turns with {peer}", "ours is")),
     ]
     return Command(
         f"steps, {name}", bench("steps", *words, *peer_words), rows, 110, needs, compiles=True
     )
 
-
-GREEDY = "3,300, 177,000 and\n790,000 tokens a second greedily"
-BEAMS = "3,100, 162,000 and 537,000 with 4 beams"
 
 COMMANDS = [
     Command(
@@ -149,50 +146,48 @@ COMMANDS = [
     decoding(
         {
             "greedy": {
-                1: (3_300, GREEDY),
-                64: (177_000, GREEDY),
-                512: (790_000, GREEDY),
+                1: (3_240, "| 1, greedy | 3,240 |"),
+                64: (174_000, "| 64, greedy | 174,000 |"),
+                512: (835_000, "| 512, greedy | 835,000 |"),
             },
             "beam 4": {
-                1: (3_100, BEAMS),
-                64: (162_000, BEAMS),
-                512: (537_000, BEAMS),
+                1: (3_020, "| 1, beam 4 | 3,020 |"),
+                64: (152_000, "| 64, beam 4 | 152,000 |"),
+                512: (548_000, "| 512, beam 4 | 548,000 |"),
             },
         }
     ),
     Command(
         "translate a file",
         regard("translate", "{run}", "{train.en}", "--beams", "5", "--device", "cuda"),
-        [Row("29,000 captions, 5 beams, s", 4.9, "takes 4.9 s\nfor 29,000 captions", lower=True)],
+        [Row("29,000 captions, 5 beams, s", 4.9, "| 29,000 captions, 5 beams | 4.9 s", lower=True)],
         60,
         data=True,
     ),
     Command(
         "translate a sentence",
         regard("translate", "{run}", "{line.en}", "--device", "cuda"),
-        [Row("one sentence, s", 2.7, "2.4 to 2.7 s for one sentence", lower=True)],
+        [Row("one sentence, s", 2.7, "| one sentence, from cold | 2.4 to 2.7 s", lower=True)],
         40,
         data=True,
     ),
     step(
         "256 sentences",
         ["translation", "--sentences", "256"],
-        11.0,
-        2.70,
+        10.7,
+        1.64,
         "nn.Transformer",
-        "| 11.0 ms | 29.7, nn.Transformer compiled | 2.70 × |",
+        "| 10.7 | 17.5 | nn.Transformer, captured",
         (),
     ),
-    step(
-        "ViT-B/16", ["vision"], 60.1, 1.24, "timm", "| 60.1 ms | 74.3, timm compiled | 1.24 × |", ()
-    ),
+    step("ViT-B/16", ["vision"], 59.8, 1.23, "timm", "| 59.8 | 73.6 | timm, captured", ()),
     step(
         "language model",
         ["language"],
         58.8,
-        1.11,
+        1.02,
         "as nanoGPT",
-        "| 58.8 ms | 65.4, as nanoGPT does it | 1.11 × |",
+        "| 58.8 | 60.0 | as nanoGPT, captured",
         (),
     ),
     Command(
@@ -206,13 +201,13 @@ COMMANDS = [
             Row(
                 "32 sentences a request, sentences/s",
                 21_400,
-                "it answers 21,400 sentences a second where requests have 32",
+                "| 32 sentences a request, 2,000 clients | 21,400 |",
                 after("serve, 32 sentences a request:"),
             ),
             Row(
                 "1 sentence a request, requests/s",
                 13_800,
-                "of one sentence 13,800 requests of 2,000 clients",
+                "| 1 sentence a request, 2,000 clients | 13,800 |",
                 after("serve, 1 sentences a request:"),
             ),
         ],
@@ -230,13 +225,13 @@ COMMANDS = [
             Row(
                 "tiny, target tokens/s",
                 2_200_000,
-                "2.2 million target tokens\na second",
+                "| tiny | 2,200,000 |",
                 after("--size tiny:"),
             ),
             Row(
                 "base, target tokens/s",
                 546_000,
-                "546,000 with `--size base`",
+                "| base | 546,000 |",
                 after("--size base:"),
             ),
         ],
@@ -247,25 +242,25 @@ COMMANDS = [
         "1,024 sentences",
         ["translation", "--sentences", "1024"],
         34.6,
-        1.85,
+        1.79,
         "HF Marian",
-        "| 34.6 ms | 61.8, HF Marian compiled | 1.85 × |",
+        "| 34.6 | 61.8 | HF Marian, compiled",
         ("transformers",),
     ),
     Command(
         "decoding beside HF generate, greedy",
         bench(
-            *("decoding", "--device", "cuda", "--systems", "ours bf16", "HF bf16"),
-            *("--beams", "1", "--sentences", "1", "64", "--rounds", "2"),
+            *("decoding", "--device", "cuda", "--systems", "ours bf16", "HF static bf16"),
+            *("--beams", "1", "--sentences", "1", "64", "--rounds", "5"),
         ),
         [
             Row(
                 f"{count} sentences, × the time of ours",
                 ratio,
-                "13 to 17 | | 12 to 17",
-                rf"{count} sentences, greedy(?s:.*?)HF bf16 .*?{FIGURE} × the time of ours bf16",
+                f"| HF generate, static cache, CUDA graphs | {ratio} |",
+                rf"{count} sentences, greedy(?s:.*?)HF static bf16 .*?{FIGURE} × the time of ours",
             )
-            for count, ratio in ((1, 13), (64, 12))
+            for count, ratio in ((1, 4.15), (64, 3.68))
         ],
         90,
         ("transformers",),
@@ -281,7 +276,7 @@ COMMANDS = [
                 Row(
                     f"{model}, {count}, × the time of ours",
                     ratio,
-                    "`read` takes a 13th of the time",
+                    f"| `{model}` | {ratios[0][1]} | {ratios[1][1]} |",
                     rf"{count} sentences(?s:.*?)eager bf16 .*?{FIGURE} × the time of ours bf16",
                 )
                 for count, ratio in ratios
@@ -316,10 +311,10 @@ COMMANDS = [
                 lower=True,
             )
             for mask, width, ratio, quote in (
-                ("none", 64, 1.95, "1.95 times as long as the fused forward pass (1.93"),
-                ("none", 128, 1.93, "1.95 times as long as the fused forward pass (1.93"),
-                ("causal", 64, 2.10, "2.10 times as long as the causal one (1.94)"),
-                ("causal", 128, 1.94, "2.10 times as long as the causal one (1.94)"),
+                ("none", 64, 1.95, "| none | 1.95 | 1.93 |"),
+                ("none", 128, 1.93, "| none | 1.95 | 1.93 |"),
+                ("causal", 64, 2.10, "| causal | 2.10 | 1.94 |"),
+                ("causal", 128, 1.94, "| causal | 2.10 | 1.94 |"),
             )
         ],
         40,
@@ -328,8 +323,18 @@ COMMANDS = [
         "models",
         bench("models", "--sentences", "--kinds", "infer", "--peers", "timm", "--rounds", "3"),
         [
-            Row("ViT-B/16 eager, × timm", 1.40, "eager 1.40", after("infer eager", "timm")),
-            Row("ViT-B/16 best, × timm", 1.31, "for each 1.31", r"takes ([\d.]+) × our best"),
+            Row(
+                "ViT-B/16 eager, × timm",
+                1.42,
+                "| 14,600 | 10,300 | timm, eager | 1.42 |",
+                r"infer eager: .* ([\d.]+) ×",
+            ),
+            Row(
+                "ViT-B/16 best, × timm",
+                1.29,
+                "| 14,600 | 11,300 | timm, compiled | 1.29 |",
+                r"the best of each: .* ([\d.]+) ×",
+            ),
         ],
         90,
         ("timm",),

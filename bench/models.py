@@ -9,7 +9,7 @@
 `train` is a whole step: forward, loss with label smoothing, backward, and on CUDA Adam's fused
 update, in mixed precision where the dtype is half: float32 weights under autocast, as everybody
 trains. `infer` is the forward pass alone, in evaluation mode, with weights in that dtype. Ratios
-are the peer's time divided by ours: above 1, ours is faster.
+are those of the speeds as shown: above 1, ours is faster.
 """
 
 import argparse
@@ -25,6 +25,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from bench.table import cell, ratio
 from bench.timing import Run, turns
 from regard.attention.mask import PackedLengths, causal, padding
 from regard.attention.position import SinusoidalPositions
@@ -388,14 +389,21 @@ def report(
         # Long enough for the host to run ahead of a device, as it does over many batches.
         took = turns(runs, rounds=options.rounds, at_least=0.2)
         for way in options.ways:
-            ours = took[f"ours {way}"]
-            ratios = " ".join(
-                f"{name} {took[f'{name} {way}'] / ours:.2f}" for name in systems if name != "ours"
+            speeds = {name: cell(items / took[f"{name} {way}"]) for name in systems}
+            ratios = ", ".join(
+                f"{name} {speed}/s, {ratio(speeds['ours'], speed)} ×"
+                for name, speed in speeds.items()
+                if name != "ours"
             )
-            print(f"  {kind} {way}: ours {items / ours:,.0f}/s; {ratios}", flush=True)
+            print(f"  {kind} {way}: ours {speeds['ours']}/s; {ratios}", flush=True)
         fastest = min(took[name] for name in took if name.startswith("ours"))
         best = min((took[name], name) for name in took if not name.startswith("ours"))
-        print(f"  {kind}: the best peer ({best[1]}) takes {best[0] / fastest:.2f} × our best")
+        mine, theirs = cell(items / fastest), cell(items / best[0])
+        print(
+            f"  {kind}, the best of each: ours {mine}/s, {best[1]} {theirs}/s, "
+            f"{ratio(mine, theirs)} ×",
+            flush=True,
+        )
 
 
 def memory(sentences: int, options: argparse.Namespace) -> None:

@@ -1,15 +1,16 @@
-"""Whole training steps on a GPU, beside the peers as their users run them.
+"""Whole training steps on a GPU, beside the peers at their best settings.
 
     python -m bench.steps [translation] [vision] [language]
     python -m bench.steps command --source train.en --target train.de
 
-Everybody trains in the same mixed precision: bfloat16 products by autocast, float32 weights, fused
-AdamW, the gradient clipped at norm 1. A step is everything from a batch on the host to changed
-weights. Ours is the step that `regard train` replays, on batches that differ; the peers get one
-batch again and again, eager, compiled, and compiled with CUDA graphs (mode="reduce-overhead").
+All systems train in the same mixed precision: bfloat16 products by autocast, float32 weights, fused
+AdamW, the gradient clipped at norm 1. Ours is the step that `regard train` replays, from a batch on
+the host to changed weights, on batches that differ. The peers get one batch on the GPU again and
+again, in each of the modes of `MODES`. Ours and a peer take turns; the table at the end has each
+subject's fastest peer, its mode, and ratios of the cells that are shown.
 
     translation   the base Transformer (6 + 6 layers, width 512, 16,000 tokens), sentences of 20 to
-                  40 tokens; peers: nn.Transformer and HF Marian, padded. Real target tokens count.
+                  40 tokens; peers: nn.Transformer and HF Marian, on the same sentences, padded
     vision        ViT-B/16, 256 images of 224 pixels; peers: timm, HF ViT
     language      12 layers, width 768, 32 windows of 1,024 tokens; the peer is written here as
                   nanoGPT does it: causal SDPA on a plain batch, logits in one piece
@@ -19,14 +20,15 @@ batch again and again, eager, compiled, and compiled with CUDA graphs (mode="red
 
 import argparse
 import gc
+import itertools
 import re
 import statistics
 import subprocess
 import sys
 import tempfile
-import time
 import warnings
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -35,9 +37,13 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.utils.rnn import pad_sequence
 
-from bench.models import Batch as Drawn
+from bench.models import Batch as PaddedBatch
 from bench.models import System, hf_vit, marian, timm_vit, torch_translator
+from bench.table import cell, markdown, ratio
+from bench.timing import Run, turns
 from regard.data.batch import (
     Batch,
     LanguageBatch,
@@ -45,7 +51,6 @@ from regard.data.batch import (
     Side,
     Sizes,
     Tensors,
-    capacity,
     language_batch,
     text_batch,
 )
@@ -68,21 +73,39 @@ CUDA = torch.device("cuda")
 ALONE = World(rank=0, size=1, local=0, device=CUDA)
 
 
+MODES: dict[str, str | None] = {
+    "eager": None,
+    "compiled": "default",
+    "reduce-overhead": "reduce-overhead",
+    "captured": "default",
+    "captured, cuDNN attention": "default",
+}
+"""Modes of torch.compile, which gets the model and its loss. In the last two the whole step,
+optimizer included, is also captured in one CUDA graph, as ours is."""
+CUDNN_FIRST = [
+    *(SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION),
+    *(SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH),
+]
+
+
 @dataclass
-class Result:
-    seconds: float
+class Trial:
+    """A system that has taken its first steps."""
+
+    run: Run
     gigabytes: float
+    """At the height of a step, without what was on the device before."""
     losses: list[float]
+
+    def __str__(self) -> str:
+        return f"{cell(self.gigabytes)} GiB, loss {self.losses[0]:.3f} → {self.losses[-1]:.3f}"
 
 
 # Ours
 
 
 class Ours:
-    """A model and its batches as a task, of which training steps see the model, batches and loss.
-
-    `plan`, scores and files are asked for by `fit` alone.
-    """
+    """A model, its batches and a loss as a task; only `fit` calls the other methods."""
 
     score, unit = "loss", "tokens"
     signatures: dict[str, str] = {}  # noqa: RUF012
@@ -111,8 +134,9 @@ class Ours:
         return {}
 
 
-def ours(task: Ours, size: Sizes, rounds: int) -> Result:
-    """The captured step of `regard train`, without what it does now and then."""
+def ours(task: Ours, size: Sizes) -> Trial:
+    """The captured step of `regard train`, without evaluations and checkpoints."""
+    held = _reset_memory()
     config = TrainingConfig(lr=LR, steps=1)
     model = task.model.to(CUDA).train()
     parts = Parts(
@@ -137,63 +161,99 @@ def ours(task: Ours, size: Sizes, rounds: int) -> Result:
         row = step.update()
         return row[0] / row[1]
 
-    with step.running():
-        return _measured(run, rounds)
+    return _start(run, held, step.running)
 
 
 # Peers
 
 
-def peer(system: System, mode: str, rounds: int) -> Result:
+def peer(system: System, mode: str) -> Trial:
+    held = _reset_memory()
+    captured = mode.startswith("captured")
     model = system.model.to(CUDA).train()
     parameters = list(model.parameters())
-    adam = torch.optim.AdamW(parameters, LR, (0.9, 0.98), fused=True)
-    compiled: Any = model
-    if mode == "compiled":
-        compiled = torch.compile(model)
-    elif mode == "graphs":
-        compiled = torch.compile(model, mode="reduce-overhead")
+    adam = torch.optim.AdamW(parameters, LR, (0.9, 0.98), fused=True, capturable=captured)
 
-    def run(n: int) -> Tensor:
-        torch.manual_seed(n)
+    def forward(*inputs: Any) -> Tensor:
+        return system.loss(model(*inputs))
+
+    def attention() -> AbstractContextManager[object]:
+        cudnn = mode.endswith("cuDNN attention")
+        return sdpa_kernel(CUDNN_FIRST, set_priority=True) if cudnn else nullcontext()
+
+    compiled = torch.compile(forward, mode=MODES[mode]) if MODES[mode] else forward
+
+    def step() -> Tensor:
         torch.compiler.cudagraph_mark_step_begin()
-        with torch.autocast("cuda", torch.bfloat16):
-            loss = system.loss(compiled(*system.inputs))
+        with torch.autocast("cuda", torch.bfloat16), attention():
+            loss = compiled(*system.inputs)
         loss.backward()
         nn.utils.clip_grad_norm_(parameters, 1.0)
         adam.step()
         adam.zero_grad()
-        return loss.detach().clone()
+        return loss.detach()
 
-    return _measured(run, rounds)
+    advance = Replay(step) if captured else step
+
+    def run(n: int) -> Tensor:
+        torch.manual_seed(n)
+        return advance().clone()
+
+    return _start(run, held)
 
 
-def _measured(run: Callable[[int], Tensor], rounds: int) -> Result:
-    """The median over rounds of ten steps; losses of the first fifty."""
-    torch.cuda.reset_peak_memory_stats()
-    losses = [run(n) for n in range(50)]
-    torch.cuda.synchronize()
-    took = []
-    for _ in range(rounds):
-        begin = time.perf_counter()
-        for n in range(10):
-            run(n)
+class Replay:
+    """A step in one CUDA graph, after three that warm it up. It keeps what the graph reads."""
+
+    def __init__(self, step: Callable[[], Tensor]):
+        self.step, self.graph = step, torch.cuda.CUDAGraph()
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(3):
+                step()
+        torch.cuda.current_stream().wait_stream(stream)
+        with torch.cuda.graph(self.graph, stream=stream):
+            self.loss = step()
+
+    def __call__(self) -> Tensor:
+        self.graph.replay()
+        return self.loss
+
+
+def _start(
+    step: Callable[[int], Tensor],
+    held: int,
+    running: Callable[[], AbstractContextManager[object]] = nullcontext,
+) -> Trial:
+    """Takes fifty steps; `held` is the memory that was allocated before the system was made."""
+    with running():
+        losses = [step(n) for n in range(50)]
         torch.cuda.synchronize()
-        took.append((time.perf_counter() - begin) / 10)
-    peak = torch.cuda.max_memory_allocated() / 2**30
-    return Result(statistics.median(took), peak, [float(loss) for loss in losses])
+    gigabytes = (torch.cuda.max_memory_allocated() - held) / 2**30
+    numbers = itertools.count(50)
+    run = Run(lambda: step(next(numbers)), running)
+    return Trial(run, gigabytes, [float(loss) for loss in losses])
+
+
+def _medians(trials: dict[str, Trial], rounds: int) -> dict[str, float]:
+    """Seconds of a step of each, in turns."""
+    return turns({name: t.run for name, t in trials.items()}, rounds=rounds, at_least=0.2)
 
 
 # Subjects
 
 
-def translation(sentences: int) -> tuple[Ours, Sizes, dict[str, Callable[[], System]], float]:
-    """Systems, and the number of real target tokens of a batch."""
+def translation(sentences: int) -> tuple[Ours, Sizes, dict[str, Callable[[], System]]]:
+    """Batches of the same lengths in another order, the first of which the peers get padded."""
     rng = np.random.default_rng(0)
+    lengths = rng.integers((20, 19), (41, 40), (sentences, 2))  # a target gets its start, too
 
     def drawn() -> list[tuple[np.ndarray, np.ndarray]]:
-        sizes = rng.integers(20, 41, (sentences, 2))
-        return [tuple(rng.integers(4, VOCABULARY, n) for n in pair) for pair in sizes]  # type: ignore[misc]
+        return [
+            (rng.integers(4, VOCABULARY, source), rng.integers(4, VOCABULARY, target))
+            for source, target in rng.permutation(lengths)
+        ]
 
     batches = [text_batch(drawn(), 1, 2) for _ in range(BATCHES)]
     model = Transformer(TransformerConfig.base(VOCABULARY))
@@ -203,25 +263,34 @@ def translation(sentences: int) -> tuple[Ours, Sizes, dict[str, Callable[[], Sys
         states = model.states(batch.target, memory, batch.target_lengths, batch.source_lengths)
         return cross_entropy(states, model.output, batch.labels, SMOOTHING), batch.tokens
 
-    size = capacity(
-        Sizes(sentences, (_side(batch.source_lengths), _side(batch.target_lengths)))
-        for batch in batches
-    )
-    padded = Drawn.draw(sentences, "cuda")
+    size = Sizes(sentences, (_side(batches[0].source_lengths), _side(batches[0].target_lengths)))
     peers = {
-        "nn.Transformer": lambda: torch_translator(padded),
-        "HF Marian": lambda: marian(padded),
+        "nn.Transformer": lambda: torch_translator(padded(batches[0])),
+        "HF Marian": lambda: marian(padded(batches[0])),
     }
-    mean = statistics.mean(int(batch.tokens) for batch in batches)
-    # Peers' batches are as long on average: they are compared by tokens.
-    return Ours(model, list(batches), loss), size, peers, mean / float(padded.target_lengths.sum())
+    return Ours(model, list(batches), loss), size, peers
+
+
+def padded(batch: Batch, device: torch.device = CUDA) -> PaddedBatch:
+    """The same sentences, each in a row of its own."""
+    sides = {"source": batch.source_lengths.lengths, "target": batch.target_lengths.lengths}
+
+    def rows(ids: Tensor, side: str, fill: int) -> Tensor:
+        return pad_sequence(ids[0].split(sides[side].tolist()), True, fill).to(device)
+
+    return PaddedBatch(
+        rows(batch.source, "source", 0),
+        rows(batch.target, "target", 0),
+        rows(batch.labels, "target", -100),
+        *(lengths.to(device) for lengths in sides.values()),
+    )
 
 
 def _side(lengths: Any) -> Side:
     return Side(lengths.total, lengths.longest)
 
 
-def vision() -> tuple[Ours, Sizes, dict[str, Callable[[], System]], float]:
+def vision() -> tuple[Ours, Sizes, dict[str, Callable[[], System]]]:
     B = 256
     pixels, labels = torch.randn(B, 3, 224, 224), torch.randint(1000, (B,))
     ones, count = torch.ones(B), torch.tensor(B)
@@ -235,10 +304,10 @@ def vision() -> tuple[Ours, Sizes, dict[str, Callable[[], System]], float]:
 
     data = pixels.to(CUDA), labels.to(CUDA)
     peers = {"timm": lambda: timm_vit(*data), "HF ViT": lambda: hf_vit(*data)}
-    return Ours(model, batches, loss), Sizes(B, ()), peers, 1.0
+    return Ours(model, batches, loss), Sizes(B, ()), peers
 
 
-def language() -> tuple[Ours, Sizes, dict[str, Callable[[], System]], float]:
+def language() -> tuple[Ours, Sizes, dict[str, Callable[[], System]]]:
     B, T, N = 32, 1024, 32_000
     rng = np.random.default_rng(0)
     texts = rng.integers(4, N, (BATCHES * B, T))
@@ -259,7 +328,7 @@ def language() -> tuple[Ours, Sizes, dict[str, Callable[[], System]], float]:
     ids = torch.from_numpy(texts[:B]).to(CUDA)
     labels = ids.roll(-1, 1)
     peers = {"as nanoGPT": lambda: System(Plain(N), (ids,), _plain_loss(labels))}
-    return Ours(model, list(batches), loss), size, peers, 1.0
+    return Ours(model, list(batches), loss), size, peers
 
 
 class Plain(nn.Module):
@@ -315,8 +384,9 @@ def command(options: argparse.Namespace, size: Preset) -> None:
     bare = Ours(task.model, list(plan), task.loss)
     held = capture.capacity(task, config.training, ALONE)
     tokens = statistics.mean(int(batch.tokens) for batch in plan)
-    alone = tokens / ours(bare, held, options.rounds).seconds
-    del task, bare
+    trial = ours(bare, held)
+    alone = tokens / _medians({"ours": trial}, options.rounds)["ours"]
+    del task, bare, trial
     _free()
     words = ["--source", options.source, "--target", options.target, "--size", size]
     limits = [f"--training.{n}={options.steps}" for n in ("steps", "evaluate-every", "save-every")]
@@ -339,37 +409,66 @@ def command(options: argparse.Namespace, size: Preset) -> None:
 
 def report(
     title: str,
-    subject: tuple[Ours, Sizes, dict[str, Callable[[], System]], float],
+    subject: tuple[Ours, Sizes, dict[str, Callable[[], System]]],
     options: argparse.Namespace,
-) -> None:
-    task, size, peers, share = subject
-    rounds = options.rounds
-    first = ours(task, size, rounds)
-    del task
-    _free()
+) -> list[str]:
+    """The cells of ours and of the fastest peer, which take turns once it is known."""
+    task, size, peers = subject
+    print(title, flush=True)
+    alone: dict[tuple[str, str], float] = {}
+    for name, mode in itertools.product(peers, options.modes):
+        if options.peers and name not in options.peers:
+            continue
+        try:
+            trial = start_peer(peers[name], mode)
+        except (ImportError, RuntimeError) as error:
+            print(f"  {name}, {mode}, is left out: {str(error).splitlines()[0]}", flush=True)
+            continue
+        seconds = alone[name, mode] = _medians({name: trial}, options.rounds)[name]
+        print(f"  {name}, {mode}: {cell(1e3 * seconds)} ms, {trial}", flush=True)
+        del trial
+        _free()
+    if not alone:
+        return []
+    name, mode = min(alone, key=alone.__getitem__)
+    # The peer first: as it starts, torch's own graphs may free workspaces that ours would read.
+    trials = {"peer": start_peer(peers[name], mode), "ours": ours(task, size)}
+    took = _medians(trials, options.rounds)
+    ran = trials["ours"], trials["peer"]
+    row = cells(title, (took["ours"], took["peer"]), ran, f"{name}, {mode}")
     print(
-        f"{title}\n  ours: {first.seconds * 1e3:.2f} ms, {first.gigabytes:.2f} GiB, {_shown(first)}"
+        f"  ours: {row[1]} ms, {trials['ours']}\n  in turns with {row[5]}: {row[3]} ms, ours is "
+        f"{row[6]} × as fast, with {row[7]} × the memory",
+        flush=True,
     )
-    for name, make in peers.items():
-        for mode in options.modes if not options.peers or name in options.peers else ():
-            try:
-                torch.manual_seed(0)
-                found = peer(make(), mode, rounds)
-            except ImportError as error:
-                print(f"  {name} is left out: {error}")
-                break
-            ratio = found.seconds * share / first.seconds
-            print(
-                f"  {name}, {mode}: {found.seconds * 1e3:.2f} ms, {found.gigabytes:.2f} GiB, "
-                f"{_shown(found)}; ours is {ratio:.2f} × as fast, with "
-                f"{first.gigabytes / found.gigabytes:.2f} × its memory",
-                flush=True,
-            )
-            _free()
+    return row
 
 
-def _shown(result: Result) -> str:
-    return f"loss {result.losses[0]:.3f} → {result.losses[-1]:.3f}"
+def start_peer(make: Callable[[], System], mode: str) -> Trial:
+    torch.manual_seed(0)
+    return peer(make(), mode)
+
+
+HEAD = (
+    *("a training step", "ours, ms", "GiB", "best peer, ms", "GiB", "the peer's settings"),
+    *("× as fast", "× the memory"),
+)
+
+
+def cells(
+    title: str, seconds: tuple[float, float], trials: tuple[Trial, Trial], settings: str
+) -> list[str]:
+    """A row of ours and a peer, whose ratios follow from its other cells."""
+    ms, peer_ms = (cell(1e3 * value) for value in seconds)
+    gib, peer_gib = (cell(trial.gigabytes) for trial in trials)
+    ratios = ratio(peer_ms, ms), ratio(gib, peer_gib)
+    return [title, ms, gib, peer_ms, peer_gib, settings, *ratios]
+
+
+def _reset_memory() -> int:
+    """The bytes that are allocated now; peaks are counted from here."""
+    torch.cuda.reset_peak_memory_stats()
+    return torch.cuda.memory_allocated()
 
 
 def _free() -> None:
@@ -381,7 +480,7 @@ def _free() -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("subjects", nargs="*", default=["translation", "vision", "language"])
-    parser.add_argument("--modes", nargs="+", default=["eager", "compiled", "graphs"])
+    parser.add_argument("--modes", nargs="+", choices=MODES, default=list(MODES))
     parser.add_argument("--peers", nargs="+", help="these alone, such as timm")
     parser.add_argument("--sentences", nargs="+", type=int, default=[256, 1024])
     parser.add_argument("--rounds", type=int, default=5)
@@ -392,14 +491,20 @@ def main() -> None:
     options = parser.parse_args()
     warnings.filterwarnings("ignore")
     torch.manual_seed(0)
+    rows = []
     if "translation" in options.subjects:
         for sentences in options.sentences:
-            title = f"Base Transformer, {sentences} sentences"
-            report(title, translation(sentences), options)
+            title = f"base Transformer, {sentences:,} sentences"
+            rows.append(report(title, translation(sentences), options))
+            _free()
     if "vision" in options.subjects:
-        report("ViT-B/16, 256 images", vision(), options)
+        rows.append(report("ViT-B/16, 256 images", vision(), options))
+        _free()
     if "language" in options.subjects:
-        report("Language model", language(), options)
+        rows.append(report("language model", language(), options))
+    if any(rows):
+        print(f"\ntorch {torch.__version__}, {torch.cuda.get_device_name()}")
+        print(markdown(HEAD, filter(None, rows)), flush=True)
     if "command" in options.subjects:
         for size in options.sizes:
             command(options, size)

@@ -25,7 +25,8 @@ ROOT = HERE.parent
 PAGES = {
     "Begin": ("index", "start", "runs", "coming-from"),
     "Tasks": ("translate", "classify", "read", "language", "label", "transfer"),
-    "Inside": ("python", "look", "checks", "attention", "masks", "positions", "speed"),
+    "Inside": ("python", "look", "checks", "attention", "masks", "positions"),
+    "Speed": ("speed", "benchmarks"),
     "Out": ("serve", "export", "recipes", "results"),
     "Teach": ("course",),
     "Develop": ("architecture", "extending"),
