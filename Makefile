@@ -1,5 +1,5 @@
 # Every target sets up what it needs in .venv, once, and again when pyproject.toml or
-# constraints.txt change. All that is wanted beforehand is Python 3.11 or newer and make.
+# constraints.txt change. Requires Python 3.11 or newer and make.
 # Another interpreter: make clean && make test PYTHON=/path/to/python3.12
 
 PYTHON ?= python3
@@ -75,23 +75,27 @@ clean:
 	  .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-$(VENV)/ready-demo: extras = [demo,lab,serve,studio,text,train]
-$(VENV)/ready-test: extras = [all,test,peers]
-$(VENV)/ready-test-kernels: extras = [all,test,peers,kernels]
-$(VENV)/ready-test-all: extras = [all,test,peers,kernels,ray,fuzz]
-$(VENV)/ready-lint: extras = [all,lint]
+extras = all
+$(VENV)/ready-demo: extras = demo,lab,serve,studio,text,train
+$(VENV)/ready-test: groups = test peers
+$(VENV)/ready-test-kernels: groups = test peers kernels
+$(VENV)/ready-test-all: extras = all,ray
+$(VENV)/ready-test-all: groups = test peers kernels fuzz
+$(VENV)/ready-lint: groups = lint
 
 modern = $(shell $(PYTHON) -c 'import sys; print(sys.version_info >= (3, 11))' 2>&1 || true)
 found = $(shell $(PYTHON) --version 2>&1 || true)
 
 # The stamp takes the time at which the installation began and its name only when everything
 # is in place: an interrupted installation, or a file changed meanwhile, is installed again.
+# Dependency groups need pip 25.1, and a new environment has the pip of its Python.
 $(VENV)/ready-%: pyproject.toml $(CONSTRAINTS)
 	@$(if $(filter True,$(modern)),,$(error Regard needs Python 3.11 or newer, but $(PYTHON) \
 	  gives "$(found)"; name another one: make $(MAKECMDGOALS) PYTHON=python3.12))
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
 	@touch $@.begun
 	@echo "Setting up $(VENV) for make $* ..."
-	@$(BIN)/python -m pip install --quiet -c $(CONSTRAINTS) setuptools
-	@$(BIN)/python -m pip install --quiet -c $(CONSTRAINTS) --no-build-isolation -e '.$(extras)'
+	@$(BIN)/python -m pip install --quiet -c $(CONSTRAINTS) pip setuptools
+	@$(BIN)/python -m pip install --quiet -c $(CONSTRAINTS) --no-build-isolation -e '.[$(extras)]' \
+	  $(foreach group,$(groups),--group $(group))
 	@mv $@.begun $@

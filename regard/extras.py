@@ -12,13 +12,14 @@ from regard.shell import python, short
 EXTRAS = {
     "vision": ("PIL",),
     "demo": ("babel", "sklearn"),
-    "lab": ("latex2mathml", "matplotlib"),
+    "plots": ("matplotlib",),
+    "lab": ("latex2mathml",),
     "train": ("tensorboard", "yaml"),
     "text": ("pyarrow", "sentencepiece", "zstandard"),
     "serve": ("fastapi", "httptools", "uvicorn", "uvloop"),
     "export": ("ctranslate2", "onnx", "onnxruntime", "onnxscript", "transformers"),
 }
-"""The first extra that brings each module, by the module's name."""
+"""The modules that each extra adds, by the extra that installs least beside them."""
 
 
 def install(extra: str) -> str:

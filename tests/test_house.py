@@ -19,8 +19,6 @@ import pytest
 import torch
 from beartype import beartype
 from jaxtyping import Float
-from packaging.requirements import Requirement
-from packaging.utils import canonicalize_name
 from torch import Tensor
 
 import regard
@@ -266,36 +264,6 @@ def test_a_reader_that_leaves_is_no_error() -> None:
     assert writer.stderr is not None
     assert writer.stderr.read() == b""
     writer.stderr.close()
-
-
-# Installation
-
-
-def requirements(name: str, extras: set[str]) -> set[str]:
-    """The packages that a package requires on this machine."""
-    return {
-        canonicalize_name(package.name)
-        for package in map(Requirement, importlib.metadata.requires(name) or ())
-        if package.marker is None
-        or any(package.marker.evaluate({"extra": extra}) for extra in extras | {""})
-    }
-
-
-def test_everything_installed_is_pinned() -> None:
-    lines = (ROOT / "constraints.txt").read_text().splitlines()
-    pinned = dict(line.split("==") for line in lines if line and not line.startswith("#"))
-    pinned = {canonicalize_name(name): version for name, version in pinned.items()}
-    if importlib.metadata.version("torch").split("+")[0] != pinned["torch"]:
-        pytest.skip("another torch than the Makefile installs")
-
-    waiting, names = requirements("regard", {"test", "peers", "export", "serve"}), set[str]()
-    while waiting:
-        name = waiting.pop()
-        names.add(name)
-        waiting |= requirements(name, set()) - names
-
-    installed = {name: importlib.metadata.version(name).split("+")[0] for name in names}
-    assert installed == {name: pinned.get(name) for name in names}
 
 
 # Commands and contracts

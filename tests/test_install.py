@@ -9,6 +9,7 @@ import tarfile
 import tomllib
 import venv
 import zipfile
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -21,34 +22,59 @@ from regard.extras import EXTRAS, install
 from tests.processes import HANG
 
 ROOT = Path(__file__).parent.parent
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+PROJECT = PYPROJECT["project"]
 OPTIONAL: dict[str, list[str]] = PROJECT["optional-dependencies"]
-ALONE = {"kernels", "ray", "fuzz"}
-"""Extras that are asked for by name alone, since they bring more than all the others."""
-TOOLS = {"test", "lint", "peers", "all", *ALONE}
+GROUPS: dict[str, list[str]] = PYPROJECT["dependency-groups"]
 
 MODULES = {"pillow": "PIL", "pyyaml": "yaml", "scikit-learn": "sklearn"}
 """Where a package's module has another name."""
 
 
-def names(requirements: list[str]) -> set[str]:
-    return {canonicalize_name(Requirement(one).name) for one in requirements}
+def names(requirements: Iterable[str]) -> set[str]:
+    return {canonicalize_name(Requirement(line).name) for line in requirements}
+
+
+def expand(extra: str) -> set[str]:
+    """The requirements of an extra, with those of the extras that it is made of."""
+    requirements = set()
+    for line in OPTIONAL[extra]:
+        parts = Requirement(line)
+        requirements |= set().union(*map(expand, parts.extras)) if parts.extras else {line}
+    return requirements
+
+
+def pins(file: str) -> dict[str, str]:
+    lines = (ROOT / file).read_text().splitlines()
+    pinned = dict(line.split("==") for line in lines if line and not line.startswith("#"))
+    return {canonicalize_name(name): version for name, version in pinned.items()}
 
 
 # Extras
 
 
-def test_all_is_every_extra_of_use() -> None:
-    union = {one for extra, wanted in OPTIONAL.items() if extra not in TOOLS for one in wanted}
-    assert set(OPTIONAL["all"]) == union
+def test_all_is_every_extra_but_ray() -> None:
+    (line,) = OPTIONAL["all"]
+    assert Requirement(line).extras == set(OPTIONAL) - {"all", "ray"}
+
+
+def test_no_extra_repeats_a_requirement_of_another() -> None:
+    lines = [line for wanted in OPTIONAL.values() for line in wanted if "regard[" not in line]
+    assert sorted(lines) == sorted(set(lines))
+    assert names(lines).isdisjoint(names(PROJECT["dependencies"]))
+
+
+def test_development_tools_are_groups_and_no_extras() -> None:
+    tools = names(line for lines in GROUPS.values() for line in lines)
+    assert {"pytest", "ruff", "keras", "schemathesis", "triton"} <= tools
+    assert tools.isdisjoint(names(line for extra in (*OPTIONAL,) for line in expand(extra)))
 
 
 def test_every_module_is_in_the_extra_that_is_named_for_it() -> None:
     for extra, modules in EXTRAS.items():
-        brought = {MODULES.get(name, name) for name in names(OPTIONAL[extra])}
-        assert set(modules) <= brought
+        assert set(modules) <= {MODULES.get(name, name) for name in names(OPTIONAL[extra])}
     known = {module for modules in EXTRAS.values() for module in modules}
-    assert {MODULES.get(name, name) for name in names(OPTIONAL["all"])} == known
+    assert {MODULES.get(name, name) for name in names(expand("all"))} == known
 
 
 def test_the_core_is_small() -> None:
@@ -59,27 +85,40 @@ def test_the_core_is_small() -> None:
 
 
 def test_every_bound_is_met_by_what_is_pinned() -> None:
-    lines = (ROOT / "constraints.txt").read_text().splitlines()
-    pinned = dict(line.split("==") for line in lines if line and not line.startswith("#"))
-    pinned = {canonicalize_name(name): version for name, version in pinned.items()}
-    for one in {*PROJECT["dependencies"], *(x for wanted in OPTIONAL.values() for x in wanted)}:
-        wanted = Requirement(one)
-        if wanted.name == "regard":  # an extra that brings another
-            continue
-        assert pinned[canonicalize_name(wanted.name)] in wanted.specifier
+    pinned = pins("constraints.txt")
+    lines = [*OPTIONAL.values(), *GROUPS.values()]
+    for line in {*PROJECT["dependencies"], *(line for wanted in lines for line in wanted)}:
+        wanted = Requirement(line)
+        if wanted.name != "regard":
+            assert pinned[canonicalize_name(wanted.name)] in wanted.specifier
 
 
 def test_the_oldest_versions_are_the_lower_bounds() -> None:
     """`make test-oldest` installs them."""
     lines = (ROOT / "constraints-oldest.txt").read_text().split("\n\n")[0].splitlines()
     oldest = dict(line.split("==") for line in lines if not line.startswith("#"))
-    for one in [*PROJECT["dependencies"], *OPTIONAL["all"]]:
-        wanted = Requirement(one)
-        assert wanted.specifier, f"{one} has no lower bound"
+    for line in {*PROJECT["dependencies"], *expand("all")}:
+        wanted = Requirement(line)
+        assert wanted.specifier, f"{line} has no lower bound"
         for bound in wanted.specifier:
             assert bound.operator == ">="
             assert Version(oldest.pop(wanted.name)) == Version(bound.version)
     assert oldest == {}
+
+
+@pytest.mark.parametrize("file", ["constraints.txt", "constraints-oldest.txt"])
+def test_the_pinned_pip_knows_dependency_groups(file: str) -> None:
+    assert Version(pins(file)["pip"]) >= Version("25.1")
+
+
+def test_everything_installed_is_pinned() -> None:
+    pinned = pins("constraints.txt")
+    if importlib.metadata.version("torch").split("+")[0] != pinned["torch"]:
+        pytest.skip("another torch than the Makefile installs")
+    lines = {*PROJECT["dependencies"], *expand("all"), *GROUPS["test"], *GROUPS["peers"]}
+    seen = closure({Requirement(line).name for line in lines if applies(Requirement(line))})
+    installed = {name: importlib.metadata.version(name).split("+")[0] for name in seen}
+    assert installed == {name: pinned.get(name) for name in seen}
 
 
 WITHOUT = """
@@ -191,7 +230,7 @@ def test_the_wheel_works_in_an_environment_of_its_own(built: Path, tmp_path: Pat
     site = next((home / "lib").glob("python*/site-packages"))
     with zipfile.ZipFile(wheel) as files:
         files.extractall(site)
-    for name in core():
+    for name in closure(names(PROJECT["dependencies"])):
         link(name, site)
     python = home / "bin" / "python"
 
@@ -220,15 +259,19 @@ def test_the_wheel_works_in_an_environment_of_its_own(built: Path, tmp_path: Pat
     assert set(scores) == {"bleu", "chrf"}
 
 
-def core() -> set[str]:
-    """The packages that the core brings, all of theirs included."""
-    waiting, seen = names(PROJECT["dependencies"]), set[str]()
+def applies(wanted: Requirement) -> bool:
+    """True if this machine needs the requirement when no extra is asked for."""
+    return wanted.marker is None or wanted.marker.evaluate({"extra": ""})
+
+
+def closure(packages: set[str]) -> set[str]:
+    """These packages and everything that they require."""
+    waiting, seen = {canonicalize_name(name) for name in packages}, set[str]()
     while waiting:
         name = waiting.pop()
         seen.add(name)
-        for one in map(Requirement, importlib.metadata.requires(name) or ()):
-            if one.marker is None or one.marker.evaluate({"extra": ""}):
-                waiting |= {canonicalize_name(one.name)} - seen
+        wanted = map(Requirement, importlib.metadata.requires(name) or ())
+        waiting |= {canonicalize_name(one.name) for one in wanted if applies(one)} - seen
     return seen
 
 

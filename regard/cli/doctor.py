@@ -219,8 +219,9 @@ def _extras() -> Iterator[Finding]:
     uses = {
         "vision": "images",
         "demo": "the demonstrations",
-        "lab": "the course's pages, figures",
-        "train": "curves, TensorBoard, configs in YAML",
+        "plots": "figures, curves of training",
+        "lab": "the course's pages",
+        "train": "TensorBoard, configs in YAML",
         "text": "Marian's tokenizers, .zst, Parquet",
         "serve": "models over HTTP",
         "export": "exports to other engines",
