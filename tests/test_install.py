@@ -2,6 +2,7 @@
 
 import importlib.metadata
 import json
+import re
 import subprocess
 import sys
 import sysconfig
@@ -169,6 +170,29 @@ def test_a_command_says_what_to_install(tmp_path: Path, monkeypatch: pytest.Monk
 # The wheel and the source archive
 
 
+def test_links_of_the_description_work_outside_of_the_repository(tmp_path: Path) -> None:
+    """A package index shows README.md without the files beside it."""
+    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE", "regard/__init__.py"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes((ROOT / name).read_bytes())
+    picture, page = "![A picture](docs/studio-byhand.png)", "[A page](docs/start.md#train)"
+    with open(tmp_path / "README.md", "a", encoding="utf-8") as readme:
+        print(picture, page, "[Here](#top) [There](https://pytorch.org)", file=readme)
+    script = "import setuptools.build_meta as b; b.prepare_metadata_for_build_wheel('.')"
+    subprocess.run(
+        [sys.executable, "-c", script], cwd=tmp_path, check=True, capture_output=True, timeout=HANG
+    )
+    metadata = next(tmp_path.glob("*.dist-info")) / "METADATA"
+    text = metadata.read_text(encoding="utf-8")
+    home = PROJECT["urls"]["Repository"]
+    assert f"\nProject-URL: Repository, {home}\n" in text
+    assert f"![A picture]({home}/raw/HEAD/docs/studio-byhand.png)" in text
+    assert f"[A page]({home}/blob/HEAD/docs/start.md#train)" in text
+    assert "[Here](#top) [There](https://pytorch.org)" in text
+    links = re.findall(r"\]\(([^)]+)\)", text)
+    assert [link for link in links if not link.startswith(("#", "https:"))] == []
+
+
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A wheel and a source archive of what is here, built offline."""
@@ -177,7 +201,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     subprocess.run(
         ["git", "clone", "--quiet", "--shared", str(ROOT), str(copied)], check=True, timeout=HANG
     )
-    for name in ("pyproject.toml", "MANIFEST.in", "README.md", "CHANGELOG.md"):
+    for name in ("pyproject.toml", "setup.py", "MANIFEST.in", "README.md", "CHANGELOG.md"):
         (copied / name).write_bytes((ROOT / name).read_bytes())
     for kind in ("sdist", "wheel"):
         script = f"import setuptools.build_meta as build; build.build_{kind}({str(place)!r})"
