@@ -46,6 +46,7 @@ test-kernels: $(VENV)/ready-test-kernels
 lint: $(VENV)/ready-lint
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
+	$(BIN)/codespell
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python -m tests.checkers
