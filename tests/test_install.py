@@ -1,4 +1,4 @@
-"""What is installed: a small core, extras by use, a wheel that works by itself."""
+"""Installation: a small core, optional extras, a wheel that works by itself."""
 
 import importlib.metadata
 import json
@@ -60,7 +60,7 @@ def test_all_is_every_extra_but_ray() -> None:
 
 
 def test_no_extra_repeats_a_requirement_of_another() -> None:
-    lines = [line for wanted in OPTIONAL.values() for line in wanted if "regard[" not in line]
+    lines = [line for extra in OPTIONAL.values() for line in extra if "regard[" not in line]
     assert sorted(lines) == sorted(set(lines))
     assert names(lines).isdisjoint(names(PROJECT["dependencies"]))
 
@@ -68,14 +68,14 @@ def test_no_extra_repeats_a_requirement_of_another() -> None:
 def test_development_tools_are_groups_and_no_extras() -> None:
     tools = names(line for lines in GROUPS.values() for line in lines)
     assert {"pytest", "ruff", "keras", "schemathesis", "triton"} <= tools
-    assert tools.isdisjoint(names(line for extra in (*OPTIONAL,) for line in expand(extra)))
+    assert tools.isdisjoint(names(line for extra in OPTIONAL for line in expand(extra)))
 
 
 def test_every_module_is_in_the_extra_that_is_named_for_it() -> None:
     for extra, modules in EXTRAS.items():
         assert set(modules) <= {MODULES.get(name, name) for name in names(OPTIONAL[extra])}
-    known = {module for modules in EXTRAS.values() for module in modules}
-    assert {MODULES.get(name, name) for name in names(expand("all"))} == known
+    listed = {module for modules in EXTRAS.values() for module in modules}
+    assert {MODULES.get(name, name) for name in names(expand("all"))} == listed
 
 
 def test_the_core_is_small() -> None:
@@ -87,11 +87,10 @@ def test_the_core_is_small() -> None:
 
 def test_every_bound_is_met_by_what_is_pinned() -> None:
     pinned = pins("constraints.txt")
-    lines = [*OPTIONAL.values(), *GROUPS.values()]
-    for line in {*PROJECT["dependencies"], *(line for wanted in lines for line in wanted)}:
-        wanted = Requirement(line)
-        if wanted.name != "regard":
-            assert pinned[canonicalize_name(wanted.name)] in wanted.specifier
+    lists = [PROJECT["dependencies"], *OPTIONAL.values(), *GROUPS.values()]
+    for requirement in {Requirement(line) for lines in lists for line in lines}:
+        if requirement.name != "regard":
+            assert pinned[canonicalize_name(requirement.name)] in requirement.specifier
 
 
 def test_the_oldest_versions_are_the_lower_bounds() -> None:
@@ -99,11 +98,11 @@ def test_the_oldest_versions_are_the_lower_bounds() -> None:
     lines = (ROOT / "constraints-oldest.txt").read_text().split("\n\n")[0].splitlines()
     oldest = dict(line.split("==") for line in lines if not line.startswith("#"))
     for line in {*PROJECT["dependencies"], *expand("all")}:
-        wanted = Requirement(line)
-        assert wanted.specifier, f"{line} has no lower bound"
-        for bound in wanted.specifier:
+        requirement = Requirement(line)
+        assert requirement.specifier, f"{line} has no lower bound"
+        for bound in requirement.specifier:
             assert bound.operator == ">="
-            assert Version(oldest.pop(wanted.name)) == Version(bound.version)
+            assert Version(oldest.pop(requirement.name)) == Version(bound.version)
     assert oldest == {}
 
 
@@ -117,9 +116,9 @@ def test_everything_installed_is_pinned() -> None:
     if importlib.metadata.version("torch").split("+")[0] != pinned["torch"]:
         pytest.skip("another torch than the Makefile installs")
     lines = {*PROJECT["dependencies"], *expand("all"), *GROUPS["test"], *GROUPS["peers"]}
-    seen = closure({Requirement(line).name for line in lines if applies(Requirement(line))})
-    installed = {name: importlib.metadata.version(name).split("+")[0] for name in seen}
-    assert installed == {name: pinned.get(name) for name in seen}
+    packages = closure({Requirement(line).name for line in lines if applies(Requirement(line))})
+    installed = {name: importlib.metadata.version(name).split("+")[0] for name in packages}
+    assert installed == {name: pinned.get(name) for name in packages}
 
 
 WITHOUT = """
@@ -149,7 +148,7 @@ NEEDS = {
 
 
 def test_a_command_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where no extra is installed."""
+    """No extra is installed."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "settings.yaml").write_text("task: translate\n")
     (tmp_path / "table.parquet").write_bytes(b"PAR1")
@@ -195,7 +194,7 @@ def test_links_of_the_description_work_outside_of_the_repository(tmp_path: Path)
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A wheel and a source archive of what is here, built offline."""
+    """A wheel and a source archive of this checkout, built offline."""
     place = tmp_path_factory.mktemp("built")
     copied = place / "source"
     subprocess.run(
@@ -283,20 +282,20 @@ def test_the_wheel_works_in_an_environment_of_its_own(built: Path, tmp_path: Pat
     assert set(scores) == {"bleu", "chrf"}
 
 
-def applies(wanted: Requirement) -> bool:
-    """True if this machine needs the requirement when no extra is asked for."""
-    return wanted.marker is None or wanted.marker.evaluate({"extra": ""})
+def applies(requirement: Requirement) -> bool:
+    """True if this machine needs the requirement without any extra."""
+    return requirement.marker is None or requirement.marker.evaluate({"extra": ""})
 
 
 def closure(packages: set[str]) -> set[str]:
     """These packages and everything that they require."""
-    waiting, seen = {canonicalize_name(name) for name in packages}, set[str]()
+    waiting, complete = {canonicalize_name(name) for name in packages}, set[str]()
     while waiting:
         name = waiting.pop()
-        seen.add(name)
-        wanted = map(Requirement, importlib.metadata.requires(name) or ())
-        waiting |= {canonicalize_name(one.name) for one in wanted if applies(one)} - seen
-    return seen
+        complete.add(name)
+        lines = importlib.metadata.requires(name) or ()
+        waiting |= names(line for line in lines if applies(Requirement(line))) - complete
+    return complete
 
 
 def link(name: str, site: Path) -> None:
