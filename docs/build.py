@@ -29,7 +29,7 @@ PAGES = {
     "Speed": ("speed", "benchmarks"),
     "Out": ("serve", "export", "recipes", "results"),
     "Teach": ("course",),
-    "Develop": ("architecture", "extending"),
+    "Develop": ("architecture", "extending", "development"),
 }
 
 PACKAGES = (

@@ -73,6 +73,14 @@ def test_a_page_that_trains_runs_from_top_to_bottom(
             assert done.returncode == 0, done.stderr
 
 
+def test_the_files_that_development_names_exist() -> None:
+    page = (DOCS / "development.md").read_text(encoding="utf-8")
+    named = re.findall(r"`((?:\w+/)+(?:\w+\.\w+)?|\w+\.py)`", page)
+    assert len(named) > 60
+    places = (ROOT, ROOT / "regard", ROOT / "regard" / "cli")
+    assert [name for name in named if not any((at / name).exists() for at in places)] == []
+
+
 def commands() -> list[tuple[str, list[str]]]:
     found = []
     for page in TESTED:

@@ -12,7 +12,6 @@ import sys
 import tempfile
 import tomllib
 from pathlib import Path
-from typing import Any
 
 import jaxtyping
 import pytest
@@ -295,19 +294,6 @@ def test_an_old_python_is_refused_in_one_line(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert done.stdout == ""
     assert re.fullmatch(r".*needs Python 3\.11 or newer.*Python 3\.8\.1.*\n", done.stderr)
-
-
-def test_the_mask_of_contributing_is_one() -> None:
-    (example,) = re.findall(
-        r"```python\n(.*?)```", (ROOT / "CONTRIBUTING.md").read_text(), re.DOTALL
-    )
-    names: dict[str, Any] = {}
-    exec(example, names)
-    mask = names["dilated"](3)
-    assert str(mask) == "dilated(3)"
-    # Five queries, the last of them at the last of seven keys.
-    expected = [[(row + 2 - column) % 3 == 0 for column in range(7)] for row in range(5)]
-    assert mask.tensor(5, 7)[0, 0].tolist() == expected
 
 
 # The checks that the tests rely on

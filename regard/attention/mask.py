@@ -12,7 +12,7 @@ boolean tensor. Rules combine by `&`, `|` and `~`:
 When L and S differ the mask is aligned at the bottom right: the last query stands at the last
 source position, as decoding with a cache needs. Who attends to nothing receives zeros.
 
-A new mask is one function that returns `Mask(rule, text)`; CONTRIBUTING.md shows one.
+A new mask is one function that returns `Mask(rule, text)`; docs/development.md shows one.
 """
 
 from collections.abc import Sequence

@@ -48,7 +48,7 @@ def _checkers(B: int, H: int, L: int, S: int, draw: Callable[[int], int]) -> Ten
 
 
 def dilated(step: int) -> Mask:
-    """A mask of one's own, as CONTRIBUTING.md shows it."""
+    """A mask of one's own, as docs/development.md shows it."""
     return Mask(lambda at: (at.query - at.key) % step == 0, f"dilated({step})")
 
 
