@@ -23,7 +23,7 @@ HERE = Path(__file__).parent
 ROOT = HERE.parent
 
 PAGES = {
-    "Begin": ("index", "start", "runs", "coming-from"),
+    "Begin": ("index", "start", "windows", "runs", "coming-from"),
     "Tasks": ("translate", "classify", "read", "language", "label", "transfer"),
     "Inside": ("python", "look", "checks", "attention", "masks", "positions"),
     "Speed": ("speed", "benchmarks"),

@@ -73,6 +73,18 @@ def test_a_page_that_trains_runs_from_top_to_bottom(
             assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.parametrize("page", ["index", "start"])
+def test_the_line_that_installs_works(page: str) -> None:
+    """All of it but the download: pip accepts the constraints and builds the metadata."""
+    text = (DOCS / f"{page}.md").read_text(encoding="utf-8")
+    (line,) = re.findall(r"^pip (install .*)$", text, re.MULTILINE)
+    rehearse = f"{line} --dry-run --no-deps --no-build-isolation"
+    command = [sys.executable, "-m", "pip", *shlex.split(rehearse)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "Would install regard-" in done.stdout
+
+
 def test_the_files_that_development_names_exist() -> None:
     page = (DOCS / "development.md").read_text(encoding="utf-8")
     named = re.findall(r"`((?:\w+/)+(?:\w+\.\w+)?|\w+\.py)`", page)

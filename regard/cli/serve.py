@@ -91,6 +91,8 @@ def serve(words: Sequence[str]) -> int:
             "serve needs runs' or models' folders, before all flags: regard serve RUN, or NAME=RUN"
         )
     options = parse(Serve, Serve(), words[len(folders) :], "regard serve RUN|NAME=RUN ...")
+    if sys.platform == "win32":
+        raise ValueError("serve needs the signals of Linux or macOS; run it in WSL2")
     try:
         import fastapi  # noqa: F401
         import uvicorn  # noqa: F401

@@ -8,6 +8,7 @@ import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -31,6 +32,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def want(folder: Path) -> list[str]:
     return load(folder).translate(TEXTS)
+
+
+def test_windows_is_refused_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("regard.cli.serve.sys", SimpleNamespace(platform="win32"))
+    assert main(["serve", "RUN"]) == 2
+    expected = "regard: serve needs the signals of Linux or macOS; run it in WSL2\n"
+    assert capsys.readouterr().err == expected
 
 
 @pytest.fixture(scope="module", params=[1, 3], ids=["one HTTP process", "three"])
