@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from regard import atomic
+from regard.machine import atomic
 
 
 def figure(rows: int, columns: int, size: tuple[float, float]) -> tuple[Any, Any]:

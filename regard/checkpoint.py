@@ -32,9 +32,10 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from regard import __version__, atomic
+from regard import __version__
 from regard.config import Object, differences, dumps, from_json, loads, opened, plain, to_json
-from regard.device import device as named_device
+from regard.machine import atomic
+from regard.machine.device import device as named_device
 from regard.synonyms import suggest_names
 
 FORMAT = 1

@@ -3,7 +3,8 @@
     attend(q, k, v, is_causal=True)     attend has no argument 'is_causal'; use mask=causal()
     regard translate RUN --num-beams 4  --num-beams is unknown; did you mean --beams?
 
-`SYNONYMS` serves Python, through `suggest_names`, and the command line, through `regard.words`.
+`SYNONYMS` serves Python, through `suggest_names`, and the command line, through
+`regard.machine.command_line`.
 """
 
 import difflib

@@ -24,8 +24,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 import regard
-from regard import atomic, checkpoint
+from regard import checkpoint
 from regard.checkpoint import CONFIG, WEIGHTS, load, save
+from regard.machine import atomic
 from regard.model.language import LanguageConfig, LanguageModel
 from regard.model.transformer import ImageSource, Transformer, TransformerConfig
 from regard.model.vit import VisionConfig, VisionTransformer

@@ -19,7 +19,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 import regard
-from regard.extras import EXTRAS, install
+from regard.machine.extras import EXTRAS, install
 from tests.processes import HANG
 
 ROOT = Path(__file__).parent.parent

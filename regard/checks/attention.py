@@ -18,7 +18,7 @@ from regard.attention.functional import scaled_dot_product_attention
 from regard.attention.multihead import MultiHeadAttention
 from regard.checks.finding import SkipError
 from regard.look.record import ATTENTIONS, AttentionCall, Recording, record
-from regard.processes import one_line
+from regard.machine.processes import one_line
 
 
 def formula(

@@ -20,9 +20,9 @@ from regard.checks.finding import Finding, Measured, Property, SkipError, Status
 from regard.checks.isolation import copy_model, isolate
 from regard.checks.report import Report
 from regard.checks.subject import Subject
-from regard.device import device as named_device
 from regard.interop.programs import AnyModel
-from regard.processes import one_line
+from regard.machine.device import device as named_device
+from regard.machine.processes import one_line
 from regard.task.folder import model_folder
 
 

@@ -10,7 +10,7 @@ import torch.nn.modules.module
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from regard.processes import one_line
+from regard.machine.processes import one_line
 
 
 def copy_model(model: nn.Module) -> nn.Module:

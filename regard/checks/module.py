@@ -20,7 +20,7 @@ from regard.checks.attention import RecordedOutputs, by_formula, core_observers,
 from regard.checks.finding import Measured, Property, SkipError
 from regard.checks.isolation import copy_model, exact_products, global_hooks
 from regard.checks.properties import ROUNDING, same_tensors, state
-from regard.processes import one_line
+from regard.machine.processes import one_line
 
 Arguments: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
 """Positional and keyword arguments of `forward`."""

@@ -28,9 +28,9 @@ from regard.interop.refusal import other_mixing
 from regard.interop.verify import DifferenceError
 from regard.look.effect import attentions_of
 from regard.look.record import record
+from regard.machine.processes import one_line
 from regard.model.language import LanguageModel
 from regard.model.transformer import TextSource, Transformer
-from regard.processes import one_line
 
 ROUNDING = 1e-4
 """Of float32 in another order, as a share of the largest logit."""

@@ -12,7 +12,7 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from regard.config import fits_64_bits
-from regard.words import check_once, unknown_flag
+from regard.machine.command_line import check_once, unknown_flag
 
 Settings = TypeVar("Settings")
 

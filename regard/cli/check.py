@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from regard.checks import Finding, Report
 from regard.checks import check as check_model
 from regard.cli.arguments import with_folder
-from regard.device import use
+from regard.machine.device import use
 
 
 @dataclass(frozen=True)

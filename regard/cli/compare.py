@@ -15,7 +15,7 @@ from typing import Any
 from regard.cli.arguments import Progress, with_inputs
 from regard.data.diagnosis import Separator
 from regard.data.table import Column
-from regard.device import use
+from regard.machine.device import use
 from regard.task.settings import Precision, check_positive
 from regard.task.translate import Cut, Quality, evaluate
 

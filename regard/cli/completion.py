@@ -12,7 +12,7 @@ import io
 import re
 from collections.abc import Callable, Mapping, Sequence
 
-from regard.words import Parser
+from regard.machine.command_line import Parser
 
 Flags = dict[str, list[str]]
 """The flags of each command, by its words: "translate", "train dates"."""

@@ -18,7 +18,7 @@ from regard.cli.train import run_training
 from regard.config import from_json
 from regard.config import read as read_config
 from regard.look.plot import grid
-from regard.shell import typed
+from regard.machine.shell import typed
 from regard.task.folder import model_folder, run_config
 from regard.train.config import TrainingConfig
 from regard.train.state import NUMBERS, State

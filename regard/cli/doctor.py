@@ -15,8 +15,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 
 from regard import __version__
-from regard.extras import EXTRAS, install, install_package
-from regard.words import Parser
+from regard.machine.command_line import Parser
+from regard.machine.extras import EXTRAS, install, install_package
 
 
 @dataclass(frozen=True)
@@ -145,7 +145,7 @@ def _cores() -> Finding:
 
 
 def _memory() -> Finding:
-    from regard.memory import limit, shown
+    from regard.machine.memory import limit, shown
 
     return Finding("memory", f"{shown(limit())} for one process")
 
@@ -180,8 +180,8 @@ def _kernels() -> Finding:
 
 
 def _cache() -> Finding:
-    from regard.caches import default_cache
-    from regard.memory import shown
+    from regard.machine.caches import default_cache
+    from regard.machine.memory import shown
 
     place = default_cache()
     exists = next(path for path in (place, *place.parents) if path.exists())

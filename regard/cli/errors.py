@@ -17,8 +17,8 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
-from regard.extras import remedy
-from regard.processes import one_line
+from regard.machine.extras import remedy
+from regard.machine.processes import one_line
 
 FAULT, INTERRUPTED, GONE = 70, 130, 141
 

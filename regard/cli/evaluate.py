@@ -15,7 +15,7 @@ from regard import checkpoint
 from regard.cli.arguments import Progress, with_folder
 from regard.data.diagnosis import Separator
 from regard.data.table import Column
-from regard.device import use
+from regard.machine.device import use
 from regard.task.folder import model_folder
 from regard.task.settings import Precision, check_positive
 from regard.task.size import check_held

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from regard.processes import Processes
+from regard.machine.processes import Processes
 from regard.task.settings import Precision
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def load_model(
     folder: Path, options: InferenceOptions, kind: type[Ready], here: Processes | None = None
 ) -> Ready:
     """The model of a folder, on the device and in the precision of the options."""
-    from regard.device import device as named_device
+    from regard.machine.device import device as named_device
     from regard.task.load import load_in
 
     device, precision = options.device, options.precision

@@ -57,7 +57,7 @@ class Look:
 
 def look(words: Sequence[str]) -> int:
     folder, options = with_folder("look", Look, Look(), words)
-    from regard.device import use
+    from regard.machine.device import use
     from regard.task.inspect.views import view
     from regard.task.load import load
 

@@ -16,8 +16,8 @@ from typing import cast
 from regard import __version__
 from regard.cli.driver import ANSWERING, starting
 from regard.cli.errors import guarded, prepare_streams, uninterrupted
-from regard.garbage import search_rarely
-from regard.words import Parser, check_words
+from regard.machine import GC_THRESHOLD
+from regard.machine.command_line import Parser, check_words
 
 
 def _demo(options: argparse.Namespace) -> None:
@@ -280,10 +280,10 @@ def share_cores() -> None:
 
 
 def import_torch() -> None:
-    """Imports torch, without a search for garbage among what it makes.
+    """Imports torch with garbage collection off.
 
-    Those hundreds of thousands of objects live as long as the process. To look through them again
-    and again, and once more at the end, took a quarter of the time of a short command.
+    Its hundreds of thousands of objects live as long as the process: traversing them repeatedly
+    took a quarter of the time of a short command.
     """
     if "torch" in sys.modules:
         return
@@ -303,7 +303,7 @@ def main(words: Sequence[str] | None = None) -> int:
     given = sys.argv[1:] if words is None else list(words)
     asks = bool({"-h", "--help", "--help-all"} & set(given))
     if asks and words is None:
-        gc.disable()  # nothing that a help makes is worth a search for garbage
+        gc.disable()  # a help message creates too little garbage to collect
 
     def run() -> int | None:
         check_words(given)
@@ -312,7 +312,7 @@ def main(words: Sequence[str] | None = None) -> int:
             with uninterrupted(), starting(given):
                 import_torch()
         if given[0] in ANSWERING and words is None:
-            search_rarely()
+            gc.set_threshold(GC_THRESHOLD)
         status: int | None = options.run(options)
         return status
 
@@ -321,6 +321,6 @@ def main(words: Sequence[str] | None = None) -> int:
     finally:
         if words is None:
             # All is done, and Ctrl-C would only be reported from the midst of Python's own end,
-            # which need not look for garbage either.
+            # which needs no garbage collection either.
             signal.signal(signal.SIGINT, signal.SIG_DFL)
             gc.freeze()

@@ -30,7 +30,7 @@ from regard.cli.inference import (
 from regard.cli.output import LeftOut, as_object, awaited, each, say, without_answer, write
 from regard.cli.stream import STDIN, Line, Lines, Unreadable, answers
 from regard.data.files import LINE
-from regard.processes import Processes, launched
+from regard.machine.processes import Processes, launched
 from regard.task.settings import check_positive
 
 if TYPE_CHECKING:

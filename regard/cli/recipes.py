@@ -2,9 +2,9 @@
 
 from inspect import getdoc
 
+from regard.machine.shell import typed
 from regard.recipes.book import RECIPES, recipe
 from regard.recipes.recipe import needs_data, summary
-from regard.shell import typed
 
 
 def recipes(name: str | None) -> None:

@@ -14,8 +14,8 @@ from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
 
-from regard.shell import program, typed
-from regard.words import matching
+from regard.machine.command_line import matching
+from regard.machine.shell import program, typed
 
 HELP = """usage: regard help [WORD ...]
 

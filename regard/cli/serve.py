@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from regard.cli.arguments import parse
-from regard.extras import install
+from regard.machine.extras import install
 from regard.service.requests import Limits
 from regard.task.settings import check_positive
 

@@ -27,7 +27,7 @@ from typing import Any, TypeAlias, TypeVar
 
 from regard.data.files import LINE, LineFile, Reading
 from regard.decode.batching import FIRST, windows
-from regard.processes import Processes, one_line
+from regard.machine.processes import Processes, one_line
 from regard.train.display import duration
 
 Item = TypeVar("Item")

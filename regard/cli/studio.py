@@ -6,7 +6,7 @@ import webbrowser
 from collections.abc import Sequence
 from pathlib import Path
 
-from regard.words import Parser
+from regard.machine.command_line import Parser
 
 PORT = 8421
 

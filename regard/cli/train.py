@@ -22,8 +22,9 @@ from regard.checkpoint import CONFIG, listed_parts
 from regard.cli.arguments import Progress, parse, setting_names, spelled_out
 from regard.cli.help import described, flag_lines, help_lines, with_default
 from regard.config import from_json, read, to_json
-from regard.device import device
-from regard.shell import typed
+from regard.machine.command_line import unknown_flag, unknown_name
+from regard.machine.device import device
+from regard.machine.shell import typed
 from regard.task.folder import run_config
 from regard.task.settings import Preset, check_preset
 from regard.task.size import check_batches, check_settings
@@ -34,7 +35,6 @@ from regard.train.display import duration
 from regard.train.fit import Result, fit
 from regard.train.run import check_folder
 from regard.train.warm import warm_up
-from regard.words import unknown_flag, unknown_name
 
 OVERVIEW = """usage: regard train TASK RUN [--size tiny|base|big] [--for LIBRARY] [settings]
        regard train --resume RUN [settings]

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Float64, Int, Int64, UInt8
 from torch import Tensor
 
-from regard.seeding import combined, rng
+from regard.data.seeding import combined, rng
 
 Policy: TypeAlias = Literal["none", "rand", "auto", "trivial"]
 

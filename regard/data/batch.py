@@ -21,7 +21,7 @@ from jaxtyping import Float, Int, Int64, Integer, UInt8
 from torch import Tensor
 
 from regard.attention.packed import PackedLengths
-from regard.seeding import rng
+from regard.data.seeding import rng
 
 Indices: TypeAlias = Int64[np.ndarray, "_"]
 Over: TypeAlias = Literal["alone", "refuse"]

@@ -22,9 +22,9 @@ from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 
-from regard import atomic
-from regard.caches import default_cache
 from regard.data.problems import reason
+from regard.machine import atomic
+from regard.machine.caches import default_cache
 
 PathLike: TypeAlias = str | os.PathLike[str]
 Progress: TypeAlias = Callable[[int, int, int], None]

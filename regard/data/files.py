@@ -21,7 +21,7 @@ from typing import Any, cast
 
 from regard.data.diagnosis import foreign
 from regard.data.problems import reason
-from regard.extras import install
+from regard.machine.extras import install
 
 LINE = 2**20
 """Maximum bytes of a line; longer ones are skipped."""

@@ -38,7 +38,7 @@ from regard.data.reading import Lines, Text
 from regard.data.table import Table
 from regard.data.text import OnBad
 from regard.data.workers import processors, spread
-from regard.extras import install
+from regard.machine.extras import install
 
 __all__ = [
     "Augmentation",

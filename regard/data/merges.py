@@ -13,8 +13,8 @@ import numpy as np
 from jaxtyping import Int64
 
 from regard.data.batch import EndToEnd
+from regard.data.seeding import uniform
 from regard.data.tokenizer import AnyTokenizer, Tokenizer
-from regard.seeding import uniform
 
 DEEPEST = 16
 """Rounds in which parts are split again; at p = 0.5 one in 65,536 would have another."""

@@ -21,7 +21,7 @@ from regard.data.diagnosis import SEPARATORS, Separator, columns, separated
 from regard.data.files import LineFile, Reading, beginning
 from regard.data.problems import Problems, reason
 from regard.data.reading import Chunk, Fault, Text, given, shown
-from regard.extras import install
+from regard.machine.extras import install
 
 Column: TypeAlias = int | str
 """A position, counted from 0, or a name."""

@@ -22,7 +22,6 @@ from typing import Any, Literal, TypeAlias, get_args
 import numpy as np
 from jaxtyping import Int32, UInt16, UInt32
 
-from regard.caches import default_cache
 from regard.data.batch import EndToEnd, Indices, gathered
 from regard.data.cache import Draft, PathLike, Progress, digest, header, keep, sha256
 from regard.data.files import Reading
@@ -31,6 +30,7 @@ from regard.data.reading import Chunk, Documents, Lines, Pairs, Text, shown
 from regard.data.table import Table
 from regard.data.tokenizer import AnyTokenizer
 from regard.data.workers import processors, spread
+from regard.machine.caches import default_cache
 
 __all__ = [
     "Documents",

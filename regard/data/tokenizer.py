@@ -23,7 +23,7 @@ from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, tra
 from regard.data.files import check_file
 from regard.data.problems import reason
 from regard.data.workers import interruptible
-from regard.extras import install
+from regard.machine.extras import install
 
 SPECIALS = ("<pad>", "<s>", "</s>", "<unk>")
 """Special tokens: padding, start, end, unknown; ids 0 to 3 of every tokenizer trained here."""

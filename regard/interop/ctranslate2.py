@@ -20,7 +20,6 @@ import torch
 from torch import Tensor, nn
 
 from regard.attention.position import InputPosition
-from regard.extras import install
 from regard.interop import cards
 from regard.interop.format import Task
 from regard.interop.refusal import Obstacle, other_mixing, own_parts, refuse
@@ -32,6 +31,7 @@ from regard.interop.vocabulary import (
     target_names,
     unknown,
 )
+from regard.machine.extras import install
 from regard.model.embedding import Tokens
 from regard.model.language import LanguageConfig, LanguageModel
 from regard.model.transformer import TextSource, Transformer, TransformerConfig

@@ -17,7 +17,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from regard.extras import install
 from regard.interop import cards
 from regard.interop.format import Task
 from regard.interop.programs import Program, check, programs, verified
@@ -25,6 +24,7 @@ from regard.interop.tensors import new_folder, put, write_json
 from regard.interop.torch_export import traced
 from regard.interop.verify import Verified, reference
 from regard.interop.vocabulary import kept
+from regard.machine.extras import install
 
 
 def write(

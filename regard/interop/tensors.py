@@ -22,9 +22,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from regard import atomic
 from regard.checkpoint import saving
 from regard.config import opened
+from regard.machine import atomic
 
 Tensors: TypeAlias = dict[str, Tensor]
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from regard.lab import notebook
 from regard.lab.notebook import Cell
-from regard.words import unknown_name
+from regard.machine.command_line import unknown_name
 
 EXERCISES = {
     "multihead": "multi-head attention, in four small functions",

@@ -19,7 +19,7 @@ import re
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias
 
-from regard import atomic
+from regard.machine import atomic
 
 Kind: TypeAlias = Literal["markdown", "code"]
 

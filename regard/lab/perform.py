@@ -49,7 +49,9 @@ Outcome: TypeAlias = tuple[Finding, float] | str
 def one_thread() -> AbstractContextManager[None]:
     """The lab's problems are small: a second thread would wait for the first after every operation,
     and on a busy machine for another process."""
-    from regard.threads import limited  # imports torch, which the list of experiments does without
+    from regard.machine.threads import (
+        limited,  # imports torch, which the list of experiments does without
+    )
 
     return limited(1)
 

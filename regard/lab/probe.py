@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from jaxtyping import Int
 from torch import Tensor, nn
 
-from regard.seeding import rng, seeded
+from regard.data.seeding import rng, seeded
 
 FIRST, SECOND = 0, 1
 """The tokens A and B."""

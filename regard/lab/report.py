@@ -10,7 +10,6 @@ from html import escape
 from importlib.resources import files
 from pathlib import Path
 
-from regard import atomic
 from regard.lab import chart
 from regard.lab.claims import Family
 from regard.lab.claims.stated import STATED, Stated
@@ -18,6 +17,7 @@ from regard.lab.equation import mathml
 from regard.lab.experiment import MARKS, Measured, Plot, Table, Verdict
 from regard.lab.numbers import columns, figure
 from regard.lab.perform import Result, by_family
+from regard.machine import atomic
 
 STYLE = (files("regard.lab") / "report.css").read_text(encoding="utf-8")
 """The CSS of sections and plots; every rule is under the class `regard-lab`."""

@@ -19,7 +19,7 @@ from regard.lab.experiment import Table as Numbers
 from regard.lab.numbers import columns, figure
 from regard.lab.perform import Result
 from regard.lab.terminal import INDENT, indented
-from regard.shell import program
+from regard.machine.shell import program
 
 COLOURS: dict[Verdict, str] = {
     "holds": "green",

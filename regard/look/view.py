@@ -26,10 +26,10 @@ import torch
 from jaxtyping import Float, UInt8
 from torch import Tensor
 
-from regard import atomic
 from regard.look.heads import Habits, habits
 from regard.look.plot import cells, fill, grid, patches
 from regard.look.record import AttentionCall, Recording, sampled
+from regard.machine import atomic
 
 WEIGHTS = 8_000_000
 """Maximum number of weights in a view; beyond it, maps show a sample of the rows."""

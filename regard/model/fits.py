@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from regard.memory import Size, check, limit
+from regard.machine.memory import Size, check, limit
 from regard.model.embedding import grid, image_size
 from regard.model.formula import Config, cached, parameters, saved
 from regard.model.transformer import ImageSource, TransformerConfig

@@ -28,8 +28,8 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from regard import atomic
-from regard.caches import default_cache
+from regard.machine import atomic
+from regard.machine.caches import default_cache
 
 SHARED = Path(__file__).parent
 INCLUDE = f"-I{SHARED}"

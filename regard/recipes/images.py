@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
-from regard import atomic
-from regard.caches import default_cache
 from regard.data.image import Augmentation
+from regard.machine import atomic
+from regard.machine.caches import default_cache
 from regard.model.vit import VisionShape
 from regard.recipes.recipe import Folder, Recipe, files
 from regard.task import classify

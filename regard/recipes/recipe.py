@@ -14,8 +14,9 @@ from inspect import getdoc
 from pathlib import Path
 from typing import Any, TypeAlias, cast
 
-from regard import __version__, atomic
+from regard import __version__
 from regard.config import read
+from regard.machine import atomic
 from regard.task.spec import Evaluation
 from regard.task.specs import spec
 
@@ -109,7 +110,7 @@ def score(
 def _processor(device: str) -> str:
     import torch
 
-    from regard.device import device as named
+    from regard.machine.device import device as named
 
     if named(device).type == "cuda":
         return torch.cuda.get_device_name(named(device))

@@ -21,7 +21,7 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Any
 
-from regard.garbage import search_rarely
+from regard.machine import GC_THRESHOLD
 from regard.serve import wire
 from regard.serve.wire import Message
 
@@ -110,10 +110,10 @@ class Worker:
             self._main.say({"failed": " ".join(str(error).split())})
             self._main.end()
             return
-        # Whatever is loaded stays: no search for garbage has to look at it again and again.
+        # Loaded models stay alive: exclude them from garbage collection.
         gc.collect()
         gc.freeze()
-        search_rarely()
+        gc.set_threshold(GC_THRESHOLD)
         self._greet(self._main)
         threading.Thread(target=self._report, daemon=True).start()
         if self._meeting is not None:
@@ -210,7 +210,7 @@ def _share_gpu(device: str, sharing: int) -> None:
     """Takes its share of the memory alone; a part stays for what CUDA has in every process."""
     import torch
 
-    from regard.device import device as named_device
+    from regard.machine.device import device as named_device
 
     if (gpu := named_device(device)).type == "cuda":
         torch.cuda.set_per_process_memory_fraction(0.95 / sharing, gpu.index)

@@ -21,13 +21,13 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from regard import atomic
 from regard.checkpoint import CONFIG
 from regard.data.files import LineFile, Reading
+from regard.machine import atomic
+from regard.machine.command_line import Parser
 from regard.service.models import load_served
 from regard.task.folder import model_folder
 from regard.task.settings import Precision
-from regard.words import Parser
 
 JOB, SHARDS, WHOLE = "job.json", "shards", "translations.txt"
 

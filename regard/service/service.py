@@ -21,9 +21,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from regard import memory
-from regard.device import use
-from regard.processes import one_line
+from regard.machine import memory
+from regard.machine.device import use
+from regard.machine.processes import one_line
 from regard.service.models import load_served, weights_size
 from regard.service.requests import (
     LIMITS,

@@ -18,7 +18,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.resources import files
 from typing import Any
 
-from regard.extras import remedy
+from regard.machine.extras import remedy
 
 MAX_QUESTION_BYTES = 3 << 20
 """Bytes of a question; the picture in a question is much smaller."""

@@ -27,11 +27,11 @@ from regard.data import image
 from regard.data.batch import LabelBatch, MixedBatch, Sizes, capacity, image_batch, plan
 from regard.data.image import Augmentation, Images
 from regard.data.pixels import Decoding, Fit
+from regard.data.seeding import seeded
 from regard.data.text import OnBad
 from regard.decode.search.hypothesis import check_finite
 from regard.model.embedding import Size, image_size
 from regard.model.vit import VisionConfig, VisionShape, VisionTransformer
-from regard.seeding import seeded
 from regard.task.classes import Confusion
 from regard.task.folder import model_folder
 from regard.task.pictures import Picture, Preparation, Single, split, told

@@ -21,11 +21,11 @@ from torch import Tensor, nn
 
 from regard import checkpoint
 from regard.data.batch import Hiding, MaskedBatch, Side, Sizes, capacity, masked_batch, plan
+from regard.data.seeding import rng, seeded
 from regard.data.tokenizer import AnyTokenizer, files, read_pair
 from regard.decode.search.hypothesis import check_finite
 from regard.model.classifier import mean_pool
 from regard.model.encoder import EncoderConfig, EncoderShape, TextEncoder
-from regard.seeding import rng, seeded
 from regard.task import corpus
 from regard.task.corpus import Corpus, CorpusConfig, Windows
 from regard.task.folder import model_folder

@@ -24,6 +24,7 @@ from regard import checkpoint
 from regard.data.batch import LabelBatch, Side, Sizes, capacity, label_batch, plan
 from regard.data.diagnosis import Separator, foreign
 from regard.data.problems import Problems, reason
+from regard.data.seeding import seeded
 from regard.data.table import Column
 from regard.data.text import OnBad, Table
 from regard.data.tokenizer import AnyTokenizer, Tokenizer, files, read_pair
@@ -31,7 +32,6 @@ from regard.decode.search.hypothesis import check_finite
 from regard.model.classifier import ClassifierConfig, ClassifierShape, TextClassifier
 from regard.model.encoder import TextEncoder
 from regard.model.transformer import Transformer
-from regard.seeding import seeded
 from regard.task.classes import Confusion
 from regard.task.folder import model_folder
 from regard.task.precision import load_saved

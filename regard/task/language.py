@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from regard import checkpoint
 from regard.config import to_json
 from regard.data.batch import LanguageBatch, Side, Sizes, capacity, language_batch, plan, rows
+from regard.data.seeding import seeded
 from regard.data.tokenizer import AnyTokenizer, files, read_pair
 from regard.decode.batching import in_order
 from regard.decode.engine.ensemble import Weights, ensemble, shares
@@ -30,7 +31,6 @@ from regard.decode.engine.pick import open_session
 from regard.decode.search.greedy import greedy
 from regard.decode.search.sample import sample
 from regard.model.language import LanguageConfig, LanguageModel, LanguageShape
-from regard.seeding import seeded
 from regard.task import corpus
 from regard.task.corpus import Corpus, CorpusConfig, Examples, Windows
 from regard.task.folder import model_folder

@@ -26,12 +26,12 @@ import torch
 from jaxtyping import Float, UInt8
 from torch import Tensor
 
-from regard import memory
 from regard.attention.checks import check_integer
 from regard.data import cache
 from regard.data.image import Images, normalize
 from regard.data.pixels import Decoding, Fit, channels_first, decode, fitted
-from regard.memory import Size
+from regard.machine import memory
+from regard.machine.memory import Size
 from regard.task.settings import section
 from regard.task.text import Progress
 

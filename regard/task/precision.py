@@ -13,7 +13,7 @@ import torch
 
 from regard.checkpoint import Saved, load
 from regard.decode.engine.int8.linear import int8
-from regard.device import multiplies_bfloat16, use
+from regard.machine.device import multiplies_bfloat16, use
 from regard.task.folder import model_folder
 from regard.task.predictor import has_8_bits
 from regard.task.settings import Precision

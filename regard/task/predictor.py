@@ -23,7 +23,7 @@ import regard
 from regard.attention.notebook import facts
 from regard.decode.engine.ensemble import Weights
 from regard.decode.engine.int8.linear import Int8Linear
-from regard.device import use
+from regard.machine.device import use
 from regard.model.notebook import model_html
 from regard.model.quantized import QuantizedLinear
 from regard.synonyms import suggest_names

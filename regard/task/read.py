@@ -30,13 +30,13 @@ from regard.data.diagnosis import Separator
 from regard.data.image import Augmentation, Images
 from regard.data.pixels import Decoding, Fit
 from regard.data.reading import shown
+from regard.data.seeding import seeded
 from regard.data.text import OnBad
 from regard.data.tokenizer import AnyTokenizer, Tokenizer, files, read_pair
 from regard.look.record import record
 from regard.model.build import GridPosition
 from regard.model.embedding import Patches, Size, image_size
 from regard.model.transformer import ImageSource, Transformer, TransformerConfig, TransformerShape
-from regard.seeding import seeded
 from regard.task.digits import Strip, Strips
 from regard.task.folder import model_folder
 from regard.task.pictures import Picture, Preparation, Single, split, told

@@ -8,10 +8,10 @@ import os
 from dataclasses import asdict, replace
 from typing import Any
 
-from regard import memory
 from regard.checkpoint import without_values
-from regard.device import device
-from regard.memory import Size
+from regard.machine import memory
+from regard.machine.device import device
+from regard.machine.memory import Size
 from regard.model.classifier import ClassifierConfig, ClassifierShape, TextClassifier
 from regard.model.encoder import EncoderConfig, EncoderShape, TextEncoder
 from regard.model.fits import TRAINING, check_training

@@ -30,9 +30,9 @@ from regard.data.batch import (
     plan,
 )
 from regard.data.merges import Merges, grown
+from regard.data.seeding import seeded
 from regard.data.tokenizer import AnyTokenizer, files
 from regard.model.transformer import TextSource, Transformer, TransformerConfig, TransformerShape
-from regard.seeding import seeded
 from regard.task.search import SearchSettings
 from regard.task.translator import Pair, Translator
 from regard.train.config import TrainingConfig

@@ -26,13 +26,13 @@ from regard.data.diagnosis import Separator
 from regard.data.files import LineFile, Reading
 from regard.data.problems import reason
 from regard.data.reading import shown
+from regard.data.seeding import seeded
 from regard.data.table import Column, tagged, tags_of
 from regard.data.text import OnBad, Pairs, Rules, Store, Table, Text, store
 from regard.data.tokenizer import AnyTokenizer, Tokenizer, read_pair
 from regard.decode.engine.ensemble import Weights
 from regard.model.encoder import TextEncoder
 from regard.model.transformer import TextSource, Transformer, TransformerShape
-from regard.seeding import seeded
 from regard.task.folder import model_folder, run_config
 from regard.task.search import SearchSettings
 from regard.task.settings import (

@@ -24,8 +24,8 @@ from torch.autograd.graph import increment_version
 from regard.attention import sync
 from regard.attention.fusing import has_hooks
 from regard.data.batch import Sizes, Tensors, share
+from regard.machine.processes import one_line
 from regard.model.stack import Stack
-from regard.processes import one_line
 from regard.train.config import TrainingConfig
 from regard.train.distributed import World
 from regard.train.loader import MicroBatch

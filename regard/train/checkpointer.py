@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from regard import checkpoint
-from regard.processes import one_line
+from regard.machine.processes import one_line
 from regard.train import state
 from regard.train.config import TrainingConfig
 from regard.train.distributed import World

@@ -22,9 +22,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from regard.device import device, use
+from regard.machine.device import device, use
+from regard.machine.processes import Processes, launched
 from regard.model.block import Block
-from regard.processes import Processes, launched
 from regard.train.config import TrainingConfig
 
 if TYPE_CHECKING:

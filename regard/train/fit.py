@@ -21,7 +21,7 @@ from typing import cast
 import torch
 from safetensors import SafetensorError
 
-from regard.seeding import combined
+from regard.data.seeding import combined
 from regard.synonyms import suggest_names
 from regard.train import capture, distributed, optimizer, precision, report, schedule, sharing
 from regard.train.checkpointer import Checkpointer

@@ -14,8 +14,8 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from regard import atomic
-from regard.device import multiplies_bfloat16
+from regard.machine import atomic
+from regard.machine.device import multiplies_bfloat16
 from regard.train.config import TrainingConfig
 
 

@@ -5,7 +5,7 @@ import importlib.util
 import torch
 from torch import nn
 
-from regard.device import multiplies_bfloat16
+from regard.machine.device import multiplies_bfloat16
 from regard.model.block import Block
 from regard.train.config import Precision, TrainingConfig
 from regard.train.distributed import World

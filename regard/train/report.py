@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from regard import atomic
 from regard.config import Object
+from regard.machine import atomic
 from regard.train.state import State
 from regard.train.task import Sampled, Task
 

@@ -17,8 +17,9 @@ from typing import Any, cast
 
 from torch import nn
 
-from regard import __version__, atomic, checkpoint
+from regard import __version__, checkpoint
 from regard.config import Object, differences, dumps, loads, plain, to_json
+from regard.machine import atomic
 from regard.train import report, state
 from regard.train.config import MAY_CHANGE, TrainingConfig
 from regard.train.display import duration

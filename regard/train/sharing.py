@@ -2,7 +2,7 @@
 
 Two threads meet after every operation. Where another program has one of their cores, each meeting
 takes as long as the scheduler's turns, and one thread by itself is many times faster. So steps are
-timed, and now and then one is tried with fewer threads or more (`regard/threads.py`).
+timed, and now and then one is tried with fewer threads or more (`regard/machine/threads.py`).
 
 The number of threads must not show in the weights, or a resumed run would not end as an
 uninterrupted one does. Of all that a step computes, torch adds up one thing in as many parts as
@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from regard.threads import Choice
+from regard.machine.threads import Choice
 from regard.train.config import TrainingConfig
 from regard.train.loader import MicroBatch
 from regard.train.step import Numbers, Parts, Step

@@ -19,8 +19,9 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from regard import atomic, checkpoint
+from regard import checkpoint
 from regard.config import dumps, from_json, loads, to_json
+from regard.machine import atomic
 from regard.train import distributed
 from regard.train.config import Precision
 from regard.train.distributed import World

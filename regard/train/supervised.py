@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from regard.seeding import rng
+from regard.data.seeding import rng
 from regard.synonyms import suggest_names
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-from regard.extras import install_package
+from regard.machine.extras import install_package
 
 Name: TypeAlias = Literal["none", "wandb", "mlflow"]
 Line: TypeAlias = Mapping[str, float | int | None]

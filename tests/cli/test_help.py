@@ -14,7 +14,7 @@ from regard.cli.arguments import setting_names, spelled_out
 from regard.cli.completion import Flags, bash, collected, fish, zsh
 from regard.cli.main import _parser, main
 from regard.cli.train import COMMON, SHORT
-from regard.extras import EXTRAS, install
+from regard.machine.extras import EXTRAS, install
 from regard.task.specs import NAMES, spec
 
 

@@ -21,7 +21,7 @@ from regard.cli.main import main
 from regard.cli.stream import PIECE, Lines, Unreadable, answers
 from regard.data.tokenizer import Tokenizer
 from regard.decode.engine.int8 import library as native
-from regard.processes import Processes
+from regard.machine.processes import Processes
 from regard.task.load import load
 from regard.task.search import SearchSettings
 from regard.task.text import build_transformer

@@ -13,12 +13,12 @@ from typing import Any, get_type_hints
 
 import pytest
 
-from regard import atomic
 from regard.cli import errors
 from regard.cli import main as cli
 from regard.cli.main import main
+from regard.machine import atomic
+from regard.machine.command_line import Parser
 from regard.task.specs import spec
-from regard.words import Parser
 from tests.processes import HANG
 
 ROOT = Path(__file__).parents[2]

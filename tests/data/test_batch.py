@@ -22,8 +22,8 @@ from regard.data.batch import (
     text_batch,
     windows,
 )
+from regard.data.seeding import rng
 from regard.model.transformer import Transformer, TransformerConfig
-from regard.seeding import rng
 
 # Plans
 

@@ -5,8 +5,8 @@ import pytest
 
 from regard.data.batch import EndToEnd
 from regard.data.merges import Merges, grown
+from regard.data.seeding import uniform
 from regard.data.tokenizer import Tokenizer
-from regard.seeding import uniform
 
 TEXTS = [
     "the lowest tower is lower than the newest one",

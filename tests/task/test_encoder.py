@@ -12,10 +12,10 @@ import torch
 from regard import checkpoint
 from regard.config import from_json, to_json
 from regard.data.batch import Hiding, share
+from regard.data.seeding import rng
 from regard.model.classifier import ClassifierShape, TextClassifier
 from regard.model.encoder import EncoderConfig, EncoderShape, TextEncoder
 from regard.model.transformer import Transformer, TransformerShape
-from regard.seeding import rng
 from regard.task import encoder, label, translate
 from regard.task.encoder import Config, Hidden, TextEmbedder, build
 from regard.task.load import load

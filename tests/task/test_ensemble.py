@@ -15,10 +15,10 @@ from torch import nn
 from regard import checkpoint
 from regard.cli.main import main
 from regard.data.batch import text_batch
+from regard.data.seeding import seeded
 from regard.data.tokenizer import Tokenizer, files
 from regard.decode.engine.int8 import library as native
 from regard.model.language import LanguageConfig, LanguageModel
-from regard.seeding import seeded
 from regard.task.language import Generator
 from regard.task.load import ensemble, load
 from regard.task.search import SearchSettings

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from regard import atomic
+from regard.machine import atomic
 from regard.train.display import Display
 from regard.train.fit import fit
 from tests.processes import HANG

@@ -20,11 +20,11 @@ from regard.attention.multihead import MultiHeadAttention
 from regard.attention.sync import on_host
 from regard.decode.engine.parts import Model, target
 from regard.decode.engine.session import Session
+from regard.machine.threads import Threads
 from regard.model.block import Block
 from regard.model.language import LanguageModel
 from regard.model.lengths import Lengths
 from regard.model.transformer import Transformer
-from regard.threads import Threads
 
 
 class EagerEngine:

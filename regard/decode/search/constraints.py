@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from regard.attention.checks import check_integer, shown
-from regard.memory import Size, check, limit
+from regard.machine.memory import Size, check, limit
 
 if TYPE_CHECKING:
     from regard.decode.engine.session import Session

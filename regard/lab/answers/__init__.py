@@ -18,7 +18,7 @@ from regard.lab.answers.answer import Answer, Erratum, Page
 from regard.lab.claims.stated import STATED
 from regard.lab.perform import Result, one_thread
 from regard.lab.place import SECTIONS, Document, Place
-from regard.words import unknown_name
+from regard.machine.command_line import unknown_name
 
 FILES: dict[Document, tuple[str, ...]] = {
     "exercises": ("exercises",),

@@ -14,7 +14,7 @@ from regard.lab.perform import Result
 from regard.lab.place import SECTIONS, TITLES, Document
 from regard.lab.show import heading, measurements, paragraph, row, table, verdict_mark
 from regard.lab.terminal import INDENT, indented
-from regard.shell import program
+from regard.machine.shell import program
 
 
 def listing(console: Console) -> None:

@@ -17,7 +17,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from regard import atomic
 from regard.lab.answers.answer import Demonstration, Erratum, Page
 from regard.lab.claims import experiments
 from regard.lab.commands.parser import Parser, check_output
@@ -25,6 +24,7 @@ from regard.lab.commands.results import WIDTH, as_entry, finite, perform_chosen,
 from regard.lab.perform import Result
 from regard.lab.place import Document, Place
 from regard.lab.terminal import printing
+from regard.machine import atomic
 
 EXAMPLE = """\
 For example:

@@ -11,8 +11,8 @@ from regard.lab.claims import lines
 from regard.lab.claims.stated import STATED
 from regard.lab.exercise import EXERCISES
 from regard.lab.place import SECTIONS, TITLES
-from regard.shell import program, typed
-from regard.words import matching
+from regard.machine.command_line import matching
+from regard.machine.shell import program, typed
 
 
 def find(words: Sequence[str]) -> int:

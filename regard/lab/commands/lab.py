@@ -18,7 +18,6 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from regard import atomic
 from regard.lab import claims, show
 from regard.lab.claims import lines
 from regard.lab.claims.stated import STATED, Stated
@@ -28,7 +27,8 @@ from regard.lab.commands.results import WIDTH, as_entry, perform_chosen
 from regard.lab.experiment import Experiment
 from regard.lab.perform import Result, by_family
 from regard.lab.terminal import printing
-from regard.shell import typed
+from regard.machine import atomic
+from regard.machine.shell import typed
 
 EXAMPLE = """\
 For example:

@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from regard.words import Parser as OneLineParser
+from regard.machine.command_line import Parser as OneLineParser
 
 
 class Parser(OneLineParser):

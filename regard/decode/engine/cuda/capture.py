@@ -45,7 +45,7 @@ from regard.decode.search.beam import Beams, power
 from regard.decode.search.constraints import Constraints
 from regard.decode.search.greedy import Paths
 from regard.decode.search.sample import Sampled
-from regard.memory import shown
+from regard.machine.memory import shown
 from regard.model.block import Block, BlockCache
 from regard.model.embedding import Patches, Tokens
 from regard.model.lengths import Lengths, causal_mask

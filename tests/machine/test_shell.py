@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from regard import extras, shell
 from regard.cli.main import main
+from regard.machine import extras, shell
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parent.parent.parent
 
 
 @pytest.fixture

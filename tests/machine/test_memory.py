@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from regard import memory
 from regard.lab.cost import model_cost
-from regard.memory import Size, check, limit, shown
+from regard.machine import memory
+from regard.machine.memory import Size, check, limit, shown
 from regard.model.classifier import ClassifierConfig
 from regard.model.fits import TRAINING, check_cache, check_training
 from regard.model.formula import Config, parameters, saved
@@ -27,7 +27,7 @@ GB = 10**9
 @pytest.fixture
 def have(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     def chosen(count: int) -> None:
-        for place in ("regard.memory.limit", "regard.model.fits.limit"):
+        for place in ("regard.machine.memory.limit", "regard.model.fits.limit"):
             monkeypatch.setattr(place, lambda device="cpu": count)
 
     return chosen

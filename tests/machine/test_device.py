@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from regard.device import device, multiplies_bfloat16, use
+from regard.machine.device import device, multiplies_bfloat16, use
 
 
 def test_apple_s_gpu_where_torch_has_one(monkeypatch: pytest.MonkeyPatch) -> None:

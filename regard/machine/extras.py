@@ -7,7 +7,7 @@ where it is used; where it is missing, a command says which extra of `pip instal
 import shlex
 from pathlib import Path
 
-from regard.shell import python, short
+from regard.machine.shell import python, short
 
 EXTRAS = {
     "vision": ("PIL",),
@@ -24,7 +24,7 @@ EXTRAS = {
 
 def install(extra: str) -> str:
     """The line that installs an extra for this interpreter; in a checkout, at tested versions."""
-    checkout = Path(__file__).parent.parent
+    checkout = Path(__file__).parent.parent.parent
     constraints = checkout / "constraints.txt"
     if not constraints.is_file():
         return install_package(f"regard[{extra}]")

@@ -24,7 +24,7 @@ def typed(text: str) -> str:
 def program() -> str:
     """How this program was started; regard where somebody else's program calls it."""
     started = Path(sys.argv[0])
-    if started.name == "__main__.py" and started.resolve().parent == Path(__file__).parent:
+    if started.name == "__main__.py" and started.resolve().parent == Path(__file__).parent.parent:
         return f"{python()} -m regard"
     if started.stem != "regard" or _on_path("regard", started):
         return "regard"

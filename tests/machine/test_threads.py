@@ -10,7 +10,7 @@ import torch
 from regard.cli.main import main
 from regard.decode.engine import eager
 from regard.decode.engine.eager import EagerEngine
-from regard.threads import FEW, MANY, SMALL, Threads
+from regard.machine.threads import FEW, MANY, SMALL, Threads
 from tests.model.samples import language
 
 Cost = Callable[[int, int], float]
