@@ -81,11 +81,11 @@ def _commands(
 
 
 def _tasks() -> tuple[str, ...]:
-    for node in _tree("regard.task.specs").body:
+    for node in _tree("regard.checkpoint").body:
         match node:
-            case ast.Assign(targets=[ast.Name("NAMES")], value=names):
+            case ast.Assign(targets=[ast.Name("TASKS")], value=names):
                 return tuple(ast.literal_eval(names))
-    raise ValueError("regard/task/specs.py has no NAMES")
+    raise ValueError("regard/checkpoint.py has no TASKS")
 
 
 def _actions(parser: argparse.ArgumentParser) -> Rows:

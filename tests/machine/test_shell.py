@@ -53,7 +53,7 @@ def test_an_interpreter_of_another_name(env: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_a_module_is_started_as_a_module(env: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "argv", [str(Path(shell.__file__).with_name("__main__.py"))])
+    monkeypatch.setattr(sys, "argv", [str(Path(shell.__file__).parent.parent / "__main__.py")])
     assert shell.program() == "env/bin/python -m regard"
     monkeypatch.setattr(sys, "argv", ["/somewhere/pytest/__main__.py"])
     assert shell.program() == "regard"
@@ -106,7 +106,7 @@ def test_in_a_checkout_the_versions_are_those_that_were_tested(
     checkout = env.parent.parent / "a checkout"
     checkout.mkdir()
     (checkout / "constraints.txt").write_text("")
-    monkeypatch.setattr(extras, "__file__", str(checkout / "regard" / "extras.py"))
+    monkeypatch.setattr(extras, "__file__", str(checkout / "regard" / "machine" / "extras.py"))
     assert extras.install("export") == (
         "env/bin/python -m pip install -c 'a checkout/constraints.txt' -e 'a checkout[export]'"
     )

@@ -281,7 +281,7 @@ def test_sources_that_do_not_exist_are_refused() -> None:
     engine = Int8Engine(model)
     with pytest.raises(ValueError, match=f"must lie from 0 to {N - 1}"):
         engine.open(model, torch.tensor([[3, N]]))
-    with pytest.raises(ValueError, match="longer than the batch's rows"):
+    with pytest.raises(ValueError, match="longer than the rows of tokens"):
         engine.open(model, torch.tensor([[3, 5]]), torch.tensor([3]))
     with pytest.raises(ValueError, match="needs a source"):
         engine.open(model)
