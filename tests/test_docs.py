@@ -135,6 +135,14 @@ def test_every_command_is_understood(words: list[str]) -> None:
     parse(task.config, task.preset("tiny"), flags, "train")
 
 
+def test_every_command_is_on_a_page() -> None:
+    from regard.cli.main import GROUPS
+
+    text = "".join(page.read_text(encoding="utf-8") for page in TESTED)
+    names = " ".join(GROUPS.values()).split()
+    assert [name for name in names if not re.search(rf"\bregard {name}\b", text)] == []
+
+
 def settings_of(command: str) -> Any:
     """The dataclass of a command's flags, where it has one."""
     from regard.cli import check, compare, evaluate, look, predict
