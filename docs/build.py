@@ -23,13 +23,13 @@ HERE = Path(__file__).parent
 ROOT = HERE.parent
 
 PAGES = {
-    "Begin": ("index", "start", "windows", "runs", "coming-from"),
+    "Get started": ("index", "start", "windows", "runs", "coming-from"),
     "Tasks": ("translate", "classify", "read", "language", "label", "transfer"),
-    "Inside": ("python", "look", "checks", "attention", "masks", "positions"),
+    "Library": ("python", "look", "checks", "attention", "masks", "positions"),
     "Speed": ("speed", "benchmarks"),
-    "Out": ("serve", "export", "recipes", "results"),
-    "Teach": ("course",),
-    "Develop": ("architecture", "extending", "development"),
+    "Serving and results": ("serve", "export", "recipes", "results"),
+    "Teaching": ("course",),
+    "Development": ("architecture", "extending", "development"),
 }
 
 PACKAGES = (
@@ -209,8 +209,8 @@ def _definition(node: ast.ClassDef | ast.FunctionDef) -> str:
             not method.name.startswith("_") or method.name == "__init__"
         )
         if public and (method.name == "__init__" or ast.get_docstring(method)):
-            own = _literal(ast.get_docstring(method) or "")
-            parts.append(f"```python\n{_signature(method, node.name)}\n```\n\n{own}".strip())
+            text = _literal(ast.get_docstring(method) or "")
+            parts.append(f"```python\n{_signature(method, node.name)}\n```\n\n{text}".strip())
     return "\n\n".join(parts)
 
 
