@@ -9,6 +9,7 @@ which takes longer than everything else here.
 
 import argparse
 import ast
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from functools import cache
@@ -106,6 +107,7 @@ def _flags(command: str) -> Rows:
             return
     for module in (f"regard.cli.{command}", f"regard.lab.commands.{command}"):
         if _file(module).is_file():
+            yield from _overview(_tree(module))
             yield from _arguments(_tree(module))
 
 
@@ -129,10 +131,39 @@ def _settings(module: str, kind: str, section: str = "") -> Rows:
                     continue
         match field, after:
             case (
-                ast.AnnAssign(target=ast.Name(name)),
+                ast.AnnAssign(target=ast.Name(name), annotation=annotation),
                 ast.Expr(value=ast.Constant(value=str(text))),
             ):
-                yield f"--{section}{name}".replace("_", "-"), " ".join(text.split())
+                choices = ", ".join(_choices(tree, annotation))
+                known = f" One of: {choices}." if choices else ""
+                flag = f"--{section}{name}".replace("_", "-")
+                yield flag, " ".join(text.split()) + known
+
+
+def _choices(tree: ast.Module, annotation: ast.AST | None) -> list[str]:
+    """The names that a `Literal` lists, or an alias of one."""
+    match annotation:
+        case ast.Subscript(value=ast.Name("Literal"), slice=names):
+            return [str(node.value) for node in ast.walk(names) if isinstance(node, ast.Constant)]
+        case ast.BinOp(left=left):  # Literal[…] | None
+            return _choices(tree, left)
+        case ast.Name(alias):
+            for node in tree.body:
+                match node:
+                    case ast.AnnAssign(target=ast.Name(name), value=value) if name == alias:
+                        return _choices(tree, value)
+            home = _imported(tree).get(alias)
+            return _choices(_tree(home), annotation) if home else []
+    return []
+
+
+def _overview(tree: ast.Module) -> Rows:
+    """The flags in the text `OVERVIEW` of a file, without what is filled in later."""
+    for node in tree.body:
+        match node:
+            case ast.Assign(targets=[ast.Name("OVERVIEW")], value=ast.Constant(value=str(text))):
+                for flag, words in re.findall(r"^  (--[\w-]+) +(.*(?:\n {6}.*)*)", text, re.M):
+                    yield flag, re.sub(r" [^.]*\{\w+\}", "", " ".join(words.split()))
 
 
 def _arguments(tree: ast.Module) -> Rows:

@@ -27,6 +27,9 @@ def said(capsys: pytest.CaptureFixture[str], *words: str) -> str:
         (["handwritten"], "regard train read RUN"),
         (["quantize"], "regard quantize"),
         (["precision", "engine"], "regard translate --verbose"),
+        (["resume", "interrupted"], "regard train --resume"),
+        (["fine-tune"], "regard train --from"),
+        (["rotary"], "regard train translate RUN --model.position"),
     ],
 )
 def test_what_is_found(words: list[str], line: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -37,6 +40,10 @@ def test_what_several_commands_have_is_said_once(capsys: pytest.CaptureFixture[s
     text = said(capsys, "--verbose")
     assert text.count("--verbose") == 1
     assert "(also score, classify, read, generate, label)" in " ".join(text.split())
+
+
+def test_no_placeholder_is_shown() -> None:
+    assert [text for _, text in rows(_parser()) if "{" in text] == []
 
 
 def test_its_own_help(capsys: pytest.CaptureFixture[str]) -> None:
