@@ -35,3 +35,15 @@ def test_a_changed_source_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert before == pictures.digest("*.js", None) != pictures.digest("*.js", "dates")
     (tmp_path / "page.js").write_text("let shown = 2;")
     assert before != pictures.digest("*.js", None)
+
+
+def test_a_module_that_moved_makes_no_output_stale(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pictures, "ROOT", tmp_path)
+    (tmp_path / "demo.py").write_text("from regard.shell import typed\nprint(typed(1))\n")
+    before = pictures.digest("*.py", None)
+    (tmp_path / "demo.py").write_text("from regard.machine.shell import typed\nprint(typed(1))\n")
+    assert before == pictures.digest("*.py", None)
+    (tmp_path / "demo.py").write_text("from regard.machine.shell import typed\nprint(typed(2))\n")
+    assert before != pictures.digest("*.py", None)
