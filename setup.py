@@ -7,7 +7,8 @@ from pathlib import Path
 from setuptools import setup
 
 ROOT = Path(__file__).parent
-REPOSITORY = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["urls"]["Repository"]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+REPOSITORY = PROJECT["urls"]["Repository"]
 
 
 def absolute(link: re.Match[str]) -> str:

@@ -2,6 +2,7 @@
 
 import importlib.metadata
 import json
+import os
 import re
 import subprocess
 import sys
@@ -178,9 +179,17 @@ def test_links_of_the_description_work_outside_of_the_repository(tmp_path: Path)
     with open(tmp_path / "README.md", "a", encoding="utf-8") as readme:
         print(picture, page, "[Here](#top) [There](https://pytorch.org)", file=readme)
     script = "import setuptools.build_meta as b; b.prepare_metadata_for_build_wheel('.')"
-    subprocess.run(
-        [sys.executable, "-c", script], cwd=tmp_path, check=True, capture_output=True, timeout=HANG
+    # As on Windows, where files are not read as UTF-8 by default.
+    environment = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=HANG,
     )
+    assert done.returncode == 0, done.stderr
     metadata = next(tmp_path.glob("*.dist-info")) / "METADATA"
     text = metadata.read_text(encoding="utf-8")
     home = PROJECT["urls"]["Repository"]
