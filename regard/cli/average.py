@@ -12,13 +12,14 @@ import torch
 
 from regard import checkpoint
 from regard.config import differences, to_json
-from regard.task.folder import model_folder
+from regard.task.folder import check_new, model_folder
 from regard.train.checkpointer import BESTS
 from regard.train.state import NUMBERS, TENSORS
 
 
 def average(folders: Sequence[str], out: str) -> None:
     """`regard average RUN … NEW`."""
+    check_new(out)
     places = [place for folder in folders for place in _models(Path(folder))]
     if len(places) < 2:
         raise ValueError(
@@ -65,6 +66,11 @@ def _check_alike(first: checkpoint.Saved, other: checkpoint.Saved) -> None:
             f"{other.folder} and {first.folder} are models of different shapes: {unlike[0]}; only "
             "models of one shape have a mean"
         )
+    if unlike := differences(_meaning(other), _meaning(first)):
+        raise ValueError(
+            f"{other.folder} and {first.folder} differ in their task: {unlike[0]}; "
+            "average models of one run, or of runs fine-tuned from one"
+        )
     for name, path in first.files.items():
         if name.startswith("tokenizer") and (
             name not in other.files or other.files[name].read_bytes() != path.read_bytes()
@@ -73,3 +79,9 @@ def _check_alike(first: checkpoint.Saved, other: checkpoint.Saved) -> None:
                 f"{other.folder} and {first.folder} have different tokenizers ({name}); average "
                 "models of one run, or of runs fine-tuned from one"
             )
+
+
+def _meaning(saved: checkpoint.Saved) -> dict[str, object]:
+    """What the inputs and the outputs of a classifier stand for."""
+    task = saved.task or {}
+    return {name: task[name] for name in ("labels", "size", "mean", "std") if name in task}

@@ -3,12 +3,13 @@
 import sys
 
 from regard import checkpoint, interop
-from regard.task.folder import model_folder
+from regard.task.folder import check_new, model_folder
 from regard.task.specs import NAMES, spec
 
 
 def import_(source: str, folder: str) -> None:
     """`regard import SOURCE FOLDER`."""
+    check_new(folder)
     imported = interop.read(source)
     task = imported.task
     if task is not None and task.get("name") in NAMES:

@@ -241,7 +241,7 @@ def _parser() -> argparse.ArgumentParser:
         "or timm's, into a Regard folder: the same weights, config and tokenizer.",
     )
     import_.add_argument("source", help="a folder, a file in it, or a name on the hub")
-    import_.add_argument("folder", help="the Regard folder to write")
+    import_.add_argument("folder", help="the Regard folder to write, which must be new")
     import_.set_defaults(run=_import)
 
     export = commands.add_parser(

@@ -6,11 +6,12 @@ On a CPU its kernels compute with the integers as they are; anywhere else they a
 from regard import checkpoint
 from regard.cli.average import other_files
 from regard.model.quantized import QuantizedLinear, quantize
-from regard.task.folder import model_folder
+from regard.task.folder import check_new, model_folder
 
 
 def quantized(folder: str, out: str) -> None:
     """`regard quantize RUN NEW`."""
+    check_new(out)
     saved = checkpoint.load(model_folder(folder))
     before = saved.files[checkpoint.WEIGHTS].stat().st_size
     quantize(saved.model.float())

@@ -32,3 +32,19 @@ def run_config(folder: Path) -> Object | None:
         return None  # loading the model reports the error
     is_run = isinstance(config, dict) and config.get("kind") == "run"
     return cast(Object, config) if is_run else None
+
+
+def check_new(folder: str | os.PathLike[str]) -> None:
+    """Refuses a folder to write a model to that is not new or empty, or lies within a run."""
+    place = Path(os.path.realpath(folder))
+    if os.path.lexists(place) and not (place.is_dir() and not any(place.iterdir())):
+        raise ValueError(f"{folder} exists and is not an empty folder; name a new one")
+    if run := next((parent for parent in place.parents if _is_run(parent)), None):
+        raise ValueError(f"{folder} is within the run {run}; name a new folder outside of it")
+
+
+def _is_run(folder: Path) -> bool:
+    try:
+        return run_config(folder) is not None
+    except ValueError:  # another program's config.json
+        return False

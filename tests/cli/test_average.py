@@ -65,3 +65,43 @@ def test_what_has_no_mean(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
         assert main(["average", *folders, str(tmp_path / "mean")]) == 2
         assert said in capsys.readouterr().err
     assert not (tmp_path / "mean").exists()
+
+
+@pytest.mark.parametrize("command", ["average", "quantize", "import"])
+def test_refuses_to_replace_a_folder(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Another model, a run's checkpoint and a new folder within a run."""
+    for name in ("a", "b", "run/last"):
+        saved(tmp_path / name, 0)
+    (tmp_path / "run/config.json").write_text('{"kind": "run"}')
+    (tmp_path / "config.json").write_text("another program's")
+    folders = [str(tmp_path / "a")] * (2 if command == "average" else 1)
+    for out, said in (
+        ("b", "exists and is not an empty folder; name a new one"),
+        ("run/last", "exists and is not an empty folder; name a new one"),
+        ("run/new", "is within the run"),
+    ):
+        before = sorted(tmp_path.rglob("*"))
+        assert main([command, *folders, str(tmp_path / out)]) == 2
+        assert said in capsys.readouterr().err
+        assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    "other", [{"labels": ["rose", "tulip"]}, {"size": [9, 8]}, {"mean": [0.5]}, {"std": [0.5]}]
+)
+def test_refuses_the_mean_of_unlike_tasks(
+    other: dict[str, list[object]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    task = {"name": "classify", "labels": ["cat", "dog"], "size": [8, 8], "mean": [0], "std": [1]}
+    model = Transformer(CONFIG)
+    checkpoint.save(tmp_path / "a", model, task={**task, "examples": 1})
+    checkpoint.save(tmp_path / "b", model, task={**task, "examples": 2})
+    checkpoint.save(tmp_path / "c", model, task={**task, **other})
+    a, b, c, mean = (str(tmp_path / name) for name in ("a", "b", "c", "mean"))
+    assert main(["average", a, b, mean]) == 0
+    assert main(["average", a, c, mean + "2"]) == 2
+    (name,) = other
+    assert f"differ in their task: {name} is" in capsys.readouterr().err
+    assert not Path(mean + "2").exists()

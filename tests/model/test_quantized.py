@@ -106,7 +106,7 @@ def test_what_cannot_be(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     (tmp_path / "mine/notes.txt").write_text("mine")
     for words, said in (
         ([tmp_path / "none", tmp_path / "out"], "does not exist"),
-        ([tmp_path / "run", tmp_path / "mine"], "holds files but not a Regard model"),
+        ([tmp_path / "run", tmp_path / "mine"], "exists and is not an empty folder"),
     ):
         assert main(["quantize", *map(str, words)]) == 2
         assert said in capsys.readouterr().err
