@@ -8,6 +8,8 @@ its source language (transfer learning). With `freeze`, only the head is trained
 
 import hashlib
 import os
+import unicodedata
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -23,7 +25,9 @@ from torch import Tensor, nn
 from regard import checkpoint
 from regard.data.batch import LabelBatch, Side, Sizes, capacity, label_batch, plan
 from regard.data.diagnosis import Separator, foreign
+from regard.data.files import beginning
 from regard.data.problems import Problems, reason
+from regard.data.reading import shown
 from regard.data.seeding import seeded
 from regard.data.table import Column
 from regard.data.text import OnBad, Table
@@ -148,9 +152,13 @@ def read(paths: Sequence[str], config: Config, flag: str) -> tuple[list[Labelled
         if not rows:
             raise ValueError(f"there is no text in {flag} {', '.join(paths)}{problems.why}")
         return rows, problems
-    table = Table(*paths, columns=config.columns, separator=config.separator, flag=flag)
+    table = _table(paths, config, flag)
     rows = [(label, text) for label, text in table.read()]
     return rows, table.problems
+
+
+def _table(paths: Sequence[str], config: Config, flag: str) -> Table:
+    return Table(*paths, columns=config.columns, separator=config.separator, flag=flag)
 
 
 def _folder(folder: Path, problems: Problems) -> Iterator[Labelled]:
@@ -238,7 +246,9 @@ def build(config: Config, run: Path | None = None, progress: Progress | None = N
     if problems and config.on_bad == "refuse":
         raise problems.refusal()
     labels = sorted({label for label, _ in rows})
-    _check_columns(config, rows, len(labels))
+    if not any(Path(path).is_dir() for path in config.texts):
+        _check_columns(config, rows)
+    notes += _similar(rows)
     if len(labels) < 2 or not held_out or not train:
         raise ValueError(
             f"--texts {', '.join(config.texts)}: usable texts ({len(rows)}) in classes "
@@ -279,16 +289,45 @@ def _check_positions(config: Config) -> None:
         )
 
 
-def _check_columns(config: Config, rows: Sequence[Labelled], classes: int) -> None:
-    """Raises if columns look swapped: many classes share a few texts."""
-    texts = len({text for _, text in rows})
-    if classes > 0.9 * len(rows) and texts <= classes // 2:
-        label, text = config.columns
+def _check_columns(config: Config, rows: Sequence[Labelled]) -> None:
+    """Raises if nearly every text has a label of its own: columns are swapped, or one is an id."""
+    classes, texts = len({label for label, _ in rows}), len({text for _, text in rows})
+    if len(rows) < 10 or classes <= 0.9 * len(rows):
+        return
+    label, text = config.columns
+    if texts <= classes // 2:
         raise ValueError(
             f"--texts {', '.join(config.texts)}: {classes:,} classes for {len(rows):,} texts, of "
             f"which only {texts:,} differ; if label and text are swapped, add "
             f"--columns {text} {label}"
         )
+    path, (name, example) = Path(config.texts[0]), rows[0]
+    first = f"the first text, {shown(example)}, has the label {shown(name)}"
+    if _table(config.texts, config, "--texts").is_text(path):
+        first = (
+            f"the first line is {shown(beginning(path).decode(errors='replace').splitlines()[0])}"
+        )
+    raise ValueError(
+        f"--texts {', '.join(config.texts)}: {classes:,} classes for {len(rows):,} texts, nearly "
+        f"every text has a label of its own; if column {label} is an id, name the columns of label "
+        f"and text with --columns; {first}"
+    )
+
+
+def _similar(rows: Sequence[Labelled]) -> list[str]:
+    """Notes on labels that differ only in composition (NFC), blanks or invisible characters."""
+    counts = Counter(label for label, _ in rows)
+    groups: dict[str, list[str]] = {}
+    for label in sorted(counts):
+        visible = "".join(c for c in label if unicodedata.category(c) != "Cf")
+        groups.setdefault(" ".join(unicodedata.normalize("NFC", visible).split()), []).append(label)
+    return [
+        "labels look alike but are different classes: "
+        + ", ".join(f"{label!a} ({counts[label]:,} texts)" for label in group)
+        + "; write them in one way"
+        for group in groups.values()
+        if len(group) > 1
+    ]
 
 
 class Labels:

@@ -58,6 +58,24 @@ def test_columns_that_look_swapped_are_refused(config: Config) -> None:
         build(replace(config, columns=(1, 0)))
 
 
+def test_an_id_as_label_is_refused(tmp_path: Path) -> None:
+    rows = [f"{n}\t{text}\t{name}" for n, (name, text) in enumerate(ROWS)]
+    path = lines(tmp_path / "ids.tsv", ["id\ttext\tlabel", *rows])
+    with pytest.raises(ValueError, match=r"if column 0 is an id.* is 'id\\ttext\\tlabel'"):
+        build(Config(texts=(path,), model=SMALL, training=TRAINING))
+
+
+def test_labels_that_look_alike_are_noticed(tmp_path: Path) -> None:
+    names = ["caf\u00e9", "cafe\u0301", "big cat", "big\u00a0cat", "pos", "pos\u200b", "neg"]
+    rows = [f"{names[n % 7]}\t{text}" for n, text in enumerate(TEXTS)]
+    path = lines(tmp_path / "alike.tsv", rows)
+    notes = "\n".join(build(Config(texts=(path,), model=SMALL, training=TRAINING)).notes)
+    for group in (names[:2], names[2:4], names[4:6]):
+        assert all(ascii(name) in notes for name in group)
+    assert notes.count("look alike") == 3
+    assert "neg" not in notes
+
+
 def test_a_folder_for_each_class_is_the_same(tmp_path: Path, config: Config) -> None:
     for n, (name, text) in enumerate(ROWS):
         place = tmp_path / "texts" / name
