@@ -120,6 +120,7 @@ def save(
             (draft / CONFIG).write_bytes(dumps(_header(draft, about)))
             for path in draft.iterdir():
                 atomic.sync(path)
+                atomic.keep_mode(target / path.name, path)
             if target.is_dir():
                 if os.listdir(target):
                     atomic.carry(target, draft, _ours(target))

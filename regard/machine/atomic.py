@@ -36,7 +36,8 @@ def file(path: Path) -> Iterator[Path]:
     """Where to write a file's new content, which replaces the old one if the block succeeds.
 
     The draft has the file's own name, in a folder of its own that is removed afterwards. A link
-    stays, and what it leads to is replaced; a device or a pipe is written to as it is.
+    stays, and what it leads to is replaced, with its mode; a device or a pipe is written to as it
+    is.
     """
     if path.is_dir():
         raise ValueError(f"{path} is a folder; name a file")
@@ -50,6 +51,7 @@ def file(path: Path) -> Iterator[Path]:
             new = folder / target.name
             yield new
             sync(new)
+            keep_mode(target, new)
             os.replace(new, target)
             sync_folder(target.parent)
     except OSError as error:
@@ -176,11 +178,16 @@ def clear(target: Path) -> None:
 
 def clear_all(folder: Path) -> None:
     """Removes what killed processes have left in a folder, whatever its target."""
-    drafts = re.compile(r"\.(.+)\.(saving|replaced)-[0-9a-f]{8}")
     with os.scandir(folder) as entries:
-        names = {match[1] for entry in entries if (match := drafts.fullmatch(entry.name))}
+        names = {target for entry in entries if (target := draft_target(entry.name))}
     for name in names:
         clear(folder / name)
+
+
+def draft_target(name: str) -> str | None:
+    """The name that a draft was to get, or that a replaced folder had; None for other names."""
+    match = re.fullmatch(r"\.(.+)\.(saving|replaced)-[0-9a-f]{8}", name)
+    return match and match[1]
 
 
 def _alive(target: Path) -> set[str]:
@@ -265,6 +272,12 @@ def _link(source: str, goal: Path) -> None:
     except OSError:  # a filesystem without links
         shutil.copy2(source, goal)
         sync(goal)
+
+
+def keep_mode(old: Path, new: Path) -> None:
+    """Gives a new file the mode of the file that it replaces, if there is one."""
+    with suppress(FileNotFoundError):
+        shutil.copymode(old, new)
 
 
 def sync(path: Path) -> None:

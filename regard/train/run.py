@@ -36,12 +36,16 @@ REDRAW = 60.0
 
 
 def check_folder(folder: Path) -> None:
-    """A run begins in a folder that is new or empty, and goes on in its own: in no other."""
+    """A run begins in a folder that is new or empty, and goes on in its own: in no other.
+
+    A run killed while its first file was written has left a draft, and begins again.
+    """
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"{folder} is a file; a run needs a folder of its own")
     if not folder.is_dir() or (folder / CONFIG).is_file():
         return  # `describe` checks the content of config.json
-    if others := sorted(path.name for path in folder.iterdir() if path.name != LOCK):
+    names = sorted(path.name for path in folder.iterdir())
+    if others := [name for name in names if name != LOCK and not atomic.draft_target(name)]:
         raise ValueError(
             f"{folder} is not a run, and not empty (it has {others[0]}); name a new folder, and "
             "nothing in this one is overwritten"

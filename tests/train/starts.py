@@ -59,6 +59,21 @@ def die_saving(folder: Path, changed: dict[str, Any], saves: int) -> None:
     train(folder, {}, changed)
 
 
+def die_writing(folder: Path, changed: dict[str, Any], files: int) -> None:
+    """Trains until so many files were written, of which the last is never put in its place."""
+    put, left = os.replace, files
+
+    def dying(*names: Any) -> None:
+        nonlocal left
+        left -= 1
+        if not left:
+            os.kill(os.getpid(), signal.SIGKILL)
+        put(*names)
+
+    os.replace = dying
+    train(folder, {}, changed)
+
+
 def _ranked(
     rank: int, count: int, port: int, work: Callable[..., None], arguments: tuple[Any, ...]
 ) -> None:

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from regard import checkpoint
-from tests.train.starts import die_saving, start, train
+from tests.train.starts import die_saving, die_writing, start, train
 
 
 def weights(folder: Path) -> dict[str, Tensor]:
@@ -88,3 +88,16 @@ def test_killed_is_as_never_killed(
     print(f"{kills} kills, {during} of them during a save")
     assert during
     same(tmp_path / "whole", tmp_path / "killed")
+
+
+@pytest.mark.parametrize("files", [1, 2])
+def test_a_run_killed_at_its_beginning_starts_again(tmp_path: Path, files: int) -> None:
+    """Also in its first file."""
+    process = start(die_writing, tmp_path / "run", {"steps": 2}, files)
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
+    assert _saving(tmp_path / "run")
+    process = start(train, tmp_path / "run", {}, {"steps": 2})
+    process.join()
+    assert process.exitcode == 0
+    assert not _saving(tmp_path / "run")
