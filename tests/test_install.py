@@ -233,7 +233,7 @@ def test_the_source_archive_holds_what_a_reader_wants(built: Path) -> None:
     assert any(name.startswith("examples/") for name in held)
     source = built / "source"
     listed = subprocess.run(["git", "ls-files"], cwd=source, capture_output=True, text=True)
-    wanted = {name for name in listed.stdout.splitlines() if not name.startswith(".")}
+    wanted = set(listed.stdout.splitlines())
     assert wanted - held == set()
 
 
