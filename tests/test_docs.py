@@ -85,6 +85,14 @@ def test_the_line_that_installs_works(page: str) -> None:
     assert "Would install regard-" in done.stdout
 
 
+def test_the_demo_by_hand_prints_what_the_course_shows() -> None:
+    page = (DOCS / "course.md").read_text(encoding="utf-8")
+    (shown,) = re.findall(r"^```text\n(4  Weights.*?)^```$", page, re.M | re.S)
+    command = [sys.executable, "-m", "regard", "demo", "byhand"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, encoding="utf-8", check=True)
+    assert shown in done.stdout
+
+
 def test_the_files_that_development_names_exist() -> None:
     page = (DOCS / "development.md").read_text(encoding="utf-8")
     named = re.findall(r"`((?:\w+/)+(?:\w+\.\w+)?|\w+\.py)`", page)
