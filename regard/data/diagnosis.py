@@ -3,7 +3,6 @@
 foreign(start)              what is certainly something else: a picture, an archive, UTF-16
 encoding(start)             which encoding text seems to have that is not UTF-8
 endings(start)              whether its lines end in several ways
-columns(start, separator)   how many columns a table has
 separated(start, least)     by which separator it has some
 """
 
@@ -70,11 +69,6 @@ def endings(start: bytes) -> str | None:
     if re.search(rb"\r[^\n]", start):
         return "has lines that end with CR, others with LF; end all of them with LF"
     return None
-
-
-def columns(start: bytes, separator: Separator) -> int:
-    """How many columns most of these lines have."""
-    return _counted(start, separator).most_common(1)[0][0]
 
 
 def separated(start: bytes, least: int) -> tuple[Separator, int] | None:

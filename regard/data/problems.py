@@ -8,6 +8,7 @@ _KINDS = {
     "undecodable": "bytes that are not UTF-8",
     "control": "control characters",
     "columns": "too few columns",
+    "header": "a first line that names the columns",
     "json": "lines that are not JSON",
     "long": "too long",
     "ratio": "sides of very unequal length",

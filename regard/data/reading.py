@@ -118,19 +118,17 @@ class Text:
 
     def advise(self, problems: Problems) -> None:
         """Adds what can be done about whole files, judged by how they begin."""
-        judges = {kind: self._judges[kind] for kind in problems.counts if kind in self._judges}
-        for path in filter(self.is_text, self.paths if judges else ()):
-            start = beginning(path)
-            for kind, judge in judges.items():
-                if advice := judge(start):
+        for path in filter(self.is_text, self.paths):
+            judges = self._judges(path)
+            for kind in judges.keys() & problems.counts.keys():
+                if advice := judges[kind](beginning(path)):
                     problems.advise(kind, f"{path.name} {advice}")
 
     def is_text(self, path: Path) -> bool:
         """Whether a file's own lines are read, so that how it begins can be judged."""
         return True
 
-    @property
-    def _judges(self) -> dict[str, Callable[[bytes], str | None]]:
+    def _judges(self, path: Path) -> dict[str, Callable[[bytes], str | None]]:
         """For kinds of problems: what a file seems to be that begins so, and the remedy."""
         return {"undecodable": encoding, "control": endings}
 

