@@ -7,14 +7,16 @@
     normalize(augment(images, how, seed, step), mean, std)
 
 Files are decoded by Pillow, in worker processes; those that cannot be decoded are reported.
-Pixels are cached in a memory-mapped file under the names, sizes and times of the files. So all
-images are known to be good, and how many they are, before the first step.
+Pixels are cached in a memory-mapped file under the folder, and the names and contents of the files.
+So all images are known to be good, and how many they are, before the first step.
 """
 
 import contextlib
 import gzip
+import hashlib
 import math
 import os
+import re
 import struct
 import zipfile
 import zlib
@@ -58,6 +60,7 @@ __all__ = [
 ]
 
 _TOGETHER = 16  # files of one task of a worker
+_SAMPLE = 2**16  # bytes at a file's beginning, and at its end, that tell it from others
 _SMALL = 2000  # files that are not worth starting workers
 
 
@@ -214,6 +217,7 @@ def captions(
                 f"{count:,} lines in {text.names[0]} but {len(images):,} images in {root}: line n "
                 "is the text of image n, by name; give each image a line, or name them in a table"
             )
+        _check_numbering(images, text.names[0])
         named = [(images[n - 1], words) for n, (words,) in numbered] if images else []
     problems.merge(text.problems)
     if not named:
@@ -229,6 +233,21 @@ def captions(
         problems=problems,
         rows=np.array([row for row, _ in good], np.int64),
     )
+
+
+def _check_numbering(images: list[Path], lines: str) -> None:
+    """Raises if images with numbers in their names are in another order by name than by number."""
+    earlier: dict[str, tuple[list[int], Path]] = {}
+    for image in images:
+        numbers = [int(number) for number in re.findall(r"\d+", str(image))]
+        kind = re.sub(r"\d+", "0", str(image))
+        if kind in earlier and earlier[kind][0] > numbers:
+            raise ValueError(
+                f"{earlier[kind][1].name} is before {image.name} by name, but after it by number, "
+                f"so the lines of {lines} may mean either; name the images in a table (name, tab, "
+                "text), or rename them with leading zeros"
+            )
+        earlier[kind] = numbers, image
 
 
 def _separator(root: Path, start: bytes) -> Separator | None:
@@ -278,9 +297,8 @@ def _decoded(
         raise problems.refusal()
     if not files:
         raise ValueError(f"there is no image in {root}{problems.why}")
-    states = [(str(file.relative_to(root)), file.stat()) for file in files]
-    known = [(name, state.st_size, state.st_mtime_ns) for name, state in states]
-    key = digest("images", asdict(how), known)
+    known = [(str(file.relative_to(root)), *_fingerprint(file)) for file in files]
+    key = digest("images", asdict(how), os.path.realpath(root), known)
     if workers is None:
         workers = 0 if len(files) < _SMALL else processors()
 
@@ -318,6 +336,23 @@ def _decoded(
         raise problems.refusal()
     pixels = np.memmap(place / "pixels", np.uint8, "r", shape=tuple(said["shape"]))
     return np.asarray(pixels), np.fromfile(place / "kept", "<i8").astype(np.int64)
+
+
+def _fingerprint(file: Path) -> tuple[str | int, ...]:
+    """Size and hash of a file's content; where the file is longer than twice `_SAMPLE`, the hash of
+    its beginning and its end, with its times."""
+    try:
+        with open(file, "rb", buffering=0) as stream:
+            state = os.fstat(stream.fileno())
+            content = stream.read(_SAMPLE)
+            if long := state.st_size > 2 * _SAMPLE:
+                stream.seek(-_SAMPLE, os.SEEK_END)
+            content += stream.read(_SAMPLE)
+    except OSError as error:  # decoding it says so
+        return (reason(error),)
+    hashed = hashlib.sha256(content).hexdigest()
+    times = (state.st_mtime_ns, state.st_ctime_ns) if long else ()
+    return hashed, state.st_size, *times
 
 
 def resize(
@@ -452,6 +487,11 @@ def _labelled(
             "as many, and at least one"
         )
     least, most = int(numbers.min()), int(numbers.max())
+    if classes is None and most >= 1000 and most >= 10 * (count := len(np.unique(numbers))):
+        raise ValueError(
+            f"{labels}: labels from {least} to {most}, of which {count} occur, would need "
+            f"{most + 1} classes; number them from 0 to {count - 1}"
+        )
     names = tuple(map(str, range(most + 1))) if classes is None else tuple(classes)
     if least < 0 or most >= len(names):
         raise ValueError(

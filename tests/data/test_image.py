@@ -2,6 +2,7 @@
 
 import gzip
 import io
+import os
 import struct
 from pathlib import Path
 from typing import Any
@@ -276,6 +277,50 @@ def test_captions_line_by_line(words: Path, tmp_path: Path) -> None:
         captions(words, lines, how, cache=tmp_path / "cache", on_bad="refuse")
 
 
+def test_captions_of_numbers_without_leading_zeros(tmp_path: Path) -> None:
+    root, lines = tmp_path / "numbers", tmp_path / "numbers.txt"
+    root.mkdir()
+    for n in range(1, 13):
+        (root / f"{n}.png").write_bytes(_file(np.full((8, 8), 20 * n, np.uint8)))
+    lines.write_text("".join(f"{n}\n" for n in range(1, 13)))
+    how, cache = Decoding((8, 8), 1), tmp_path / "cache"
+    with pytest.raises(ValueError, match=r"12\.png is before 2\.png by name, but after it by numb"):
+        captions(root, lines, how, cache=cache)
+    for n in range(1, 10):
+        (root / f"{n}.png").rename(root / f"0{n}.png")
+    images = captions(root, lines, how, cache=cache)
+    assert images.texts is not None
+    assert [20 * int(text) for text in images.texts] == images.batch(range(12))[:, 0, 0, 0].tolist()
+
+
+# The cache
+
+
+def test_folders_with_the_same_names_sizes_and_times(tmp_path: Path) -> None:
+    how, cache = Decoding((8, 8), 1), tmp_path / "cache"
+    for root, level in (("a", 0), ("b", 255)):
+        path = tmp_path / root / "cat" / "0.bmp"
+        path.parent.mkdir(parents=True)
+        path.write_bytes(_file(np.full((8, 8), level, np.uint8), "BMP"))
+        os.utime(path, (1e9, 1e9))
+    for root, level in (("a", 0), ("b", 255)):
+        assert folders(tmp_path / root, how, cache=cache).batch([0]).unique().tolist() == [level]
+
+
+@pytest.mark.parametrize("side", [8, 600])
+def test_an_image_is_replaced_and_its_time_kept(side: int, tmp_path: Path) -> None:
+    path = tmp_path / "animals" / "cat" / "0.bmp"
+    path.parent.mkdir(parents=True)
+    pixels = np.zeros((side, side), np.uint8)
+    for level in (0, 255):
+        # Where the file is large, neither its beginning nor its end changes.
+        pixels[side // 4 : -side // 4] = level
+        path.write_bytes(_file(pixels, "BMP"))
+        os.utime(path, (1e9, 1e9))
+        images = folders(tmp_path / "animals", Decoding((8, 8), 1), cache=tmp_path / "cache")
+        assert images.batch([0])[0, 0, 4, 4] == level
+
+
 # Archives
 
 
@@ -333,6 +378,9 @@ def test_npz(tmp_path: Path) -> None:
     assert npz(path).shape == (1, 11, 3)  # seven grey images
     np.savez(path, x=pixels, y=np.arange(5) - 1)
     with pytest.raises(ValueError, match="labels from -1 to 3"):
+        npz(path)
+    np.savez(path, x=pixels, y=np.array([0, 1, 2, 2, 10**9]))
+    with pytest.raises(ValueError, match="labels from 0 to 1000000000, of which 4 occur"):
         npz(path)
     np.savez(path, x=pixels, y=np.arange(5) / 2)
     with pytest.raises(ValueError, match=r"labels float64 of shape \(5,\) must be whole numbers"):
