@@ -4,9 +4,11 @@ It does not import torch, so that worker processes start quickly.
 """
 
 import contextlib
+import functools
 import io
 import math
 import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
@@ -53,43 +55,74 @@ class TooLargeError(ValueError):
     """An image of more pixels than are decoded."""
 
 
-def decode(file: PathLike | bytes, how: Decoding) -> UInt8[np.ndarray, "C Y X"]:
-    """The pixels of an image file, upright and at the size wanted; a ValueError says why not."""
+def decode(picture: "PathLike | bytes | Image.Image", how: Decoding) -> UInt8[np.ndarray, "C Y X"]:
+    """The pixels of a picture, upright and at the size wanted; a ValueError says why not."""
+    with _quiet():
+        return _decode(picture, how)
+
+
+def upright(picture: "PathLike | bytes | Image.Image", how: Decoding) -> "Image.Image":
+    """A picture with 8 bits for each channel, turned as its EXIF orientation says, at its own
+    size."""
+    with _quiet():
+        return _upright(picture, how, None)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Ignores Pillow's warnings about damage that it can work around, and about sizes, which
+    `Decoding.most` limits. Filters of warnings belong to all threads."""
     from PIL import Image
 
-    name = "the image" if isinstance(file, bytes) else str(file)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+        warnings.filterwarnings("ignore", category=UserWarning, module=r"PIL\.")
+        yield
+
+
+def _decode(picture: "PathLike | bytes | Image.Image", how: Decoding) -> UInt8[np.ndarray, "C Y X"]:
+    image = _upright(picture, how, (2 * max(how.size), 2 * max(how.size)))
+    return channels_first(fitted(image, how.size, how.fit, how.background))
+
+
+def _upright(
+    picture: "PathLike | bytes | Image.Image", how: Decoding, least: tuple[int, int] | None
+) -> "Image.Image":
+    """`least` allows photographs to be decoded at a smaller size, if their format can."""
+    from PIL import Image, ImageOps
+
+    name = "the image" if isinstance(picture, bytes | Image.Image) else str(picture)
     try:
-        with warnings.catch_warnings():
-            # Pillow's own limit, which is fixed.
-            warnings.simplefilter("error", Image.DecompressionBombWarning)
-            # Others are about damage that it could work around.
-            warnings.simplefilter("ignore", UserWarning)
-            with Image.open(io.BytesIO(file) if isinstance(file, bytes) else file) as image:
-                if math.prod(image.size) > how.most:
-                    columns, rows = image.size
-                    raise TooLargeError(
-                        f"{name} has too many pixels ({rows} × {columns}) to be decoded; make it "
-                        f"smaller, or raise the limit ({how.most})"
-                    )
-                return _pixels(image, how)
-    except TooLargeError:
+        with contextlib.ExitStack() as stack:
+            if isinstance(picture, Image.Image):
+                image = picture
+            elif isinstance(picture, bytes):
+                image = stack.enter_context(Image.open(io.BytesIO(picture)))
+            else:
+                # Given the name, Pillow 13 maps an uncompressed TIFF, and mixes up the rows of one
+                # that lies on its side.
+                file = stack.enter_context(open(picture, "rb"))
+                image = stack.enter_context(Image.open(file))
+            if math.prod(image.size) > how.most:
+                columns, rows = image.size
+                raise TooLargeError(
+                    f"{name} has too many pixels ({rows} × {columns}) to be decoded; make it "
+                    f"smaller, or raise the limit ({how.most})"
+                )
+            if image is picture:
+                image = image.copy()  # the caller's own stays as it is
+            elif least is not None:
+                image.draft(None, least)
+            image.load()
+            with contextlib.suppress(Exception):  # damaged metadata
+                image = ImageOps.exif_transpose(image)
+            return _eight_bits(image, how)
+    except (TooLargeError, UserWarning):
         raise
-    except (Image.DecompressionBombError, Image.DecompressionBombWarning):
+    except Image.DecompressionBombError:
         raise TooLargeError(f"{name} has far too many pixels; make it smaller") from None
     except Exception as error:  # a damaged file may raise anything at all
         raise ValueError(f"{name} cannot be decoded: {reason(error)}") from error
-
-
-def _pixels(image: "Image.Image", how: Decoding) -> UInt8[np.ndarray, "C Y X"]:
-    from PIL import ImageOps
-
-    # Photographs are decoded at about the size that is needed, if their format can.
-    image.draft(None, (2 * max(how.size), 2 * max(how.size)))
-    image.load()
-    with contextlib.suppress(Exception):  # damaged metadata
-        image = ImageOps.exif_transpose(image)
-    upright = _eight_bits(image, how)
-    return channels_first(fitted(upright, how.size, how.fit, how.background))
 
 
 def channels_first(image: "Image.Image") -> UInt8[np.ndarray, "C Y X"]:
@@ -102,7 +135,11 @@ def _eight_bits(image: "Image.Image", how: Decoding) -> "Image.Image":
 
     wanted = "L" if how.channels == 1 else "RGB"
     if image.mode.startswith("I;16"):
-        image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+        image = Image.fromarray(_scaled(np.asarray(image)))
+    elif image.mode == "La":
+        image = image.convert("LA")  # Pillow converts this mode to no other one
+    elif image.mode == "LAB":
+        image = image.convert("RGB")  # nor this one to grey
     elif image.mode in ("I", "F"):
         raise ValueError(f"its pixels are of 32 bits (mode {image.mode}); save it with 8 or 16")
     if image.has_transparency_data:
@@ -110,6 +147,24 @@ def _eight_bits(image: "Image.Image", how: Decoding) -> "Image.Image":
         behind = Image.new("RGBA", image.size, (how.background,) * 3 + (255,))
         image = Image.alpha_composite(behind, image)
     return image if image.mode == wanted else image.convert(wanted)
+
+
+def _scaled(pixels: np.ndarray) -> UInt8[np.ndarray, "Y X"]:
+    """Pixels of 16 bits as bytes. Scanners and microscopes often use 10, 12 or 14 of the 16 bits,
+    as the brightest pixel shows."""
+    bits = max(8, int(pixels.max(initial=0)).bit_length() + 1 & ~1)
+    _note(bits)
+    return (pixels >> (bits - 8)).astype(np.uint8)
+
+
+@functools.cache
+def _note(bits: int) -> None:
+    """Warns once that pictures of 16 bits use only `bits` of them."""
+    warnings.warn(
+        f"a picture of 16 bits uses {bits} of them, so {2**bits - 1} becomes 255; save pictures "
+        "with 8 bits where this is not meant",
+        stacklevel=2,
+    )
 
 
 def fitted(

@@ -12,13 +12,11 @@ that imported models have too:
 """
 
 import hashlib
-import io
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from os import PathLike
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, cast
 
 import numpy as np
@@ -29,7 +27,7 @@ from torch import Tensor
 from regard.attention.checks import check_integer
 from regard.data import cache
 from regard.data.image import Images, normalize
-from regard.data.pixels import Decoding, Fit, channels_first, decode, fitted
+from regard.data.pixels import Decoding, Fit, channels_first, decode, fitted, upright
 from regard.machine import memory
 from regard.machine.memory import Size
 from regard.task.settings import section
@@ -123,30 +121,19 @@ class Preparation:
 
     def pixels(self, picture: Picture) -> UInt8[np.ndarray, "C Y X"]:
         """One picture at the model's size; raises ValueError if it cannot be read."""
-        from PIL import Image
-
-        if isinstance(picture, Image.Image):
-            content = io.BytesIO()
-            picture.save(content, "png")
-            picture = content.getvalue()
         if isinstance(picture, Tensor | np.ndarray):
             return self._fitted(_shown(picture, self.channels))
-        file = picture if isinstance(picture, bytes) else Path(picture)
+        fit: Fit = "pad" if self.resize == "pad" else "crop"
+        channels = cast(Literal[1, 3], self.channels)
+        decoding = Decoding(self.size, channels, fit, self.background)
         if self._usual:
-            return decode(
-                file, self._decoding(self.size, "pad" if self.resize == "pad" else "crop")
-            )
-        natural = decode(file, self._decoding(_size(file), "crop"))
-        return self._fitted(_shown(torch.from_numpy(natural), self.channels))
+            return decode(picture, decoding)
+        return self._fitted(upright(picture, decoding))
 
     @property
     def _usual(self) -> bool:
         """True if images are prepared as in training."""
         return self.resize != "squash" and self.crop == 1.0 and self.interpolation == "bicubic"
-
-    def _decoding(self, size: tuple[int, int], fit: Fit) -> Decoding:
-        channels = cast(Literal[1, 3], self.channels)
-        return Decoding(size, channels, fit, self.background)
 
     def _fitted(self, image: "Image.Image") -> UInt8[np.ndarray, "C Y X"]:
         from PIL import Image
@@ -181,19 +168,6 @@ def _covering(
     image = image.resize(size, resampling)
     left, top = (size[0] - columns) // 2, (size[1] - rows) // 2
     return image.crop((left, top, left + columns, top + rows))
-
-
-def _size(file: Path | bytes) -> tuple[int, int]:
-    """An image's own rows and columns, when it is upright."""
-    from PIL import Image
-
-    try:
-        with Image.open(io.BytesIO(file) if isinstance(file, bytes) else file) as image:
-            columns, rows = image.size
-            turned = image.getexif().get(0x0112, 1) >= 5  # the camera was held upright
-    except Exception:  # decoding it raises the error
-        return 1, 1
-    return (columns, rows) if turned else (rows, columns)
 
 
 def _shown(picture: np.ndarray | Tensor, channels: int) -> "Image.Image":

@@ -24,6 +24,7 @@ from regard.data.image import (
     npz,
     resize,
 )
+from regard.data.pixels import _note
 
 Image = pytest.importorskip("PIL.Image")
 SHARED = Path(__file__).parents[3] / "shared" / "data"
@@ -75,8 +76,6 @@ def test_modes() -> None:
     palette.putpalette([0, 0, 0, 9, 8, 7, 1, 1, 1])
     assert decode(_file(palette), how)[:, 2, 4].tolist() == [9, 8, 7]
     assert decode(_file(palette, transparency=1), how)[:, 2, 4].tolist() == [255] * 3
-    wide = Image.fromarray(np.full((3, 5), 51 * 256 + 3, np.uint16))
-    assert decode(_file(wide), how)[:, 0, 0].tolist() == [51] * 3
     bits = Image.new("1", (5, 3), 1)
     assert decode(_file(bits), how).min() == 255
     ink = Image.new("CMYK", (5, 3), (0, 0, 0, 0))
@@ -85,6 +84,18 @@ def test_modes() -> None:
         ValueError, match=r"cannot be decoded: its pixels are of 32 bits \(mode F\)"
     ):
         decode(_file(Image.new("F", (5, 3)), "TIFF"), how)
+
+
+@pytest.mark.parametrize(("brightest", "shift"), [(65535, 8), (9999, 6), (4095, 4), (200, 0)])
+def test_16_bits_are_scaled_to_8(brightest: int, shift: int) -> None:
+    pixels = np.linspace(0, brightest, 15).astype(np.uint16).reshape(3, 5)
+    how = Decoding((3, 5), channels=1)
+    for picture in (Image.fromarray(pixels), _file(Image.fromarray(pixels))):
+        _note.cache_clear()
+        with pytest.warns(UserWarning, match=rf"a picture of 16 bits uses {shift + 8} of them"):
+            decoded = decode(picture, how)
+        assert np.array_equal(decode(picture, how), decoded)  # the note is given once
+        assert np.array_equal(decoded[0], pixels >> shift)
 
 
 def test_upright() -> None:

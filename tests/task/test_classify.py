@@ -198,6 +198,55 @@ def test_a_run_and_its_use(photos: Path, tmp_path: Path) -> None:
     assert logits.shape == (1, 2)
 
 
+MODES = ["1", "L", "P", "RGB", "RGBA", "CMYK", "YCbCr", "LAB", "LA", "PA", "I;16"]
+
+
+@pytest.mark.filterwarnings("ignore:a picture of 16 bits")
+@pytest.mark.parametrize("way", [{}, {"resize": "squash"}])
+@pytest.mark.parametrize("mode", [*MODES, "HSV", "RGBX", "RGBa", "La"])
+def test_images_of_every_mode(mode: str, way: dict[str, str], tmp_path: Path) -> None:
+    """An image opened by the caller, turned by its EXIF orientation, gives its file's pixels."""
+    levels = np.linspace(0, 255, 54).astype(np.uint8).reshape(6, 9)
+    image = Image.fromarray(levels)
+    if mode == "I;16":
+        image = Image.fromarray(levels.astype(np.uint16) * 257)
+    elif mode == "LAB":
+        image = Image.merge("LAB", [image, image, image])
+    elif mode in ("PA", "La", "RGBa"):
+        image = image.convert({"PA": "P", "La": "LA", "RGBa": "RGBA"}[mode]).convert(mode)
+    else:
+        image = image.convert(mode)
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    for channels in (1, 3):
+        task = {"size": [9, 6], "mean": [0.5] * channels, "std": [0.5] * channels, **way}
+        how = Preparation.of(task, channels, "there")
+        upright = how.pixels(image.transpose(Image.Transpose.ROTATE_270))
+        assert upright.shape == (channels, 9, 6)
+        if mode in MODES:
+            image.save(tmp_path / "a.tiff", exif=exif)
+            with open(tmp_path / "a.tiff", "rb") as file, Image.open(file) as opened:
+                by_pillow = how.pixels(opened)
+                assert opened.mode == mode
+            np.testing.assert_array_equal(how.pixels(tmp_path / "a.tiff"), upright)
+            np.testing.assert_array_equal(by_pillow, upright)
+
+
+@pytest.mark.parametrize("way", [{}, {"resize": "squash"}])
+def test_opened_photographs_are_turned_upright(way: dict[str, str], tmp_path: Path) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    pixels = np.random.default_rng(0).integers(0, 256, (6, 9, 3), np.uint8)
+    task = {"size": [9, 6], "mean": [0.5] * 3, "std": [0.5] * 3, **way}
+    how = Preparation.of(task, 3, "there")
+    for kind in ("png", "jpeg", "webp", "tiff"):
+        path = tmp_path / f"photo.{kind}"
+        Image.fromarray(pixels).save(path, exif=exif)
+        with open(path, "rb") as file, Image.open(file) as image:
+            np.testing.assert_array_equal(how.pixels(image), how.pixels(path))
+            assert image.getexif() == exif or kind == "tiff"  # the caller's own stays as it was
+
+
 def test_what_no_picture_is(photos: Path) -> None:
     how = Preparation((8, 8), 3, (0.5,) * 3, (0.5,) * 3)
     for wrong, words in (
