@@ -82,6 +82,7 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
+    from regard import checkpoint as checkpoint
     from regard import masks
     from regard.attention.attend import attend, explain_attention
     from regard.attention.attend import explain_attention as explain
@@ -211,9 +212,10 @@ else:
             if public in names.split():
                 value = globals()[name] = getattr(import_module(module), public)
                 return value
-        if name in ("masks", "packed"):
-            masks = import_module("regard.masks")
-            return masks if name == "masks" else masks.packed
+        if name in ("checkpoint", "masks"):
+            return import_module(f"regard.{name}")
+        if name == "packed":
+            return import_module("regard.masks").packed
         regard = sys.modules[__name__]
         raise AttributeError(f"module 'regard' has no attribute {name!r}", name=name, obj=regard)
 

@@ -91,6 +91,11 @@ def save(
     >>> load("models/language").model.config.vocabulary
     50
     """
+    if not isinstance(model, nn.Module):
+        raise ValueError(
+            f"save(folder, model) takes a torch.nn.Module, not {type(model).__name__}; of a "
+            "predictor save its .model"
+        )
     model = unwrapped(model)
     about = _about(model, task)
     tensors = _tensors(model)
@@ -156,7 +161,7 @@ def load(
     Linear(in_features=3, out_features=2, bias=True)
     """
     target = named_device(device)
-    if dtype is not None and not dtype.is_floating_point:
+    if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
         raise ValueError(f"dtype ({dtype}) must be a floating one, such as torch.bfloat16")
     return _read_stable(
         folder, lambda place, text: _load(place, text, model, target, dtype, verify, keep_int8)
@@ -232,6 +237,8 @@ def _header(draft: Path, about: Object) -> Object:
 
 def _read_header(text: bytes, where: str) -> _Header:
     data = loads(text, where)
+    if isinstance(data, dict) and data.get("kind") == "run":
+        raise ValueError(f"{where} is that of a run; name its model: {Path(where).parent / 'best'}")
     if not isinstance(data, dict) or not {"format", "regard"} <= data.keys():
         raise ValueError(
             f'{where} is not a Regard model\'s: it lacks "format" and "regard"; '

@@ -102,8 +102,10 @@ def test_type_checkers_see_the_names_of_the_running_package() -> None:
     lazy = {
         (f"{module}.{name}", name) for module, names in MODULES.items() for name in names.split()
     }
-    assert typed == lazy | {("regard.masks", "masks"), ("regard.attention.mask.packed", "packed")}
-    assert {name for _, name in typed} == set(regard.__all__) - {"__version__"} | {"packed"}
+    modules = {("regard.masks", "masks"), ("regard.checkpoint", "checkpoint")}
+    assert typed == lazy | modules | {("regard.attention.mask.packed", "packed")}
+    also = {"checkpoint", "packed"}
+    assert {name for _, name in typed} == set(regard.__all__) - {"__version__"} | also
     short = {ast.unparse(node) for node in block.body if isinstance(node, ast.Assign)}
     short |= {
         f"{alias.asname} = {alias.name}"

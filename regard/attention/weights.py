@@ -60,6 +60,11 @@ class AttentionStatistics(NamedTuple):
     top_positions: Int[Tensor, "... L k"]
     """The keys they fall on; -1 where there are no more."""
 
+    def __repr__(self) -> str:
+        """Sizes instead of tensors."""
+        shapes = ", ".join(f"{name} {tuple(part.shape)}" for name, part in self._asdict().items())
+        return f"AttentionStatistics({shapes})"
+
     def _repr_html_(self) -> str:
         """For a notebook: each figure over all rows and keys, with their numbers."""
         places = self.received.double().sum(tuple(range(self.received.ndim - 1)))

@@ -92,7 +92,10 @@ def check(
             subject, origin = _load(Path(name), model, data, device or "auto")
         else:
             kind = type(model_or_folder).__name__
-            raise ValueError(f"check takes a model or the folder of one, not {kind}")
+            raise ValueError(
+                f"check takes a model or the folder of one, not {kind}; of a predictor pass the "
+                "folder, or its .model"
+            )
         whole = isinstance(subject, Subject)
         chosen = _choose(contract.PROPERTIES if whole else own_module.PROPERTIES, properties)
         findings = tuple(_findings(subject, chosen, progress or (lambda name: None)))

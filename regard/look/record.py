@@ -154,15 +154,11 @@ class Recording(dict[str, AttentionCall]):
 
     def __repr__(self) -> str:
         """Names and sizes; weights are computed on demand."""
-        return "\n".join(
-            [
-                "Recorded: batch × heads × queries × keys",
-                *(
-                    f"  {name}: {' × '.join(map(str, (*call.query.shape[:3], call.key.shape[2])))}"
-                    for name, call in self.items()
-                ),
-            ]
-        )
+        rows = ["Recorded: batch × heads × queries × keys"]
+        for name, call in self.items():
+            sizes = (*call.query.shape[:3], call.key.shape[2])
+            rows.append(f"  {name or repr(name)}: {' × '.join(map(str, sizes))}")
+        return "\n".join(rows)
 
 
 @suggest_names
@@ -190,6 +186,11 @@ def record(model: nn.Module, select: Callable[[str], bool] | None = None) -> Ite
     >>> recording["layers.1.self_attn"].weights().shape
     torch.Size([2, 4, 5, 5])
     """
+    if not isinstance(model, nn.Module):
+        raise ValueError(
+            f"record takes a torch.nn.Module, not {type(model).__name__}; of a predictor record "
+            "its .model"
+        )
     recording = Recording()
     select = select or (lambda name: True)
     observers: dict[nn.Module, Observer] = {}

@@ -15,7 +15,7 @@ def device(name: str | torch.device) -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         named = torch.device(name)
-    except RuntimeError:
+    except (RuntimeError, TypeError):
         raise ValueError(f'device ("{name}") is not one that torch knows; {CHOICES}') from None
     if named.type not in KINDS:
         raise ValueError(f'device ("{name}") is not supported; {CHOICES}')

@@ -8,8 +8,10 @@ import torch
 from torch import nn
 
 from regard import checkpoint
+from regard.attention.checks import shown
 from regard.decode.engine.ensemble import Weights
 from regard.decode.engine.int8.linear import int8
+from regard.machine.device import device as named_device
 from regard.synonyms import suggest_names
 from regard.task.folder import model_folder
 from regard.task.precision import Choice, load_saved
@@ -64,6 +66,11 @@ def load(
     ...
     ValueError: runs/pets holds a Classifier, not a Translator; call .classify(images)
     """
+    for name in (folder, *others):
+        if not isinstance(name, str | os.PathLike):
+            raise ValueError(
+                f"folder ({shown(name)}) must be a path; an ensemble is load(*folders)"
+            )
     if others and model is not None:
         raise ValueError("model is for one folder; load each, and call .ensemble on the first")
     members = [
@@ -93,7 +100,7 @@ def _load_one(
     verify: bool,
 ) -> Predictor:
     # Stored 8-bit weights stay so where there are kernels for them.
-    keep_int8 = dtype is None and model is None and torch.device(device).type == "cpu"
+    keep_int8 = dtype is None and model is None and named_device(device).type == "cpu"
     saved = checkpoint.load(
         model_folder(folder),
         model=model,

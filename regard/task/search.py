@@ -13,6 +13,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from regard.attention.checks import check_integer
 from regard.attention.packed import PackedLengths
 from regard.data.tokenizer import AnyTokenizer
 from regard.decode.engine.pick import open_session
@@ -57,8 +58,7 @@ class SearchSettings:
 
     def __post_init__(self) -> None:
         for name in ("beams", "length"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} ({getattr(self, name)}) must be 1 or more")
+            check_integer(name, getattr(self, name))
         if self.horizon is not None and self.horizon < 0:
             raise ValueError(f"horizon ({self.horizon}) must be 0 or more, or null")
         check_penalty(self.length_penalty)

@@ -299,6 +299,8 @@ class Translator(Predictor):
         >>> written == len(best[0].tokens) + 1
         True
         """
+        if isinstance(texts, str):
+            check_texts(texts)
         prefixes = repeat(prefix) if isinstance(prefix, str) else iter(prefix)
         line_prefixes: deque[str] = deque()
         groups: deque[list[Piece]] = deque()
@@ -407,6 +409,7 @@ class Translator(Predictor):
         >>> attended.weights.shape[2:] == (len(attended.target), len(attended.source))
         True
         """
+        check_texts([text])
         source = self._encode(text)
         tokens = self.tokenizer.encode(written) if isinstance(written, str) else list(written)
         check_length("text", len(source), self.search.length)
@@ -554,6 +557,9 @@ class Translator(Predictor):
         >>> scored.log_p < 0
         True
         """
+        for n, pair in enumerate(pairs):
+            if isinstance(pair, str) or len(pair) != 2:
+                raise ValueError(f"pairs[{n}] ({pair!r}) must be a pair: (source, target)")
         for texts in zip(*pairs):
             check_texts(texts)
         parts = [Part(self._encode(source), []) for source, _ in pairs]

@@ -70,6 +70,7 @@ def test_other_scores_are_recorded_as_they_are_used() -> None:
     layer.core.register_forward_hook(lambda module, given, out: kept.update(v=given[2], out=out))
     with record(layer) as seen:
         layer(x)
+    assert "  '': 2 ×" in repr(seen)
     torch.testing.assert_close(seen[""].weights() @ kept["v"], kept["out"])
 
 
@@ -95,6 +96,9 @@ def test_statistics_show_themselves_in_a_notebook() -> None:
     with record(model) as seen:
         model(torch.randint(31, (2, 5)), torch.randint(31, (2, 3)))
     found = seen["encoder.blocks.0.attention"].statistics()
+    assert repr(found).startswith(
+        "AttentionStatistics(entropy (2, 4, 5), received (2, 4, 5), top_w"
+    )
     shown = found._repr_html_()
     assert "2 × 4 × 5" in shown
     assert f"{float(found.entropy.mean()):.3f} nats" in shown

@@ -64,6 +64,8 @@ def test_a_runs_best_model_counts(tmp_path: Path) -> None:
     assert run_config(run) == {"format": 1, "kind": "run"}
     assert run_config(run / "best") is None
     assert isinstance(load(run), Translator)
+    with pytest.raises(ValueError, match=r"is that of a run; name its model: .*best$"):
+        checkpoint.load(run)
 
 
 def test_dtype_and_parts_of_ones_own(tmp_path: Path) -> None:

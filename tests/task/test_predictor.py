@@ -1,6 +1,9 @@
 """Predictors: their public names, calls, device and printed form."""
 
 import os
+import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +12,7 @@ import pytest
 import torch
 
 import regard
-from regard import Predictor, checkpoint, interop
+from regard import Predictor, check, checkpoint, interop, record
 from regard.data.tokenizer import Tokenizer
 from regard.model.quantized import quantize
 from regard.recipes.recipe import files
@@ -252,3 +255,36 @@ def test_recipes_and_saved_files_take_text_and_path_objects(
         assert Tokenizer.read(kind(tokenizer)).size == samples.BPE.size
         with pytest.raises(ValueError, match="Regard folder already"):
             interop.detect(kind(place))
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_wrong_texts_and_devices_are_one_line(folders: dict[str, Path]) -> None:
+    translator: Any = load(folders["Translator"])
+    one_text = "ab cd"
+    wrong: Any = "fp16"
+    calls: list[tuple[Callable[[], object], str]] = [
+        (lambda: next(translator.stream(one_text)), "not one string; pass [text]"),
+        (lambda: translator.translations(one_text), "not one string; pass [text]"),
+        (lambda: translator.score([("ab", "cd"), one_text]), "pairs[1] ('ab cd') must be a pair"),
+        (lambda: translator.score([("ab",)]), "pairs[0] (('ab',)) must be a pair"),
+        (lambda: translator.attention(["ab"], "cd"), "(['ab']) must be a string"),
+        (lambda: translator.translate(["ab"], beams=2.5), "beams (2.5) must be a whole"),
+        (lambda: translator.to(torch.float16), 'device ("torch.float16") is not'),
+        (lambda: load(folders["Translator"], dtype=wrong), "dtype (fp16) must be"),
+        (lambda: record(translator).__enter__(), "not Translator; of a predictor record its"),
+        (lambda: check(translator), "not Translator; of a predictor pass the folder"),
+    ]
+    for call, message in calls:
+        with pytest.raises(ValueError, match=r"\A[^\n]+\Z") as error:
+            call()
+        assert message in str(error.value)
+
+
+def test_auto_is_a_device(folders: dict[str, Path]) -> None:
+    expected = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    assert load(folders["Labeler"], device="auto").device.type == expected.type
+
+
+def test_checkpoint_is_found_without_an_import(folders: dict[str, Path]) -> None:
+    code = "import sys, regard; regard.checkpoint.load(sys.argv[1])"
+    subprocess.run([sys.executable, "-c", code, str(folders["Translator"])], check=True)
