@@ -9,10 +9,11 @@
 
 import difflib
 import re
+import sys
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import fields, is_dataclass
 from functools import wraps
-from inspect import CO_VARKEYWORDS, unwrap
+from inspect import CO_VARARGS, CO_VARKEYWORDS, unwrap
 from types import FunctionType
 from typing import Any, TypeVar
 
@@ -73,7 +74,7 @@ SYNONYMS: dict[str, str] = {
     "v": "value",
     "MultiHeadAttention.forward.query": "x",
     "MultiHeadAttention.forward.key": "source",
-    "context": "source",
+    "context": "source | length",
     "encoder_hidden_states": "source | memory",
     "hidden_states": "x | query",
     # What models read
@@ -312,7 +313,7 @@ no argument. `Class.function.word` is the word in that function alone.
 
 
 def suggest_names(target: Target, methods: Collection[str] = ("__init__", "forward")) -> Target:
-    """Makes a function's TypeError for an unknown keyword argument name the argument it has.
+    """Makes a function's TypeError for a wrong argument name the argument it has.
 
     Of a class its class methods are changed and those of `methods` that it defines. The signature
     stays as it is, for `help`, `inspect` and type checkers.
@@ -337,12 +338,27 @@ def _wrap(function: Any, label: str, settings: Collection[str] = ()) -> Any:
         return function
     parameters = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
     names = [name for name in parameters if name not in ("self", "cls")]
-    names += settings if code.co_flags & CO_VARKEYWORDS else ()
+    if code.co_flags & CO_VARKEYWORDS:
+        names += [name for name in settings if name not in names]
     allowed = frozenset(names)
+    ordered = parameters[: code.co_argcount]
+    in_order = ", ".join(name for name in ordered if name not in ("self", "cls"))
+    by_name = ", ".join(parameters[code.co_argcount :])
+    most = len(ordered) if by_name and not code.co_flags & CO_VARARGS else sys.maxsize
 
     @wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
+        if len(args) > most:
+            raise TypeError(
+                f"{label} takes {in_order or 'no arguments'} by position; "
+                f"pass others by name: {by_name}"
+            )
         for name in kwargs:
+            if name in ordered[: len(args)]:
+                raise TypeError(
+                    f"{label} got {name!r} by position and by name; "
+                    f"its arguments in order are {in_order}"
+                )
             if name not in allowed:
                 remedy = _remedy(name, label, names, function)
                 raise TypeError(f"{label} has no argument {name!r}; {remedy}")

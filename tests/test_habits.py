@@ -45,7 +45,23 @@ FROM_TORCH = [
     ("attend(q, k, v, mask=allowed)", "= attend(q, k, v, mask=Mask.from_tensor(allowed))"),
     (
         "attend(q, k, v, mask=additive)",
-        "mask is a torch.float32 tensor; pass values that are added to scores as bias=tensor",
+        "mask is a torch.float32 tensor; pass values that are added to scores as bias=tensor, "
+        "and 1 and 0 as tensor.bool()",
+    ),
+    (
+        "attention_weights(q, k, v, mask=allowed)",
+        "attention_weights got 'mask' by position and by name; its arguments in order are query, "
+        "key, mask, beta, bias, rows",
+    ),
+    (
+        "attention(x, x, x)",
+        "MultiHeadAttention.forward takes x, source by position; pass others by name: value, mask, "
+        "cache",
+    ),
+    (
+        "Mask(lambda b, h, q, kv: q >= kv, 'causal')",
+        "the rule of a Mask takes one argument; a mask_mod of FlexAttention is "
+        "Mask(lambda at: mask_mod(at.batch, at.head, at.query, at.key), 'name')",
     ),
     ("attend(q, k, v, is_causal=True)", "attend has no argument 'is_causal'; use mask=causal()"),
     ("attend(q, k, v, scale=0.5)", "= attend(q, k, v, beta=0.5)"),
@@ -149,11 +165,15 @@ FROM_TORCH = [
     (
         "attention.load_state_dict(nn.MultiheadAttention(12, 3).state_dict())",
         "the state dict holds 'in_proj_weight', as another library names it; read it by "
-        "regard.interop.torch_nn.attention(state, heads=8)",
+        "regard.interop.torch_nn.attention(state, heads=…)",
     ),
     (
         "transformer(source, target[:1].repeat(3, 1))",
         "source has 2 sentences and target has 3; pass one source for each target",
+    ),
+    (
+        "transformer(source[0], target[0])",
+        "source of shape (5,) must be a batch; use source[None]",
     ),
     (
         "transformer([[1, 2]], target)",
@@ -210,6 +230,15 @@ FROM_HF = [
     (
         "LanguageConfig(vocab_size=100)",
         "LanguageConfig has no argument 'vocab_size'; did you mean vocabulary?",
+    ),
+    (
+        "LanguageModel.tiny(100, context=512)",
+        "LanguageModel.tiny has no argument 'context'; did you mean length?",
+    ),
+    (
+        "TextClassifier.tiny(100, classes=2)",
+        "TextClassifier.tiny got 'classes' by position and by name; its arguments in order are "
+        "classes, vocabulary",
     ),
     (
         "LanguageConfig(100, max_position_embeddings=512)",
@@ -306,6 +335,15 @@ FROM_TIMM = [
     (
         "VisionTransformer.tiny(10, 32, 4, drop_rate=0.1)",
         "VisionTransformer.tiny has no argument 'drop_rate'; did you mean dropout?",
+    ),
+    (
+        "VisionTransformer.tiny(10, 32, 4)(torch.zeros(3, 32, 32))",
+        "images of shape (3, 32, 32) must be (batch, 3, 32, 32); one image is images[None]",
+    ),
+    (
+        "VisionTransformer.tiny(10, 32, 4)(torch.zeros(2, 1, 32, 32))",
+        "images of shape (2, 1, 32, 32) must be (batch, 3, 32, 32); convert them, or build the "
+        "model with channels=…",
     ),
     ("VisionTransformer.tiny(10, 32, 4, dropout=0.1).config.dropout", "= 0.1"),
     (
@@ -467,6 +505,28 @@ MISSPELT = [
     (
         "record(transformer, selected=None)",
         "record has no argument 'selected'; did you mean select?",
+    ),
+    (
+        "save(transformer, 'run')",
+        "save(folder, model) takes a torch.nn.Module, not str; of a predictor save its .model",
+    ),
+    (
+        "load(['run', 'other'])",
+        "folder (['run', 'other']) must be a path; an ensemble is load(*folders)",
+    ),
+    (
+        "load('run', device='gpu')",
+        'device ("gpu") is not one that torch knows; choose auto, cpu, cuda, or one of several '
+        "GPUs, such as cuda:1",
+    ),
+    (
+        "Concatenated(32)",
+        "Concatenated (32) needs positions; for example Concatenated(SinusoidalPositions(32))",
+    ),
+    (
+        "Supervised(transformer, (source, source), (source, source), loss='mse', score=max)",
+        "loss ('mse') must be a function of outputs and targets, such as "
+        "torch.nn.functional.cross_entropy",
     ),
     (
         "save(directory='run', model=transformer)",

@@ -106,6 +106,12 @@ class Mask:
                 f"Mask takes a rule and a text, got {shown(rule)} and {shown(text)}; "
                 "for example Mask(lambda at: at.key <= at.query, 'causal()')"
             )
+        code = getattr(rule, "__code__", None)
+        if code is not None and code.co_argcount == 4 and not rule.__defaults__:
+            raise ValueError(
+                "the rule of a Mask takes one argument; a mask_mod of FlexAttention is "
+                "Mask(lambda at: mask_mod(at.batch, at.head, at.query, at.key), 'name')"
+            )
         self._rule, self._text = rule, text
         self.own = self.relative = True
 

@@ -189,7 +189,7 @@ def as_mask(mask: Mask | Tensor | None) -> Mask | None:
         if mask.dtype == torch.bool:
             return Mask.from_tensor(mask)
         remedy = (
-            "pass values that are added to scores as bias=tensor"
+            "pass values that are added to scores as bias=tensor, and 1 and 0 as tensor.bool()"
             if mask.is_floating_point()
             else "pass a boolean one (True = may attend): tensor.bool()"
         )

@@ -28,7 +28,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from regard.attention import rotation_cpu
-from regard.attention.checks import broadcasts
+from regard.attention.checks import broadcasts, shown
 from regard.attention.fusing import fuses
 from regard.synonyms import suggest_names
 
@@ -302,6 +302,11 @@ class Concatenated(InputPosition):
     """
 
     def __init__(self, position: InputPosition) -> None:
+        if not isinstance(position, InputPosition):
+            raise ValueError(
+                f"Concatenated ({shown(position)}) needs positions; for example "
+                "Concatenated(SinusoidalPositions(32))"
+            )
         super().__init__(position.width, position.length)
         self.position = position
 

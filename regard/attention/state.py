@@ -2,7 +2,7 @@
 
 MultiHeadAttention(512, 8).load_state_dict(nn.MultiheadAttention(512, 8).state_dict())
 ValueError: the state dict holds 'in_proj_weight', as another library names it; read it by
-regard.interop.torch_nn.attention(state, heads=8)
+regard.interop.torch_nn.attention(state, heads=…)
 """
 
 import re
@@ -12,11 +12,11 @@ from typing import Any
 from torch import nn
 
 LIBRARIES = (
-    (r"(in_proj|q_proj)_weight", "torch_nn.attention(state, heads=8)"),
-    (r"self_attn\.(in_proj|q_proj)_weight", "torch_nn.block(state, Layer(heads=8))"),
-    (r"layers\.\d+\.self_attn\.in_proj_weight", "torch_nn.stack(state, Layer(heads=8))"),
-    (r"encoder\.layers\.\d+\.self_attn\.in_proj_weight", "torch_nn.stacks(state, Layer(heads=8))"),
-    (r"(.*\.)?attn\.qkv\.weight", "timm.from_timm(state, heads=12)"),
+    (r"(in_proj|q_proj)_weight", "torch_nn.attention(state, heads=…)"),
+    (r"self_attn\.(in_proj|q_proj)_weight", "torch_nn.block(state, Layer(heads=…))"),
+    (r"layers\.\d+\.self_attn\.in_proj_weight", "torch_nn.stack(state, Layer(heads=…))"),
+    (r"encoder\.layers\.\d+\.self_attn\.in_proj_weight", "torch_nn.stacks(state, Layer(heads=…))"),
+    (r"(.*\.)?attn\.qkv\.weight", "timm.from_timm(state, heads=…)"),
     (r"(.*\.)?embeddings\.patch_embeddings\..*", "vit.read(folder), or regard import FOLDER OUT"),
     (
         r"(model\.)?encoder\.layers\.\d+\.self_attn\.q_proj\.weight",

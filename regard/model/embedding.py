@@ -127,9 +127,14 @@ class Patches(Embedded):
         want = (self.channels, *self.image)
         _check_tensor("images", images)
         if images.ndim != 4 or images.shape[1:] != want:
+            remedy = "resize them, or the model: resize_images((rows, columns))"
+            if images.ndim != 4:
+                remedy = "one image is images[None]"
+            elif images.shape[1] != self.channels:
+                remedy = "convert them, or build the model with channels=…"
             raise ValueError(
                 f"images of shape {tuple(images.shape)} must be (batch, {want[0]}, {want[1]}, "
-                f"{want[2]}); resize them, or the model: resize_images((rows, columns))"
+                f"{want[2]}); {remedy}"
             )
         # Autocast would cast them in a separate pass.
         narrows = fuses(images) and are_linear(self.projection)

@@ -148,6 +148,8 @@ def check_pairs(
     for batch, of in ((source, name), (target, "target")):
         if not isinstance(batch, Tensor):
             raise ValueError(f"{of} must be a tensor, got {shown(batch)}; use torch.tensor([ids])")
+        if batch.ndim < 2:
+            raise ValueError(f"{of} of shape {tuple(batch.shape)} must be a batch; use {of}[None]")
     if isinstance(source_lengths, PackedLengths) or isinstance(target_lengths, PackedLengths):
         return  # `memory_and_mask` compares them
     sources, targets = source.shape[0], target.shape[0]

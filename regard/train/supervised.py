@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from regard.attention.checks import shown
 from regard.data.seeding import rng
 from regard.synonyms import suggest_names
 
@@ -72,6 +73,12 @@ class Supervised:
                 f"train has {len(train)} tensors and valid has {len(valid)}; give both the same "
                 "inputs and targets"
             )
+        for name, function in (("loss", loss), ("score", score)):
+            if not callable(function) or isinstance(function, type):
+                raise ValueError(
+                    f"{name} ({shown(function)}) must be a function of outputs and targets, such "
+                    "as torch.nn.functional.cross_entropy"
+                )
         if batch < 1:
             raise ValueError(f"batch ({batch}) must be 1 or more")
         self.model = model

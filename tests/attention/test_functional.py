@@ -289,7 +289,7 @@ def test_refusals(change: dict[str, tuple[int, ...]], options: dict[str, Any], s
 def test_scale_and_grouping_are_given_by_name(unchecked: None) -> None:
     arguments: Any = (*problem(), None, 0.0, False, 1.0)
     for function in (theirs, scaled_dot_product_attention):
-        with pytest.raises(TypeError, match="from 3 to 6 positional arguments"):
+        with pytest.raises(TypeError, match=r"from 3 to 6 positional|pass others by name: scale"):
             function(*arguments)
 
 
