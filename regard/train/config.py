@@ -89,6 +89,9 @@ class TrainingConfig:
     """Write TensorBoard event files."""
     tracker: Name = "none"
     """Send the curves to Weights & Biases (wandb) or MLflow too, where it is installed."""
+    verify_data: bool = False
+    """Compare all bytes of the training data when a run resumes, also of files and folders above
+    1 GiB, of which otherwise samples are compared."""
     device: str = "auto"
     """Device: auto is a GPU where there is one, and else the CPU; or cpu, cuda, cuda:1."""
     seed: int = 0
@@ -129,7 +132,7 @@ USUAL_RATES = {"adamw": 1.5e-3, "adam": 1.5e-3, "muon": 1e-2}
 MAY_CHANGE = frozenset(
     {"steps", "epochs", "minutes", "patience", "evaluate_every", "save_every", "log_every"}
     | {"keep_best", "tensorboard", "tracker", "device", "capture", "compile", "parallel"}
-    | {"accumulate", "precision"}
+    | {"accumulate", "precision", "verify_data"}
 )
 """Settings that may change when a run resumes: when it ends, and where and how it computes."""
 

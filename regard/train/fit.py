@@ -117,9 +117,9 @@ class _Fit:
         self.task, self.config, self.run, self.world = task, config, run, world
         self.total = _last_step(task, config)
         self.dtype = precision.dtype(config, world, task)
-        run.describe(task.about(), task.model, config, task.run_files())
+        sampled = run.describe(task.about(), task.model, config, task.run_files())
         self.state, saved = run.resume(task.model)
-        self.notices = [precision.changed(config, self.dtype, self.state)]
+        self.notices = [precision.changed(config, self.dtype, self.state), sampled]
         self.state.precision = precision.NAMES[self.dtype]
         model = task.model.to(world.device).train()
         self.checkpointer = Checkpointer(task, config, run, world)

@@ -1,6 +1,6 @@
 """A run's folder, which one process at a time trains in.
 
-config.json     task, model and training: the run can be repeated from it
+config.json     task, model and training: the run can be repeated from it; hashes of its data
 best/           the model with the best score
 bests/          several of the best, where they are kept
 last/           the latest checkpoint: the model, and what training needs to resume (state.py)
@@ -20,7 +20,7 @@ from torch import nn
 from regard import __version__, checkpoint
 from regard.config import Object, differences, dumps, loads, plain, to_json
 from regard.machine import atomic
-from regard.train import report, state
+from regard.train import inputs, report, state
 from regard.train.config import MAY_CHANGE, TrainingConfig
 from regard.train.display import duration
 from regard.train.distributed import World
@@ -86,13 +86,14 @@ class Run:
         model: nn.Module,
         config: TrainingConfig,
         files: Mapping[str, bytes],
-    ) -> None:
+    ) -> str | None:
         """Writes config.json, and files that belong to the run from its beginning on.
 
-        Where a run was begun, it must have the same settings.
+        Where a run was begun, it must have the same settings and the same data. Returns which data
+        were compared by samples.
         """
         if not self.world.first:
-            return
+            return None
         path = self.folder / CONFIG
         data: Object = {
             "format": FORMAT,
@@ -102,13 +103,21 @@ class Run:
             "model": checkpoint.config_of(model),
             "parts": checkpoint.custom_parts(model) or {},
             "training": to_json(config),
+            "data": inputs.fingerprints(about.get("config"), config.verify_data),
         }
+        notice = inputs.sampled(data["data"])
         if path.exists():
-            self._check(cast(Object, loads(path.read_bytes(), str(path))), data)
+            have = cast(Object, loads(path.read_bytes(), str(path)))
+            self._check(have, data)
+            before = inputs.recorded(have)
+            data["data"] = {
+                name: before.get(name, {}) | hashes for name, hashes in data["data"].items()
+            }
         atomic.write(path, dumps(data))
         for name, content in files.items():
             if not (self.folder / name).exists():
                 atomic.write(self.folder / name, content)
+        return notice
 
     def resume(self, model: nn.Module) -> tuple[State, checkpoint.Saved | None]:
         """The state to resume from; the model receives its weights."""
@@ -192,6 +201,12 @@ class Run:
             raise ValueError(
                 f"{self.folder} is a run of another model: {other}; continue it in Python with a "
                 "model that has the saved parts, or name another folder for a new run"
+            )
+        if names := inputs.changed(inputs.recorded(have), want["data"]):
+            raise ValueError(
+                f"{self.folder}: the data have changed since the run began: "
+                f"{', '.join(sorted(names))}; restore what it began with, or name another folder "
+                "for a new run"
             )
         if unlike := differences(_fixed(want), _fixed(have)):
             more = f"; and {len(unlike) - FEW} more" if len(unlike) > FEW else ""
