@@ -22,7 +22,7 @@ from torch import Tensor
 
 from regard.data.seeding import combined, rng
 
-Policy: TypeAlias = Literal["none", "rand", "auto", "trivial"]
+Policy: TypeAlias = Literal["none", "rand"]
 
 _RATIO = math.log(4 / 3)  # of width to height of a crop, either way
 _ERASED, _ERASED_RATIO = (0.02, 0.33), math.log(1 / 0.3)
@@ -38,8 +38,7 @@ class Augmentation:
     crop: tuple[float, float] | None = None
     """Random resized crops: the least and the most of the area to keep."""
     policy: Policy = "none"
-    """Augmentation policy: rand is RandAugment (Cubuk et al. 2020), auto AutoAugment's for
-    ImageNet, trivial TrivialAugment (Müller & Hutter 2021)."""
+    """Augmentation policy: rand is RandAugment (Cubuk et al. 2020)."""
     operations: int = 2
     """RandAugment's number of operations."""
     magnitude: int = 9
@@ -246,7 +245,6 @@ COLOURS: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = MappingProxyType(
         "solarize": _solarize,
         "autocontrast": _autocontrast,
         "equalize": _equalize,
-        "invert": lambda x, _: 1 - x,
     }
 )
 """Photometric operations, from images and a value for each. Values are factors, with 1 for
@@ -299,33 +297,20 @@ _MOST: Mapping[str, float] = MappingProxyType(
         "solarize": 1.0,
     }
 )
-"""Of RandAugment and AutoAugment: the slope, the share of a side, the degrees, the change of a
+"""The strongest of each: the slope, the share of a side, the degrees, the change of a
 factor, the bits lost, how far the threshold falls."""
 
-_WIDE: Mapping[str, float] = MappingProxyType(
-    {
-        **_MOST,
-        **dict.fromkeys(("shear x", "shear y"), 0.99),
-        **dict.fromkeys(("translate x", "translate y"), 32 / 224),
-        "rotate": 135.0,
-        **dict.fromkeys(_FACTORS, 0.99),
-        "posterize": 6.0,
-    }
-)
-"""Of TrivialAugment, whose 32 pixels are of images of 224."""
-
-_RAND = np.array([-1, *(_NUMBER[name] for name in _NAMES if name != "invert")])
-"""What RandAugment and TrivialAugment choose from; one in fourteen is none."""
+_RAND = np.arange(-1, len(_NAMES))
+"""The operations of RandAugment; one in fourteen is none."""
 
 
 def _values(
     operations: Int64[np.ndarray, "B n"],
-    strength: Float64[np.ndarray, "B n"],
-    most: Mapping[str, float],
+    strength: float,
     chance: np.random.Generator,
 ) -> Drawn:
-    """What operations do at strengths from 0 to 1: half of what has a direction in the other."""
-    scale = np.array([most.get(name, 0.0) for name in _NAMES])[operations]
+    """What operations do at a strength from 0 to 1: half of what has a direction in the other."""
+    scale = np.array([_MOST.get(name, 0.0) for name in _NAMES])[operations]
     signs = np.where(chance.random(operations.shape) < 0.5, -1, 1)
     amount = strength * scale
 
@@ -345,62 +330,13 @@ def _none(how: Augmentation, chance: np.random.Generator, B: int) -> Drawn:
 
 
 def _rand(how: Augmentation, chance: np.random.Generator, B: int) -> Drawn:
-    """So many operations, each of equal chance, all of one strength."""
+    """RandAugment: `how.operations` operations, equally likely, all of one strength."""
     operations = _RAND[chance.integers(len(_RAND), size=(B, how.operations))]
-    return _values(operations, np.full(operations.shape, how.magnitude / 30), _MOST, chance)
-
-
-def _trivial(how: Augmentation, chance: np.random.Generator, B: int) -> Drawn:
-    """One operation, of any strength."""
-    operations = _RAND[chance.integers(len(_RAND), size=(B, 1))]
-    return _values(operations, chance.integers(31, size=(B, 1)) / 30, _WIDE, chance)
-
-
-_Turn: TypeAlias = tuple[str, float, int]
-
-_AUTO: tuple[tuple[_Turn, _Turn], ...] = (
-    (("posterize", 0.4, 8), ("rotate", 0.6, 9)),
-    (("solarize", 0.6, 5), ("autocontrast", 0.6, 0)),
-    (("equalize", 0.8, 0), ("equalize", 0.6, 0)),
-    (("posterize", 0.6, 7), ("posterize", 0.6, 6)),
-    (("equalize", 0.4, 0), ("solarize", 0.2, 4)),
-    (("equalize", 0.4, 0), ("rotate", 0.8, 8)),
-    (("solarize", 0.6, 3), ("equalize", 0.6, 0)),
-    (("posterize", 0.8, 5), ("equalize", 1.0, 0)),
-    (("rotate", 0.2, 3), ("solarize", 0.6, 8)),
-    (("equalize", 0.6, 0), ("posterize", 0.4, 6)),
-    (("rotate", 0.8, 8), ("colour", 0.4, 0)),
-    (("rotate", 0.4, 9), ("equalize", 0.6, 0)),
-    (("equalize", 0.0, 0), ("equalize", 0.8, 0)),
-    (("invert", 0.6, 0), ("equalize", 1.0, 0)),
-    (("colour", 0.6, 4), ("contrast", 1.0, 8)),
-    (("rotate", 0.8, 8), ("colour", 1.0, 2)),
-    (("colour", 0.8, 8), ("solarize", 0.8, 7)),
-    (("equalize", 0.4, 0), ("invert", 0.6, 0)),
-    (("shear x", 0.6, 5), ("equalize", 1.0, 0)),
-    (("colour", 0.4, 0), ("equalize", 0.6, 0)),
-    (("equalize", 0.4, 0), ("solarize", 0.2, 4)),
-    (("solarize", 0.6, 5), ("autocontrast", 0.6, 0)),
-    (("invert", 0.6, 0), ("equalize", 1.0, 0)),
-    (("colour", 0.6, 4), ("contrast", 1.0, 8)),
-    (("equalize", 0.8, 0), ("equalize", 0.6, 0)),
-)
-"""AutoAugment's policy for ImageNet (Cubuk et al. 2019, table 9): operation, probability, magnitude
-of 9."""
-
-
-def _auto(how: Augmentation, chance: np.random.Generator, B: int) -> Drawn:
-    """One of the pairs, each of its operations with its probability."""
-    pairs = chance.integers(len(_AUTO), size=B)
-    numbers = np.array([[_NUMBER[name] for name, _, _ in pair] for pair in _AUTO])[pairs]
-    likely = np.array([[p for _, p, _ in pair] for pair in _AUTO])[pairs]
-    strength = np.array([[m / 9 for _, _, m in pair] for pair in _AUTO])[pairs]
-    operations = np.where(chance.random((B, 2)) < likely, numbers, -1)
-    return _values(operations, strength, _MOST, chance)
+    return _values(operations, how.magnitude / 30, chance)
 
 
 _POLICIES: Mapping[Policy, Callable[[Augmentation, np.random.Generator, int], Drawn]] = (
-    MappingProxyType({"none": _none, "rand": _rand, "auto": _auto, "trivial": _trivial})
+    MappingProxyType({"none": _none, "rand": _rand})
 )
 
 
