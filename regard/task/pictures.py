@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from os import PathLike
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeGuard, TypeVar, cast
 
 import numpy as np
 import torch
@@ -115,6 +115,11 @@ class Preparation:
         """All pictures in their order, so many at a time."""
         if isinstance(pictures, str | bytes | PathLike):
             raise ValueError(f"pictures ({pictures!r}) must be a list of them; put it into one")
+        if _is_one(pictures):
+            shape = tuple(pictures.shape)
+            raise ValueError(
+                f"pictures of shape {shape} are one picture; pass a list of pictures: [picture]"
+            )
         waiting = iter(pictures)
         while some := list(islice(waiting, size)):
             yield torch.from_numpy(np.stack([self.pixels(picture) for picture in some]))
@@ -168,6 +173,13 @@ def _covering(
     image = image.resize(size, resampling)
     left, top = (size[0] - columns) // 2, (size[1] - rows) // 2
     return image.crop((left, top, left + columns, top + rows))
+
+
+def _is_one(pictures: object) -> TypeGuard[np.ndarray | Tensor]:
+    """True for the pixels of one picture, whose rows or channels are no pictures."""
+    if isinstance(pictures, np.ndarray):
+        return pictures.ndim < 3 or (pictures.ndim == 3 and pictures.shape[-1] in (1, 3, 4))
+    return isinstance(pictures, Tensor) and pictures.ndim < 4
 
 
 def _shown(picture: np.ndarray | Tensor, channels: int) -> "Image.Image":

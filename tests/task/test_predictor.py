@@ -288,3 +288,14 @@ def test_auto_is_a_device(folders: dict[str, Path]) -> None:
 def test_checkpoint_is_found_without_an_import(folders: dict[str, Path]) -> None:
     code = "import sys, regard; regard.checkpoint.load(sys.argv[1])"
     subprocess.run([sys.executable, "-c", code, str(folders["Translator"])], check=True)
+
+
+@pytest.mark.parametrize("pixels", [torch.rand(3, 12, 20), np.zeros((12, 20, 3), np.uint8)])
+def test_the_pixels_of_one_picture_are_not_taken_for_several(
+    folders: dict[str, Path], pixels: Any
+) -> None:
+    classifier: Any = load(folders["Classifier"])
+    for call in (classifier, classifier.classify):
+        with pytest.raises(ValueError, match=r"are one picture; pass a list of pictures: \[pict"):
+            call(pixels)
+        assert len(call([pixels])) == len(call(pixels[None])) == 1
