@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from difflib import get_close_matches
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -65,12 +66,17 @@ def check(
     subject: Subject | own_module.ModuleSubject
     with isolate():
         if isinstance(model_or_folder, nn.Module):
-            if data or model is not None or device is not None:
+            if isinstance(data, torch.Tensor) or data or model is not None or device is not None:
                 raise ValueError(
                     "data, model and device are for a folder; a model is checked where it is, on "
                     "inputs: check(model, *inputs)"
                 )
             original = checkpoint.unwrapped(model_or_folder)
+            if any(part.is_meta for part in chain(original.parameters(), original.buffers())):
+                raise ValueError(
+                    f"{type(original).__name__} is on the meta device, where it has no values; "
+                    "build it on a real one"
+                )
             name = type(original).__name__
             if isinstance(original, AnyModel):
                 duplicate: Any = copy_model(original).float()
@@ -117,7 +123,8 @@ def _load(
 def _choose(table: Sequence[Property], names: Iterable[str] | None) -> list[Property]:
     if names is None:
         return [prop for prop in table if prop.default]
-    names, choices = list(names), [prop.name for prop in table]
+    names = [names] if isinstance(names, str) else list(names)
+    choices = [prop.name for prop in table]
     for name in names:
         if name not in choices:
             close = get_close_matches(name, choices, n=1)

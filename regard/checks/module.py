@@ -71,7 +71,7 @@ class ModuleSubject:
     def run(
         self, model: Callable[..., Any] | None = None, inputs: Arguments | None = None
     ) -> dict[str, Tensor]:
-        """The floating-point tensors of the output, by their place in it.
+        """The floating-point and complex tensors of the output, by their place in it.
 
         The inputs are cloned, since a forward pass may change them in place.
         """
@@ -81,9 +81,9 @@ class ModuleSubject:
         with exact_products():
             output = (self.model if model is None else model)(*args, **kwargs)
         return {
-            keystr(path): part.clone()
+            keystr(path): _real(part).clone()
             for path, part in tree_flatten_with_path(output)[0]
-            if isinstance(part, Tensor) and part.is_floating_point()
+            if isinstance(part, Tensor) and _has_numbers(part)
         }
 
     def gradients(self, model: nn.Module) -> dict[str, Tensor]:
@@ -93,7 +93,7 @@ class ModuleSubject:
         with torch.enable_grad():
             leaves = tree_map_only(
                 Tensor,
-                lambda part: part.detach().requires_grad_(part.is_floating_point()),
+                lambda part: part.detach().requires_grad_(_has_numbers(part)),
                 self.inputs,
             )
             output = [part for part in self.run(model, leaves).values() if part.requires_grad]
@@ -107,7 +107,9 @@ class ModuleSubject:
             with exact_products():
                 loss.backward()
         named = {**dict(model.named_parameters()), **_tensors_of(leaves)}
-        return {name: part.grad.clone() for name, part in named.items() if part.grad is not None}
+        return {
+            name: _real(part.grad).clone() for name, part in named.items() if part.grad is not None
+        }
 
     @cached_property
     def batch(self) -> int | None:
@@ -124,6 +126,16 @@ class ModuleSubject:
     def origin(self) -> str:
         shapes = [f"{tuple(part.shape)}" for part in _tensors_of(self.inputs).values()]
         return f"inputs of {', '.join(shapes)}"
+
+
+def _has_numbers(part: Tensor) -> bool:
+    """True for tensors that are compared up to rounding."""
+    return part.is_floating_point() or part.is_complex()
+
+
+def _real(part: Tensor) -> Tensor:
+    """A complex tensor as real and imaginary parts, along a last axis of 2."""
+    return torch.view_as_real(part.resolve_conj()) if part.is_complex() else part
 
 
 def _tensors(model: nn.Module) -> Iterator[Tensor]:

@@ -312,11 +312,16 @@ def state(model: nn.Module) -> dict[str, Tensor]:
     return {name: tensor.detach().cpu().clone() for name, tensor in model.state_dict().items()}
 
 
+def _wide(part: Tensor) -> Tensor:
+    """A tensor in float64, or complex128."""
+    return part.to(torch.complex128 if part.is_complex() else torch.float64)
+
+
 def same_tensors(one: dict[str, Tensor], two: dict[str, Tensor], what: str) -> Measured:
     if one.keys() != two.keys():
         return Measured(float("inf"), f"{what}: {', '.join(sorted(one.keys() ^ two.keys()))}")
     differences = [
-        (one[name].double() - two[name].double()).abs().max() for name in one if one[name].numel()
+        (_wide(one[name]) - _wide(two[name])).abs().max() for name in one if one[name].numel()
     ]
     return Measured(float(max(differences, default=0.0)), f"{len(one)} {what}, to the bit")
 

@@ -150,7 +150,8 @@ class Recording(dict[str, AttentionCall]):
     """
 
     def __missing__(self, name: str) -> AttentionCall:
-        raise KeyError(f"{name!r} was not recorded; there are {', '.join(self) or 'none'}")
+        names = ", ".join(known or "'', the model itself" for known in self)
+        raise KeyError(f"{name!r} was not recorded; there are {names or 'none'}")
 
     def __repr__(self) -> str:
         """Names and sizes; weights are computed on demand."""

@@ -422,6 +422,27 @@ def test_a_module_that_holds_activations_is_copied() -> None:
 
 
 @pytest.mark.usefixtures("unchecked")
+class Phase(nn.Module):
+    """A complex product; its imaginary part depends on the mode of gradients if `broken`."""
+
+    def __init__(self, broken: bool) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(7, 7, dtype=torch.complex64))
+        self.broken = broken
+
+    def forward(self, x: Tensor) -> Tensor:
+        product = x.to(torch.complex64) @ self.weight
+        return product.conj() if self.broken and torch.is_grad_enabled() else product
+
+
+def test_imaginary_parts_are_compared() -> None:
+    x = torch.randn(3, 7)
+    assert check(Phase(broken=False), x).holds
+    report = check(Phase(broken=True), x, properties="no_grad = grad")
+    assert [finding.status for finding in report] == ["fails"]
+
+
+@pytest.mark.usefixtures("unchecked")
 def test_errors_name_the_remedy() -> None:
     model, x = Attention(), batch()
     before = snapshot(model)
@@ -434,6 +455,8 @@ def test_errors_name_the_remedy() -> None:
         (lambda: check(lambda x: x, x), "takes a model or the folder of one, not function"),
         (lambda: check("folder", x), r"a folder is checked on files, not inputs; .* by data=\["),
         (lambda: check(nn.Identity(), torch.arange(3)), "returns no floating-point tensor"),
+        (lambda: check(model, data=x), r"a model is checked where it is, on inputs: check\(mo"),
+        (lambda: check(Attention().to("meta"), x.to("meta")), "Attention is on the meta device"),
     ):
         with pytest.raises(ValueError, match=message) as error:
             call()

@@ -80,6 +80,11 @@ def test_an_unknown_name_is_refused_with_the_names_there_are() -> None:
         model(torch.randint(31, (2, 5)), torch.randint(31, (2, 3)))
     with pytest.raises(KeyError, match=f"'encoder.x' was not recorded; there are {CROSS}"):
         seen["encoder.x"]
+    layer = MultiHeadAttention(12, 3)
+    with record(layer) as seen:
+        layer(torch.randn(2, 5, 12))
+    with pytest.raises(KeyError, match="there are '', the model itself"):
+        seen["attention"]
 
 
 def test_statistics_of_what_was_seen() -> None:
