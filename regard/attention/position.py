@@ -563,7 +563,7 @@ def _check_integers(name: str, tensor: Tensor) -> None:
 
 def _check_count(name: str, count: int) -> None:
     if not isinstance(count, int) or isinstance(count, bool) or count < 1:
-        raise ValueError(f"{name} ({count}) must be a positive integer; try 1 or more")
+        raise ValueError(f"{name} ({count!r}) must be a positive integer; try 1 or more")
 
 
 def _check_base(base: int | float) -> None:

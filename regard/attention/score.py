@@ -300,7 +300,7 @@ def _check_counts(**counts: int | None) -> None:
         if count is None:
             continue
         if not isinstance(count, int) or isinstance(count, bool) or count < 1:
-            raise ValueError(f"{name} ({count}) must be a positive integer; try 1 or more")
+            raise ValueError(f"{name} ({count!r}) must be a positive integer; try 1 or more")
 
 
 def _check_shapes(

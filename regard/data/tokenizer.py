@@ -81,7 +81,7 @@ class Tokenizer:
         smallest = len(SPECIALS) + 256
         if size < smallest:
             raise ValueError(
-                f"size ({size}) must be at least {smallest}: 256 bytes and {len(SPECIALS)} "
+                f"vocabulary ({size}) must be at least {smallest}: 256 bytes and {len(SPECIALS)} "
                 "specials; try 8000"
             )
         inner = _over_bytes(models.BPE())

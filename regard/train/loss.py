@@ -26,18 +26,18 @@ CACHED = 2**22  # in half precision on a CPU, whose caches hold them between one
 def cross_entropy(
     states: Float[Tensor, "*b D"],
     output: nn.Module,
-    targets: Int[Tensor, "*b"],
+    target: Int[Tensor, "*b"],
     smoothing: float | int = 0.0,
 ) -> Float[Tensor, ""]:
     """The loss summed over all targets, in float32; negative targets are ignored."""
     if not 0 <= smoothing < 1:
         raise ValueError(f"label smoothing ({smoothing}) must be at least 0 and below 1; try 0.1")
-    if states.shape[:-1] != targets.shape:
+    if states.shape[:-1] != target.shape:
         raise ValueError(
             f"states of shape {tuple(states.shape)} need targets of shape "
-            f"{tuple(states.shape[:-1])}, got {tuple(targets.shape)}"
+            f"{tuple(states.shape[:-1])}, got {tuple(target.shape)}"
         )
-    rows, places = states.flatten(0, -2), targets.flatten()
+    rows, places = states.flatten(0, -2), target.flatten()
     if not are_linear(output):  # other modules are called, for all logits at once
         logits = _wide(output(rows))
         _check_targets(places, logits.shape[-1])

@@ -109,7 +109,7 @@ def test_specials(bpe: Tokenizer, characters: Tokenizer) -> None:
 def test_size(bpe: Tokenizer) -> None:
     assert bpe.size == 421
     assert Tokenizer.bpe(["a"], 421).size == 4 + 256
-    with pytest.raises(ValueError, match=r"size \(100\) must be at least 260"):
+    with pytest.raises(ValueError, match=r"vocabulary \(100\) must be at least 260"):
         Tokenizer.bpe(TEXTS, 100)
 
 

@@ -104,7 +104,7 @@ def test_no_prompts_no_results() -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"temperature": 0}, r"temperature \(0\) must be above 0; .* use greedy\(\)"),
+        ({"temperature": 0}, r"temperature \(0\) must be above 0; .* use greedy search"),
         ({"top_k": 0}, r"top_k \(0\) must be 1 or more; leave it out to sample from all tokens"),
         ({"top_k": -1}, r"top_k \(-1\) must be a whole number"),
         ({"top_p": 1.5}, r"top_p \(1.5\) must be above 0 and at most 1"),

@@ -35,7 +35,7 @@ def test_equals_torch(
         monkeypatch.setattr(loss, limit, chunk)
     states, output, targets = problem(torch.float64, bias)
     inputs = [states, *output.parameters()]
-    have = cross_entropy(states, output, targets, smoothing)
+    have = cross_entropy(states=states, output=output, target=targets, smoothing=smoothing)
     want = at_once(states, output, targets, smoothing)
     torch.testing.assert_close(have, want)
     # The factor in front reaches the gradients.

@@ -46,7 +46,8 @@ def sample(
     """
     if not 0 < temperature < math.inf:
         raise ValueError(
-            f"temperature ({temperature}) must be above 0; for the likeliest tokens use greedy()"
+            f"temperature ({temperature}) must be above 0; for the likeliest tokens use greedy "
+            "search"
         )
     if top_k == 0:
         raise ValueError("top_k (0) must be 1 or more; leave it out to sample from all tokens")
