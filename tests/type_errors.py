@@ -22,3 +22,20 @@ regard.Transformer.tiny("100")  # wrong
 regard.TrainingConfig(epoch=3)  # wrong
 record(torch.nn.Linear(2, 3), select="layer")  # wrong
 print(regard.no_such_name)  # wrong
+
+
+class Own(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = MultiHeadAttention(32, heads=4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.attention(x, key_padding_mask=x)  # wrong
+        return self.attention(x, mask=causal())
+
+
+ids = torch.ones(2, 3, dtype=torch.int64)
+logits: int = regard.Transformer.tiny(100)(ids, ids)  # wrong
+regard.LanguageModel.tiny(100)(ids, attention_mask=ids)  # wrong
+regard.VisionTransformer.tiny(10)()  # wrong
+regard.TextClassifier.tiny(2, 100)(ids, labels=ids)  # wrong

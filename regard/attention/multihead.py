@@ -10,6 +10,7 @@ it the output would be H separate blocks.
 """
 
 import math
+from typing import TYPE_CHECKING
 
 import torch
 from jaxtyping import Bool, Float
@@ -23,7 +24,7 @@ from regard.attention.fusing import are_linear, fuses
 from regard.attention.mask import Mask
 from regard.attention.position import AttentionPosition, Positions
 from regard.attention.score import AlignmentScore
-from regard.attention.state import LoadableModule
+from regard.attention.state import LoadableModule, typed_as
 from regard.synonyms import suggest_names
 
 
@@ -184,6 +185,11 @@ class MultiHeadAttention(LoadableModule):
         else:
             joined = self.output(heads)
         return joined if len(lead) == 1 else joined.reshape(*lead, *joined.shape[-2:])
+
+    if TYPE_CHECKING:
+
+        @typed_as(forward)
+        def __call__(self) -> None: ...
 
     def _project(self, x: Tensor, keyed: Tensor, valued: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values, from one matrix product for each distinct input."""

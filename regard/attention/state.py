@@ -6,10 +6,12 @@ regard.interop.torch_nn.attention(state, heads=…)
 """
 
 import re
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeVar
 
 from torch import nn
+
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 LIBRARIES = (
     (r"(in_proj|q_proj)_weight", "torch_nn.attention(state, heads=…)"),
@@ -48,3 +50,8 @@ class LoadableModule(nn.Module):
         if line := importer(state_dict.keys() - self.state_dict().keys()):
             raise ValueError(line)
         return super().load_state_dict(state_dict, strict, assign)
+
+
+def typed_as(function: Function) -> Callable[[Callable[..., Any]], Function]:
+    """Gives `__call__` the signature of `forward`, for type checkers: torch's own returns Any."""
+    return lambda method: function

@@ -10,7 +10,7 @@ trained on text alone, for transfer learning: frozen, or fine-tuned.
 import copy
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Any, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 import torch
 from jaxtyping import Float, Int
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from regard.attention.checks import check_integer, integer_tensor
 from regard.attention.mask import PackedLengths
-from regard.attention.state import LoadableModule
+from regard.attention.state import LoadableModule, typed_as
 from regard.model import build, init
 from regard.model.build import MakeAttention, MakeFeedForward, MakePosition
 from regard.model.embedding import Tokens
@@ -174,6 +174,11 @@ class TextClassifier(LoadableModule):
         `lengths` (B,) are those of a padded batch; packed tokens are (1, T) with `PackedLengths`.
         """
         return self.head(self.represent(tokens, lengths=lengths))
+
+    if TYPE_CHECKING:
+
+        @typed_as(forward)
+        def __call__(self) -> None: ...
 
     def represent(
         self, tokens: Int[Tensor, "B S"], *, lengths: Lengths = None

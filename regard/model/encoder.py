@@ -10,12 +10,12 @@ Devlin et al. 2019, "BERT", without its second task. A trained encoder initialis
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from regard.attention.state import LoadableModule
+from regard.attention.state import LoadableModule, typed_as
 from regard.model import build, init
 from regard.model.build import (
     BlockConfig,
@@ -174,6 +174,11 @@ class TextEncoder(LoadableModule):
         `lengths` (B,) are those of a padded batch; packed tokens are (1, T) with `PackedLengths`.
         """
         return self.output(self.features(tokens, lengths=lengths))
+
+    if TYPE_CHECKING:
+
+        @typed_as(forward)
+        def __call__(self) -> None: ...
 
     def features(
         self, tokens: Int[Tensor, "B S"], *, lengths: Lengths = None

@@ -9,12 +9,12 @@ decoder-only models: pre-norm, rotary positions, a gated feed-forward network.
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from regard.attention.state import LoadableModule
+from regard.attention.state import LoadableModule, typed_as
 from regard.model import build, init
 from regard.model.block import Activation, Norm
 from regard.model.build import (
@@ -157,6 +157,11 @@ class LanguageModel(LoadableModule):
         alone.
         """
         return self.output(self.states(tokens, lengths=lengths, cache=cache))
+
+    if TYPE_CHECKING:
+
+        @typed_as(forward)
+        def __call__(self) -> None: ...
 
     def states(
         self,

@@ -12,13 +12,13 @@ the logits at position n are for token n + 1.
 from collections.abc import Callable
 from dataclasses import KW_ONLY, asdict, dataclass, field, fields, replace
 from functools import partial
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from regard.attention.mask import Mask
-from regard.attention.state import LoadableModule
+from regard.attention.state import LoadableModule, typed_as
 from regard.model import build, init
 from regard.model.build import (
     BlockConfig,
@@ -307,6 +307,11 @@ class Transformer(LoadableModule):
         check_pairs("source", source, source_lengths, target, target_lengths)
         memory = self.encode(source, source_lengths)
         return self.decode(target, memory, target_lengths, source_lengths)
+
+    if TYPE_CHECKING:
+
+        @typed_as(forward)
+        def __call__(self) -> None: ...
 
     @suggest_names
     def encode(self, source: Tensor, lengths: Lengths = None) -> Float[Tensor, "M S D"]:

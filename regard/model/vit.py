@@ -10,7 +10,7 @@ positions are learned. The map of patches is a convolution (embedding.py).
 
 import copy
 from dataclasses import KW_ONLY, dataclass, replace
-from typing import Any, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 import torch
 from jaxtyping import Float
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from regard.attention.checks import check_integer
 from regard.attention.mask import Mask
 from regard.attention.position import GridPositions, LearnedGridPositions
-from regard.attention.state import LoadableModule
+from regard.attention.state import LoadableModule, typed_as
 from regard.model import build, init
 from regard.model.block import Activation, Norm
 from regard.model.build import BlockConfig, GridPosition, MakeAttention, MakeFeedForward
@@ -246,6 +246,11 @@ class VisionTransformer(LoadableModule):
     def forward(self, images: Float[Tensor, "B C Y X"]) -> Float[Tensor, "B N"]:
         """Returns the logits of each image: (B, C, Y, X) → (B, N)."""
         return self.head(self.represent(images))
+
+    if TYPE_CHECKING:
+
+        @typed_as(forward)
+        def __call__(self) -> None: ...
 
     def represent(self, images: Float[Tensor, "B C Y X"]) -> Float[Tensor, "B D"]:
         """Returns the pooled features of each image, which the head reads: (B, D)."""
