@@ -357,7 +357,9 @@ PROPERTIES = (
     Property("cached = uncached", ROUNDING, REPORT, cached_uncached),
     Property("beam 1 = greedy", 0.0, REPORT, beams_greedy),
     Property("batch = one by one", ROUNDING, REPORT, batch_alone),
-    Property("engine = eager", 0.03, "use --precision fp32, and report it", engines_eager),
+    # Where the two round a number to neighbouring 8-bit values, up to 0.056 was measured, on
+    # random models with weights of twice the initial size; 0.033 on a trained one.
+    Property("engine = eager", 0.08, "use --precision fp32, and report it", engines_eager),
     Property("compiled = eager", ROUNDING, "train with --training.compile no", compiled_eager),
     Property("fused steps = plain", EXCESS, REPORT, fused_plain),
     Property("captured = eager", ROUNDING, "train with --training.capture no", captured_eager),
