@@ -13,8 +13,8 @@ line n goes to process n modulo their number. Whatever else goes wrong in any of
 them, and is said once.
 """
 
+import io
 import os
-import select
 import stat
 import sys
 import time
@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar, cast
 
 from regard.data.files import LINE, LineFile, Reading
 from regard.decode.batching import FIRST, windows
@@ -44,24 +44,18 @@ class Unreadable:
 Line: TypeAlias = tuple[int, str]
 """A line and its number, counted from 0."""
 
-SOON = 0.01
-"""Seconds for which a busy writer is waited for, so that its lines are worked on together."""
-
 MOST = 2048
 """Lines that a process is handed, at most; at first they are fewer."""
-
-PIECE = 2**16
-"""Bytes that are read at once."""
 
 
 # Reading
 
 
 class Lines:
-    """The lines of standard input, or of files, without their ends, which are line feeds alone.
+    """The lines of standard input, or of files, without their ends.
 
     A folder stands for the files in it, and in folders within, by their names. Lines of more than
-    `longest` characters, and bytes that are no UTF-8, are unreadable.
+    `longest` characters, and bytes that are not UTF-8, are unreadable.
     """
 
     def __init__(self, files: Sequence[str] = (), longest: int = LINE):
@@ -82,49 +76,25 @@ class Lines:
         return about.st_size if stat.S_ISREG(about.st_mode) else None
 
     def __iter__(self) -> Iterator[str | Unreadable | None]:
-        return self._from_files() if self.files else self._from_input()
-
-    def _from_input(self) -> Iterator[str | Unreadable | None]:
-        number = 0
-        for line in _cut(self._pieces(), 4 * self.longest):
-            if line is None:
-                yield None
-                continue
-            number += 1
-            content, end = line
-            if self.size is not None:
-                self.marks.append(end)
-            yield self._text(content, f"line {number:,}")
-
-    def _pieces(self) -> Iterator[bytes | None]:
-        """Standard input as it comes, and None where nothing more is there for now."""
-        try:
-            fd = sys.stdin.fileno()
-        except (OSError, ValueError):
-            fd = -1
-        if fd < 0 or self.size is not None or os.name != "posix":
-            yield from iter(lambda: sys.stdin.buffer.read(PIECE), b"")
-            return
-        while True:
-            if not select.select([fd], [], [], SOON)[0]:
-                yield None
-            data = os.read(fd, PIECE)
-            if not data:
-                return
-            yield data
-
-    def _from_files(self) -> Iterator[str | Unreadable]:
         reading = Reading()
-        for path in self.files:
+        for path in self.files or [Path(STDIN)]:
             with ExitStack() as stack:
                 before = reading.bytes
-                file = LineFile(path, reading, stack)
-                plain = file.stream.raw is file.raw
+                if self.files:
+                    file, place = LineFile(path, reading, stack), f"{path}, line"
+                else:
+                    file = LineFile(path, reading, stack, "standard input", _standard_input())
+                    place = "line"
+                is_plain = file.stream.raw is file.raw
                 while (line := file.line()) is not None:
-                    # A compressed file is measured as it is read, which is somewhat ahead.
-                    self.marks.append(before + file.offset if plain else reading.bytes)
+                    if not line:
+                        yield None
+                        continue
+                    if self.size is not None:
+                        # A compressed file is measured as it is read, which is somewhat ahead.
+                        self.marks.append(before + file.offset if is_plain else reading.bytes)
                     content = None if file.overlong else line
-                    yield self._text(content, f"{path}, line {file.lines:,}")
+                    yield self._text(content, f"{place} {file.lines:,}")
 
     def _text(self, line: bytes | None, where: str) -> str | Unreadable:
         if line is not None:
@@ -142,6 +112,14 @@ class Lines:
 
 STDIN = "-"
 """The name of standard input, where files can be named."""
+
+
+def _standard_input() -> io.RawIOBase | io.BufferedIOBase:
+    """Standard input without a buffer, which would hide whether a pipe is empty."""
+    try:
+        return open(sys.stdin.fileno(), "rb", buffering=0, closefd=False)
+    except (OSError, ValueError):  # replaced by a file in memory
+        return cast(io.BufferedIOBase, sys.stdin.buffer)
 
 
 def _files(names: Sequence[str]) -> Iterator[Path]:
@@ -170,25 +148,6 @@ def within(folder: Path) -> Iterator[Path]:
         hidden = any(part.startswith(".") for part in path.relative_to(folder).parts)
         if not hidden and path.is_file():
             yield path
-
-
-def _cut(pieces: Iterable[bytes | None], most: int) -> Iterator[tuple[bytes | None, int] | None]:
-    """Lines, each with the byte at which it ends; of one with more than `most` bytes, None."""
-    begun: list[bytes] = []  # of a line whose end has not come yet
-    size = end = 0
-    for piece in pieces:
-        if piece is None:
-            yield None
-            continue
-        *closed, rest = piece.split(b"\n")
-        for part in closed:
-            size, end = size + len(part) + 1, end + len(part) + 1
-            yield (b"".join([*begun, part]) if size <= most else None), end
-            begun, size = [], 0
-        size, end = size + len(rest), end + len(rest)
-        begun = [*begun, rest] if size <= most else []
-    if size:
-        yield (b"".join(begun) if size <= most else None), end
 
 
 class Bar:

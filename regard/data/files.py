@@ -1,8 +1,8 @@
-"""A file's lines, plain or compressed, whatever its size.
+"""The lines of a file or of standard input, plain or compressed, of any size.
 
-Compression is recognised by a file's first bytes, and so are files that are no text. Lines end with
-LF, with CR LF, or all of them with CR. Files are hashed while they are read, so that a text is read
-once only.
+Compression is recognised by the first bytes, and so are files that are not text. Lines end with LF,
+with CR LF, or all of them with CR. Files are hashed while they are read, so that a text is read
+only once.
 """
 
 import bz2
@@ -13,6 +13,8 @@ import hashlib
 import io
 import lzma
 import os
+import re
+import select
 import stat
 import zlib
 from collections.abc import Callable, Iterator
@@ -27,7 +29,13 @@ LINE = 2**20
 """Maximum bytes of a line; longer ones are skipped."""
 
 BUFFER = 2**18
-"""Bytes that are read at a time; a file is judged by the first so many."""
+"""Bytes that are read at a time; the first of them decide what a file is."""
+
+POLL_S = 0.01
+"""How long a pipe may be empty before `LineFile.line` returns, so that a busy writer's lines are
+answered together."""
+
+_LINE_END = re.compile(rb"\n|\r.", re.DOTALL)
 
 
 def check_file(path: Path, name: str = "") -> None:
@@ -61,36 +69,55 @@ class Reading:
 
 
 class LineFile:
-    """A file's lines, one at a time, whatever it is compressed with."""
+    """A file's lines, one at a time, decompressed. `file` is an open one to read, such as a pipe,
+    instead of the one at `path`."""
 
-    def __init__(self, path: Path, reading: Reading, stack: contextlib.ExitStack, name: str = ""):
+    def __init__(
+        self,
+        path: Path,
+        reading: Reading,
+        stack: contextlib.ExitStack,
+        name: str = "",
+        file: io.RawIOBase | io.BufferedIOBase | None = None,
+    ):
         self.path, self.name = path, name or str(path)
         self.lines = self.offset = 0
         self.overlong: int | None = None
         self.reading = reading
+        self._begun = b""
         try:
-            self.raw = stack.enter_context(_Raw(path, reading))
+            if file is None:
+                file = stack.enter_context(open(path, "rb", buffering=0))  # noqa: SIM115
+            self.raw = _Raw(file, reading)
         except OSError as error:
             raise ValueError(f"{self.name} cannot be read ({reason(error)})") from error
         with self._whole():
-            self.stream = stack.enter_context(_opened(path, self.raw))
+            self.stream = stack.enter_context(_opened(self.name, self.raw))
+            is_compressed = self.stream.raw is not self.raw
             self.start = self.stream.peek(BUFFER)
         if what := foreign(self.start):
             raise ValueError(f"{self.name} {what}")
         if b"\r" in self.start[:-1] and b"\n" not in self.start:
             self.start = self.start.replace(b"\r", b"\n")
-            self.stream = stack.enter_context(io.BufferedReader(_Newlines(self.stream), BUFFER))
+            newlines = _Newlines(self.stream, self.raw)
+            self.stream = stack.enter_context(io.BufferedReader(newlines, BUFFER))
         if self.start.startswith(codecs.BOM_UTF8):  # a mark some editors write
             self.offset += len(self.stream.read(len(codecs.BOM_UTF8)))
+        self.raw.polls = self.raw.is_pipe and not is_compressed
         self._readline = self.stream.readline
 
     def line(self) -> bytes | None:
-        """The next line with its newline; None after the last."""
+        """The next line with its newline; None after the last; b"" while a pipe is empty."""
         self.overlong = None
         try:
-            line = self._readline(LINE + 1)
+            line = self._readline(LINE + 1 - len(self._begun))
         except _DAMAGE as error:
             raise self._damaged(error) from error
+        if self._begun:
+            line, self._begun = self._begun + line, b""
+        if self.raw.is_idle and line[-1:] != b"\n" and len(line) <= LINE:
+            self._begun = line
+            return b""
         if not line:
             return None
         self.lines += 1
@@ -100,7 +127,7 @@ class LineFile:
                 return line + b"\n"
             begin = self.offset - len(line)
             with self._whole():
-                while line and line[-1] != 10:
+                while (line or self.raw.is_idle) and line[-1:] != b"\n":
                     line = self._readline(LINE)
                     self.offset += len(line)
             self.overlong = self.offset - begin
@@ -142,11 +169,22 @@ class LineFile:
 
 
 class _Raw(io.RawIOBase):
-    """A file as it lies on the disk, hashed and counted on the way."""
+    """The bytes of an open file, before decompression, hashed and counted."""
 
-    def __init__(self, path: Path, reading: Reading):
-        self._file = open(path, "rb", buffering=0)  # noqa: SIM115
-        self.size = os.fstat(self._file.fileno()).st_size
+    def __init__(self, file: io.RawIOBase | io.BufferedIOBase, reading: Reading):
+        self._file: Any = file
+        try:
+            status = os.fstat(file.fileno())
+        except (OSError, ValueError):  # in memory, without a descriptor
+            self.size, self.is_pipe = 0, False
+        else:
+            self.size = status.st_size
+            self.is_pipe = os.name == "posix" and not stat.S_ISREG(status.st_mode)
+        self.polls = False
+        """Whether reads of an empty pipe return None instead of waiting."""
+        self.is_idle = False
+        """Whether the last read returned None."""
+        self._ended = False
         self.reading = reading
         self.sha256 = hashlib.sha256() if reading.hashed else None
         self.count = 0
@@ -154,30 +192,38 @@ class _Raw(io.RawIOBase):
     def readable(self) -> bool:
         return True
 
-    def readinto(self, buffer: Any) -> int:
-        count = self._file.readinto(buffer) or 0
+    def readinto(self, buffer: Any) -> int | None:
+        self.is_idle = self.polls and not select.select([self._file], [], [], POLL_S)[0]
+        if self.is_idle:
+            return None
+        view, count = memoryview(buffer), 0
+        while not self._ended and count < len(view):
+            size = self._file.readinto(view[count:])
+            self._ended = not size
+            count += size
+            # How lines end is decided by the first one, which a pipe may give in pieces.
+            if self.count or _LINE_END.search(view[:count]):
+                break
         if self.sha256:
-            self.sha256.update(memoryview(buffer)[:count])
+            self.sha256.update(view[:count])
         self.count += count
         self.reading.bytes += count
         return count
-
-    def close(self) -> None:
-        self._file.close()
-        super().close()
 
 
 class _Newlines(io.RawIOBase):
     """A file whose lines end with CR, with LF instead."""
 
-    def __init__(self, file: io.BufferedReader):
-        self._file = file
+    def __init__(self, file: io.BufferedReader, raw: _Raw):
+        self._file, self._raw = file, raw
 
     def readable(self) -> bool:
         return True
 
-    def readinto(self, buffer: Any) -> int:
+    def readinto(self, buffer: Any) -> int | None:
         data = self._file.read1(len(buffer)).replace(b"\r", b"\n")
+        if not data and self._raw.is_idle:
+            return None
         buffer[: len(data)] = data
         return len(data)
 
@@ -219,7 +265,7 @@ class _DamageError(Exception):
 _DAMAGE = (EOFError, OSError, zlib.error, lzma.LZMAError, _DamageError)
 
 
-def _opened(path: Path, raw: _Raw) -> io.BufferedReader:
+def _opened(name: str, raw: _Raw) -> io.BufferedReader:
     buffered = cast(io.BufferedReader, io.BufferedReader(raw, BUFFER))
     start = buffered.peek(6)[:6]
     inner: Any
@@ -230,17 +276,17 @@ def _opened(path: Path, raw: _Raw) -> io.BufferedReader:
     elif start[:3] == b"BZh":
         inner = bz2.BZ2File(buffered)
     elif start[:4] == b"\x28\xb5\x2f\xfd":
-        inner = _Zstandard(buffered, _zstandard(path))
+        inner = _Zstandard(buffered, _zstandard(name))
     else:
         return buffered
     return io.BufferedReader(inner, BUFFER)
 
 
-def _zstandard(path: Path) -> Callable[[], Any]:
+def _zstandard(name: str) -> Callable[[], Any]:
     try:
         import zstandard
     except ImportError:
-        raise ValueError(f"{path} needs zstandard: {install('text')}") from None
+        raise ValueError(f"{name} needs zstandard: {install('text')}") from None
 
     class Decompressor:
         def __init__(self) -> None:

@@ -1,14 +1,16 @@
 """The real command in a real pipe: a line for each line, soon, in order, by one process or two."""
 
+import bz2
 import gzip
 import io
 import json
+import lzma
 import os
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,7 @@ import torch
 
 from regard import checkpoint
 from regard.cli.main import main
-from regard.cli.stream import PIECE, Lines, Unreadable, answers
+from regard.cli.stream import Lines, Unreadable, answers
 from regard.data.tokenizer import Tokenizer
 from regard.decode.engine.int8 import library as native
 from regard.machine.processes import Processes
@@ -438,12 +440,12 @@ def test_precisions(
     assert said(capsys, "translate", folder, *words).count("\n") == 3
 
 
-@pytest.mark.parametrize("longest", [5, PIECE])
+@pytest.mark.parametrize("longest", [5, 2**16])
 def test_lines_of_standard_input_of_any_length(
     longest: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Cut out of pieces; what is too long is not held, and what follows is found again."""
-    texts = ["ab", "", "x" * longest, "x" * (longest + 1), "é" * 5, "y" * (9 * PIECE), "end\r"]
+    texts = ["ab", "", "x" * longest, "x" * (longest + 1), "é" * 5, "y" * (9 * 2**16), "end\r"]
     given = "\n".join(texts).encode()
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(given)))
     found = list(Lines(longest=longest))
@@ -463,3 +465,72 @@ def test_a_file_is_measured_by_the_lines_that_were_answered(tmp_path: Path, tabl
     both = Lines([str(path), str(table)])
     assert len(list(both)) == 5
     assert both.marks[-1] == both.size == 7 + table.stat().st_size
+
+
+TEXT = b"ab cd\ne\xc3\xa9\nij"
+MARK = b"\xef\xbb\xbf"
+FORMS = {
+    "LF": TEXT,
+    "CR": TEXT.replace(b"\n", b"\r"),
+    "CR at the end": TEXT.replace(b"\n", b"\r") + b"\r",
+    "CR LF": TEXT.replace(b"\n", b"\r\n"),
+    "mark": MARK + TEXT,
+    "mark and CR": MARK + TEXT.replace(b"\n", b"\r"),
+    "gzip": gzip.compress(TEXT),
+    "xz": lzma.compress(MARK + TEXT.replace(b"\n", b"\r\n")),
+    "bzip2": bz2.compress(TEXT.replace(b"\n", b"\r")),
+}
+
+
+@pytest.mark.parametrize("is_pipe", [False, True])
+@pytest.mark.parametrize("kind", FORMS)
+def test_standard_input_is_read_as_files_are(
+    kind: str, is_pipe: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    content, path = FORMS[kind], tmp_path / "text"
+    path.write_bytes(content)
+    assert list(Lines([str(path)])) == ["ab cd", "eé", "ij"]
+    with ExitStack() as stack:
+        if is_pipe:
+            reader, writer = os.pipe()
+            os.write(writer, content)
+            os.close(writer)
+            file = stack.enter_context(os.fdopen(reader))
+        else:
+            file = stack.enter_context(path.open())
+        monkeypatch.setattr(sys, "stdin", file)
+        assert [line for line in Lines() if line is not None] == ["ab cd", "eé", "ij"]
+
+
+def test_lines_of_a_slow_pipe_are_given_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What has come is answered before its writer goes on, within a line or between CR and LF."""
+    reader, writer = os.pipe()
+    with open(reader) as file:
+        monkeypatch.setattr(sys, "stdin", file)
+        lines = iter(Lines())
+        os.write(writer, MARK + b"ab\nc")
+        assert [next(lines), next(lines)] == ["ab", None]
+        os.write(writer, b"d\r")
+        assert next(lines) is None
+        os.write(writer, b"\n\nef")
+        os.close(writer)
+        assert [line for line in lines if line is not None] == ["cd", "", "ef"]
+
+
+def test_lines_of_a_slow_pipe_may_end_with_cr(monkeypatch: pytest.MonkeyPatch) -> None:
+    reader, writer = os.pipe()
+    with open(reader) as file:
+        monkeypatch.setattr(sys, "stdin", file)
+        lines = iter(Lines())
+        os.write(writer, b"ab\rc")
+        assert [next(lines), next(lines)] == ["ab", None]
+        os.write(writer, b"d\r")
+        os.close(writer)
+        assert [line for line in lines if line is not None] == ["cd"]
+
+
+def test_standard_input_that_is_no_text_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = "ab\ncd\n".encode("utf-16")
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(given)))
+    with pytest.raises(ValueError, match="standard input is UTF-16; convert it: iconv -f UTF-16"):
+        list(Lines())

@@ -570,7 +570,9 @@ def faults(world: World, case: Case, ended: Ended) -> list[str]:
     if ended.memory > MEMORY // 2:
         found.append(f"takes {ended.memory / 2**30:.1f} GiB")
     if case.answers and case.stdout == "file" and ended.code in (0, 1):
-        wanted = case.stdin.count(b"\n") + (not case.stdin.endswith(b"\n") and bool(case.stdin))
+        # Without any LF, lines end with CR.
+        given = case.stdin if b"\n" in case.stdin else case.stdin.replace(b"\r", b"\n")
+        wanted = given.count(b"\n") + (not given.endswith(b"\n") and bool(given))
         if ended.out.count("\n") != wanted:
             found.append(f"{ended.out.count(chr(10))} lines for {wanted}")
     if "--json" in case.words and case.stdout == "file" and ended.code == 0:
