@@ -17,6 +17,7 @@ from regard.data.diagnosis import Separator
 from regard.data.table import Column
 from regard.machine.device import use
 from regard.task.settings import Precision, check_positive
+from regard.task.text import compose
 from regard.task.translate import Cut, Quality, evaluate
 
 
@@ -109,7 +110,7 @@ def _compare(folders: list[str], options: Compare) -> tuple[list[System], dict[s
             )
     metrics: dict[str, Any] = dict(Quality(options.bleu or "13a", options.lowercase).metrics)
     written: list[tuple[str, Sequence[str]]] = [
-        (folder, result.translations) for folder, result in zip(folders, results)
+        (folder, compose(result.translations)) for folder, result in zip(folders, results)
     ]
     test = PairedTest(written, metrics, first.references, "bs", n_samples=options.samples)
     signatures, comparisons = test()

@@ -85,9 +85,12 @@ def evaluate(words: Sequence[str]) -> None:
     scores, notes = result.scores, result.signatures
     for problem in result.problems:
         print("regard: left out:", problem, file=sys.stderr)
+    for remark in result.remarks:
+        print("regard:", remark, file=sys.stderr)
     if options.json:
         everything: dict[str, object] = {"folder": str(folder), "scores": scores, "notes": notes}
         everything["problems"] = result.problems
+        everything["remarks"] = result.remarks
         if result.confusion is not None:
             everything["classes"] = result.confusion.scores()
             everything["confusion"] = result.confusion.to_json()

@@ -54,7 +54,7 @@ from regard.task.settings import (
     recorded,
 )
 from regard.task.spec import Evaluation, TaskSpec
-from regard.task.text import Progress, exact, transduction_loss
+from regard.task.text import Progress, compose, exact, transduction_loss
 from regard.train.config import TrainingConfig
 
 _VALIDATION = 10_000_019  # seed of the strips for validation, whatever the training seed
@@ -379,6 +379,7 @@ def evaluate(
 
 def characters_right(written: Sequence[str], references: Sequence[str]) -> float:
     """1 - (edit distance) / (characters of the references), or 0 if that is negative."""
+    written, references = compose(written), compose(references)
     changes = sum(map(_distance, written, references))
     return max(0.0, 1 - changes / max(1, sum(map(len, references))))
 

@@ -24,6 +24,8 @@ class Evaluation:
     """Signatures of scorers that have one, such as sacreBLEU's, by the name of the score."""
     problems: list[str] = field(default_factory=list)
     """Examples left out of the data, and the reason, one line each."""
+    remarks: list[str] = field(default_factory=list)
+    """What to know about the scores, one line each."""
     confusion: Confusion | None = None
     """The confusion matrix of a classifier."""
 

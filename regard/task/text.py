@@ -7,6 +7,7 @@
 """
 
 import math
+import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -30,6 +31,7 @@ from regard.data.batch import (
     plan,
 )
 from regard.data.merges import Merges, grown
+from regard.data.reading import shown
 from regard.data.seeding import seeded
 from regard.data.tokenizer import AnyTokenizer, files
 from regard.model.transformer import TextSource, Transformer, TransformerConfig, TransformerShape
@@ -255,7 +257,27 @@ def check_share(shape: TransformerShape, joint: bool) -> None:
         )
 
 
+def compose(texts: Sequence[str]) -> list[str]:
+    """Texts in Unicode's composed form (NFC), which tokenizers write: é is then always equal."""
+    return [unicodedata.normalize("NFC", text) for text in texts]
+
+
+def describe_unwritable(tokenizer: AnyTokenizer, references: Sequence[str]) -> list[str]:
+    """A note about the references that no output can equal, if there are any."""
+    composed = compose(references)
+    written = compose(tokenizer.decode_batch(tokenizer.encode_batch(composed)))
+    places = [n for n, text in enumerate(composed) if written[n] != text]
+    if not places:
+        return []
+    first = places[0]
+    return [
+        f"{len(places):,} of {len(references):,} references have what the tokenizer cannot write, "
+        f"so no output can equal them: reference {first + 1:,} is {shown(composed[first])} and can "
+        f"only be written {shown(written[first])}"
+    ]
+
+
 def exact(written: Sequence[str], wanted: Sequence[str]) -> dict[str, float]:
-    """The share of texts that are right to the last character."""
-    right = sum(map(str.__eq__, written, wanted))
+    """The share of texts that are right to the last character, in composed form (NFC)."""
+    right = sum(map(str.__eq__, compose(written), compose(wanted)))
     return {"exact_match": right / max(1, len(wanted))}

@@ -45,7 +45,15 @@ from regard.task.settings import (
     recorded,
 )
 from regard.task.spec import Evaluation, TaskSpec
-from regard.task.text import Chosen, Progress, Transduction, build_transformer, check_share
+from regard.task.text import (
+    Chosen,
+    Progress,
+    Transduction,
+    build_transformer,
+    check_share,
+    compose,
+    describe_unwritable,
+)
 from regard.task.translator import SAMPLE, Pair, Translator, check_tags, load_translators
 from regard.train.config import TrainingConfig
 
@@ -264,6 +272,7 @@ def build(
         progress=None if progress is None else _shares(progress, "tokens"),
     )
     notes = examples.problems.lines()
+    notes += describe_unwritable(tokenizers[1], [target for _, target in held_out])
     indices = np.arange(len(examples))
     if validation is not None:
         notes += validation.problems.lines()
@@ -520,7 +529,8 @@ def _read_pairs(path: Path) -> list[Pair]:
 class Quality:
     """BLEU (Papineni et al. 2002) and chrF (Popović 2015), as sacrebleu computes them (Post 2018).
 
-    Scores with the same `signatures` are comparable; they are available after the first call.
+    Translations and references are compared in composed form (NFC), which tokenizers write. Scores
+    with the same `signatures` are comparable; they are available after the first call.
     """
 
     def __init__(self, cut: Cut = "13a", lowercase: bool = False):
@@ -537,8 +547,8 @@ class Quality:
     def __call__(self, written: Sequence[str], *references: Sequence[str]) -> dict[str, float]:
         scores = {}
         for name, metric in self.metrics.items():
-            lists = [list(texts) for texts in references]
-            scores[name] = float(metric.corpus_score(list(written), lists).score)
+            lists = [compose(texts) for texts in references]
+            scores[name] = float(metric.corpus_score(compose(written), lists).score)
             self.signatures[name] = str(metric.get_signature())
         return scores
 
@@ -605,10 +615,17 @@ def evaluate(
             progress("translations", len(written) / len(text))
     quality = Quality(bleu or (config.bleu if config is not None else "13a"), lowercase)
     target_lists = [[target for _, target in text], *_references(references, len(text))]
+    target_lists = [compose(targets) for targets in target_lists]
     scores = quality(written, *target_lists)
     scores |= _by_tag(text, written, translator.tags, quality)
+    remarks = describe_unwritable(translator.tokenizer, target_lists[0])
     return Translations(
-        scores, quality.signatures, problems, translations=written, references=target_lists
+        scores,
+        quality.signatures,
+        problems,
+        remarks=remarks,
+        translations=written,
+        references=target_lists,
     )
 
 
