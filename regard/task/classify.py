@@ -44,6 +44,7 @@ from regard.task.settings import (
     check_obeyed,
     check_positive,
     check_preset,
+    describe_reuse,
     recorded,
 )
 from regard.task.spec import Evaluation, TaskSpec
@@ -178,6 +179,8 @@ class Classify:
         self.preparation, self.config = preparation, config
         problems = [*train.problems.lines(), *validation.problems.lines()]
         self.notes = list(dict.fromkeys(problems))
+        if config.images is not None and config.validation is not None:
+            self.notes += describe_reuse([config.images], [config.validation])
         """Problems of the user's images, one line for each kind."""
 
     def plan(self, epoch: int) -> list[np.ndarray]:

@@ -22,7 +22,7 @@ from regard.data.text import Documents, Lines, OnBad, Rules, Store, Text, store
 from regard.data.tokenizer import AnyTokenizer, Tokenizer, read_pair
 from regard.model.encoder import EncoderShape
 from regard.model.language import LanguageShape
-from regard.task.settings import check_start
+from regard.task.settings import check_start, describe_reuse
 from regard.task.text import Progress
 from regard.train.task import Sample
 
@@ -203,6 +203,7 @@ def read(
     if validation is not None:
         valid = stored(config, validation, tokenizer, progress)
         notes += valid.problems.lines()
+        notes += describe_reuse(config.text, config.valid)
         train, held = (cut(config, part, tokenizer.end) for part in (documents, valid))
     else:
         train, held = split(config, documents, tokenizer.end)

@@ -49,6 +49,7 @@ from regard.task.settings import (
     check_preset,
     check_start,
     check_texts,
+    describe_reuse,
     recorded,
     section,
 )
@@ -243,6 +244,7 @@ def build(config: Config, run: Path | None = None, progress: Progress | None = N
     if config.valid:
         held_out, others = read(config.valid, config, "--valid")
         notes += others.lines()
+        notes += describe_reuse(config.texts, config.valid)
         problems.merge(others)
     if problems and config.on_bad == "refuse":
         raise problems.refusal()

@@ -1,5 +1,6 @@
 """What the configs of all tasks have in common."""
 
+import filecmp
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
@@ -96,6 +97,25 @@ def check_texts(texts: object, name: str = "texts") -> None:
 
 def _kind(value: object) -> str:
     return type(value).__name__
+
+
+def describe_reuse(training: Sequence[str], validation: Sequence[str]) -> list[str]:
+    """A note for each file or folder to validate on that is one of those to train on."""
+    return [
+        f"{path} is used to train and to validate, so scores do not tell how the model does on "
+        "new data; name other data to validate on, or none, to hold some out"
+        for path in validation
+        if any(_is_same(path, other) for other in training)
+    ]
+
+
+def _is_same(path: str, other: str) -> bool:
+    """True if the paths lead to the same folder, or to files of the same content."""
+    if os.path.samefile(path, other):
+        return True
+    if not (os.path.isfile(path) and os.path.isfile(other)):
+        return False
+    return os.path.getsize(path) == os.path.getsize(other) and filecmp.cmp(path, other, False)
 
 
 def absolute(config: Config, *names: str) -> Config:

@@ -42,6 +42,7 @@ from regard.task.settings import (
     check_obeyed,
     check_preset,
     check_start,
+    describe_reuse,
     recorded,
 )
 from regard.task.spec import Evaluation, TaskSpec
@@ -276,6 +277,9 @@ def build(
     indices = np.arange(len(examples))
     if validation is not None:
         notes += validation.problems.lines()
+        notes += describe_reuse(
+            [*config.source, *config.pairs], [*config.valid_source, *config.valid_pairs]
+        )
     else:
         indices = _others(examples, held_out, tokenizers[0])
     if not len(indices):

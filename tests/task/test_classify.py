@@ -94,6 +94,7 @@ def test_archives_are_brought_to_a_size_that_patches_divide(tmp_path: Path) -> N
 def test_validation_of_one_s_own(photos: Path) -> None:
     task = classify.build(_small(photos, validation=str(photos)))
     assert len(task.train) == len(task.validation) == 22
+    assert task.notes[-1].startswith(f"{photos} is used to train and to validate")
     (photos.parent / "other" / "bird").mkdir(parents=True)
     Image.new("L", (5, 5)).save(photos.parent / "other" / "bird" / "a.png")
     with pytest.raises(ValueError, match=r"bird.*none of the classes"):

@@ -101,6 +101,11 @@ def test_texts_to_validate_on(tmp_path: Path, config: Config) -> None:
         build(replace(config, valid=(other,)))
 
 
+def test_a_validation_set_that_is_the_training_set_is_noted(config: Config) -> None:
+    (note,) = build(replace(config, valid=config.texts)).notes
+    assert note.startswith(f"{config.texts[0]} is used to train and to validate")
+
+
 def test_long_texts_are_cut(config: Config) -> None:
     task = build(replace(config, longest=3))
     assert int(task.train.lengths.max()) == 4

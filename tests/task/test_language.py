@@ -136,6 +136,9 @@ def test_files_to_validate_on(tmp_path: Path, config: Config) -> None:
     task = build(replace(config, valid=(path,)))
     assert said(task, False) == ["ab cd"]
     assert sorted(said(task, True)) == sorted(TEXTS)
+    assert task.notes == []
+    (note,) = build(replace(config, valid=config.text)).notes
+    assert note.startswith(f"{config.text[0]} is used to train and to validate")
 
 
 def test_a_run_goes_on_and_writes(tmp_path: Path, config: Config) -> None:

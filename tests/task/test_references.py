@@ -82,5 +82,11 @@ def test_training_counts_references_that_no_output_can_equal(tmp_path: Path) -> 
     )
     (note,) = build(config).notes
     assert note.startswith("1 of 3 references have what the tokenizer cannot write")
+    reused = replace(config, valid_source=config.source, valid_target=config.target)
+    (note,) = build(reused).notes
+    assert note.startswith(f"{config.source[0]} is used to train and to validate, so scores do not")
+    copied = lines(tmp_path / "copy", TEXTS * 5)
+    (note,) = build(replace(reused, valid_source=(copied,))).notes
+    assert note.startswith(f"{copied} is used to train and to validate")
     good = replace(config, valid_target=(lines(tmp_path / "good", decompose(TEXTS)),))
     assert build(good).notes == []
