@@ -1,7 +1,4 @@
-"""One image file as pixels: decoded, upright, at one size, or refused with the reason.
-
-It does not import torch, so that worker processes start quickly.
-"""
+"""One image file as pixels: decoded, upright, at one size, or refused with the reason."""
 
 import contextlib
 import functools
@@ -57,19 +54,19 @@ class TooLargeError(ValueError):
 
 def decode(picture: "PathLike | bytes | Image.Image", how: Decoding) -> UInt8[np.ndarray, "C Y X"]:
     """The pixels of a picture, upright and at the size wanted; a ValueError says why not."""
-    with _quiet():
+    with quiet():
         return _decode(picture, how)
 
 
 def upright(picture: "PathLike | bytes | Image.Image", how: Decoding) -> "Image.Image":
     """A picture with 8 bits for each channel, turned as its EXIF orientation says, at its own
     size."""
-    with _quiet():
+    with quiet():
         return _upright(picture, how, None)
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Ignores Pillow's warnings about damage that it can work around, and about sizes, which
     `Decoding.most` limits. Filters of warnings belong to all threads."""
     from PIL import Image
@@ -192,12 +189,15 @@ def fitted(
 
 
 def decode_some(how: Decoding, files: list[Path]) -> tuple[Any, Any, Problems]:
-    """The pixels of the files that can be decoded, which these are, and why others cannot."""
+    """The pixels of the files that can be decoded, which these are, and why others cannot.
+
+    Several threads may do this at once, within one `quiet`.
+    """
     problems, good = Problems(), list[int]()
     pixels = np.empty((len(files), how.channels, *how.size), np.uint8)
     for i, file in enumerate(files):
         try:
-            pixels[len(good)] = decode(file, how)
+            pixels[len(good)] = _decode(file, how)
             good.append(i)
         except TooLargeError as error:
             problems.add("large", str(error))
