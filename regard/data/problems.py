@@ -19,6 +19,8 @@ _KINDS = {
     "unreadable": "files that cannot be read",
 }
 
+_UNREADABLE = ("undecodable", "control", "columns", "json")
+
 EXAMPLES = 3
 
 
@@ -77,6 +79,20 @@ class Problems:
     def why(self) -> str:
         """All of it at the end of a clause; nothing where there is none."""
         return f": {' | '.join(self.lines())}" if self.counts else ""
+
+    def check(self, on_bad: str | None, examples: int) -> None:
+        """Raises where these may not be left out beside so many good examples.
+
+        Without `on_bad`, up to a tenth may be unreadable.
+        """
+        if self and on_bad == "refuse":
+            raise self.refusal()
+        bad = sum(self.counts.get(kind, 0) for kind in _UNREADABLE)
+        if on_bad is None and 9 * bad > examples:
+            raise ValueError(
+                f"{bad:,} of {bad + examples:,} lines cannot be read, which is more than a tenth"
+                f"{self.why}; mend the files, or add --on-bad skip to go on without these"
+            )
 
     def refusal(self) -> ValueError:
         """Where nothing may be left out."""

@@ -300,7 +300,7 @@ answer category class comment content description document english french german
 input label labels language line message name number original output question review sentence
 sentiment source source_text src summary tag target target_text text texts tgt title
 translation trg tweet bezeichnung deutsch englisch kategorie klasse quelle satz sprache
-übersetzung ziel anglais allemand catégorie classe étiquette français langue phrase texte
+übersetzung ziel anglais allemand catégorie étiquette français langue phrase texte
 traduction ar cs da de el en es fi fr he hi hu it ja ko nl pl pt ro ru sv tr uk vi zh
 """
 

@@ -124,7 +124,7 @@ def store(
     tokenizers: AnyTokenizer | Sequence[AnyTokenizer],
     *,
     rules: Rules | None = None,
-    on_bad: OnBad = "skip",
+    on_bad: OnBad | None = "skip",
     cache: PathLike | None = None,
     workers: int | None = None,
     progress: Progress | None = None,
@@ -133,9 +133,10 @@ def store(
 
     One tokenizer serves all sides, or there is one for each. Processes that want the same store at
     once wait for the one that makes it. One that is killed leaves nothing that would be taken for
-    a store. `rules` are usual ones for lines; documents may be of any length.
+    a store. `rules` are usual ones for lines; documents may be of any length. `on_bad` None leaves
+    out bad lines, unless more than a tenth of the lines cannot be read.
     """
-    if on_bad not in get_args(OnBad):
+    if on_bad not in (None, *get_args(OnBad)):
         raise ValueError(f"on_bad ({on_bad!r}) must be {' or '.join(get_args(OnBad))}")
     if rules is None:
         rules = Rules() if text.unit == "line" else Rules(longest=None)
@@ -153,8 +154,7 @@ def store(
         lambda folder: _found(folder, key, text),
         lambda folder: _make(folder, key, job, on_bad, workers, progress),
     )
-    if made.problems and on_bad == "refuse":
-        raise made.problems.refusal()
+    made.problems.check(on_bad, len(made))
     return made
 
 
@@ -233,7 +233,7 @@ def _make(
     folder: Path,
     key: str,
     job: _Job,
-    on_bad: OnBad,
+    on_bad: OnBad | None,
     workers: int | None,
     progress: Progress | None,
 ) -> Store:

@@ -59,8 +59,9 @@ class CorpusConfig:
     """Vocabulary size of BPE; fewer where the text has no more to learn."""
     tokenizer: str | None = None
     """A tokenizer.json to use instead of learning one."""
-    on_bad: OnBad = "skip"
-    """Bad lines: count, show and leave them out (skip), or stop (refuse)."""
+    on_bad: OnBad | None = None
+    """Bad lines: count, show and leave them out (skip), or stop (refuse). By default they are left
+    out, unless more than a tenth of the lines cannot be read."""
     cache: str | None = None
     """Cache folder for tokenized text; by default in the user's own cache."""
 

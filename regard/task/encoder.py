@@ -285,7 +285,8 @@ def evaluate(
     named = tuple(texts) or config.valid
     flag = "--texts" if texts else "--valid" if config.valid else "--text"
     text = corpus.named(named or config.text, config.examples, flag)
-    read = corpus.stored(config, text, tokenizer, progress)
+    settings = replace(config, on_bad=config.on_bad or "skip")
+    read = corpus.stored(settings, text, tokenizer, progress)
     if named:
         windows = corpus.cut(config, read, tokenizer.end)
     else:

@@ -111,8 +111,9 @@ class Config:
     """A tokenizer.json to use instead of learning one."""
     longest: int = 500
     """Maximum sequence length in tokens; longer texts are truncated."""
-    on_bad: OnBad = "skip"
-    """Bad lines: count, show and leave them out (skip), or stop (refuse)."""
+    on_bad: OnBad | None = None
+    """Bad lines: count, show and leave them out (skip), or stop (refuse). By default they are left
+    out, unless more than a tenth of the lines cannot be read."""
     model: ClassifierShape = field(default_factory=_tiny)
     """The encoder's shape; start has one of its own."""
     training: TrainingConfig = field(default_factory=_short)
@@ -246,8 +247,7 @@ def build(config: Config, run: Path | None = None, progress: Progress | None = N
         notes += others.lines()
         notes += describe_reuse(config.texts, config.valid)
         problems.merge(others)
-    if problems and config.on_bad == "refuse":
-        raise problems.refusal()
+    problems.check(config.on_bad, len(rows) + len(held_out if config.valid else ()))
     labels = sorted({label for label, _ in rows})
     if not any(Path(path).is_dir() for path in config.texts):
         _check_columns(config, rows)

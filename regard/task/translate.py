@@ -140,8 +140,9 @@ class Config:
     """Maximum sequence length in tokens, of each side; longer pairs are left out."""
     ratio: float | None = 9.0
     """Maximum length ratio of the two sides, in tokens."""
-    on_bad: OnBad = "skip"
-    """Bad lines: count, show and leave them out (skip), or stop (refuse)."""
+    on_bad: OnBad | None = None
+    """Bad lines: count, show and leave them out (skip), or stop (refuse). By default they are left
+    out, unless more than a tenth of the lines cannot be read."""
     cache: str | None = None
     """Cache folder for tokenized text; by default in the user's own cache."""
     beams: int = 4
@@ -250,6 +251,7 @@ def build(
     validation, split, held_out = _valid(config), None, list[Pair]()
     if validation is not None:
         held_out = _read_all(validation)
+        validation.problems.check(config.on_bad, len(held_out))
     elif begun and run is not None and (run / HELD_OUT).is_file():
         held_out = _read_pairs(run / HELD_OUT)
     else:

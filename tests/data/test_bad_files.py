@@ -255,6 +255,8 @@ def test_few_good_lines_are_told_of_with_the_others(
     x.write_text("a\tb\n" + "c\n" * 5, encoding="utf-8")
     for task, flag in (("translate", "--pairs"), ("label", "--texts")):
         said = one_line(capsys, "train", task, "run", flag, x)
+        assert "5 of 6 lines cannot be read, which is more than a tenth: 5 × too few" in said
+        said = one_line(capsys, "train", task, "run", flag, x, "--on-bad", "skip")
         assert "too few to train and to validate on: 5 × too few columns: line 2 of x" in said
 
 
@@ -265,7 +267,7 @@ def test_what_is_left_out_comes_with_the_remedy(
     some = "\n".join(EN) + "\n" + LATIN.replace("\t", " ")
     x.write_bytes(some.encode("latin-1"))
     words = ["train", "language", str(tmp_path / "run"), "--text", str(x), "--examples", "lines"]
-    assert main([*words, *QUICK]) == 0
+    assert main([*words, "--on-bad", "skip", *QUICK]) == 0
     (said,) = [line for line in capsys.readouterr().err.splitlines() if "×" in line]
     assert said.startswith("regard: 37 × bytes that are not UTF-8: line 38 of x, byte ")
     assert "…; x seems to be Latin-1 (Windows-1252); convert it: iconv -f WINDOWS-1252" in said

@@ -65,6 +65,19 @@ def test_an_id_as_label_is_refused(tmp_path: Path) -> None:
         build(Config(texts=(path,), model=SMALL, training=TRAINING))
 
 
+def test_a_run_stops_if_more_than_a_tenth_of_the_lines_is_bad(tmp_path: Path) -> None:
+    path = tmp_path / "latin.tsv"
+    texts = [f"{name}\t{text}{' é' * (n % 8 == 0)}" for n, (name, text) in enumerate(ROWS)]
+    path.write_text("\n".join(texts) + "\n", encoding="latin-1")
+    config = Config(texts=(str(path),), model=SMALL, training=TRAINING)
+    with pytest.raises(ValueError, match=r"17 of 131 lines cannot be read.*Latin-1.*on-bad skip"):
+        build(config)
+    assert len(build(replace(config, on_bad="skip")).notes) == 1
+    path.write_text("\n".join(texts[1:] * 2) + "\n", encoding="latin-1")
+    path.write_bytes(path.read_bytes().replace(b"\xe9", b"e", 16))  # 16 of 260 lines are bad
+    assert len(build(config).notes) == 1
+
+
 def test_labels_that_look_alike_are_noticed(tmp_path: Path) -> None:
     names = ["caf\u00e9", "cafe\u0301", "big cat", "big\u00a0cat", "pos", "pos\u200b", "neg"]
     rows = [f"{names[n % 7]}\t{text}" for n, text in enumerate(TEXTS)]
