@@ -309,7 +309,7 @@ def has_header(rows: Sequence[Sequence[str]], places: Sequence[int]) -> bool:
     """Whether the first row names the columns, of which those at `places` are chosen.
 
     Its cells must be names that do not recur in their columns; and they must be usual names of
-    columns, or all in lower case above longer text, or one of the row's cells stands above numbers.
+    columns, or all in lower case above ten longer texts, or one cell must stand above numbers.
     """
     first, *others = ([cell.strip() for cell in row] for row in rows)
     others = [row for row in others if len(row) == len(first)]
@@ -327,7 +327,8 @@ def has_header(rows: Sequence[Sequence[str]], places: Sequence[int]) -> bool:
         return True
     spaced = [sum(" " in cell for cell in columns[place]) for place in places]
     return (
-        all(map(str.islower, first))
+        len(others) >= 10
+        and all(map(str.islower, first))
         and max(spaced) >= 0.9 * len(others)
         and not any(" " in name for name in names)
     )

@@ -153,6 +153,7 @@ def test_a_header_is_left_out_of_columns_by_number(
         [("dog", "Hund"), ("cat", "Katze"), ("hello", "hallo")],
         [("label", "a text"), ("pos", "great"), ("label", "text")],
         [("1", "one"), ("2", "two")],
+        [("short", "ab"), ("long", "ab cd efg hij")],
         [("Go.", "Va !"), ("Run now.", "Cours !")],
     ],
 )
