@@ -17,7 +17,7 @@ from regard import __version__
 from regard.cli.driver import ANSWERING, starting
 from regard.cli.errors import guarded, prepare_streams, uninterrupted
 from regard.machine import GC_THRESHOLD
-from regard.machine.command_line import Parser, check_words
+from regard.machine.command_line import Parser, check_columns, check_words
 
 
 def _demo(options: argparse.Namespace) -> None:
@@ -307,6 +307,7 @@ def main(words: Sequence[str] | None = None) -> int:
 
     def run() -> int | None:
         check_words(given)
+        check_columns()
         options = _parser().parse_args(given)
         if given[0] not in ("lab", "studio", "serve", "help") and not asks:
             with uninterrupted(), starting(given):

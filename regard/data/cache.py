@@ -9,6 +9,7 @@ Where the folder cannot be written to, a process goes on with a temporary one, a
 
 import atexit
 import contextlib
+import errno
 import functools
 import hashlib
 import json
@@ -31,6 +32,8 @@ Progress: TypeAlias = Callable[[int, int, int], None]
 """Told now and then: how much is done, how much there is, examples kept."""
 
 _FORMAT = 1
+_STORAGE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG)
+"""Errors of writing, which have no file's name."""
 _HEADER = "header.json"
 _KEY = 24  # hexadecimal digits that stand for a content
 
@@ -52,6 +55,10 @@ def keep(
         folder = default_cache() if cache is None else cache
         return _kept(Path(folder), key, find, make)
     except OSError as error:
+        if not _concerns(error, Path(folder)):
+            raise ValueError(
+                f"{error.filename or 'a file'} could not be read or written ({reason(error)})"
+            ) from error
         unusable = f"{folder} cannot be used as a cache ({reason(error)})"
     try:
         return _kept(_temporary(unusable), key, find, make)
@@ -60,6 +67,15 @@ def keep(
             f"{unusable}, and a temporary folder neither ({reason(error)}); make room, or name "
             "another folder with --cache"
         ) from error
+
+
+def _concerns(error: OSError, cache: Path) -> bool:
+    """Whether an error is one of the cache, rather than of the data that it is made from."""
+    if isinstance(error.filename, str | os.PathLike):
+        path = Path(error.filename).absolute()
+        cache = cache.absolute()
+        return path == cache or cache in path.parents or path in cache.parents
+    return error.errno in (None, *_STORAGE)
 
 
 def _kept(folder: Path, key: str, find: Callable[[Path], T | None], make: Callable[[Path], T]) -> T:

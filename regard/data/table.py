@@ -140,7 +140,7 @@ class Table(Text):
         """The cells of a line of JSON, in one line each."""
         try:
             row = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             return Fault("json", f"{chunk.place(i)}: {shown(line)}")
         cells = []
         for column in self.wanted:

@@ -1,6 +1,7 @@
 """The words of a command line, before they are parsed into settings.
 
 check_words(words)     refuses empty words, and dashes that only look like hyphens
+check_columns()        refuses a terminal wider than there can be
 check_once(words)      refuses a flag that is given twice
 unknown_flag(…)        the line about an unknown flag, with the one that was probably meant
 unknown_name(…)        the same for a command, a task, or another name out of a few
@@ -10,6 +11,7 @@ Parser                 argparse, whose errors are ValueErrors of one line
 
 import argparse
 import difflib
+import os
 import re
 import shutil
 import sys
@@ -28,10 +30,19 @@ def check_words(words: Sequence[str]) -> None:
             flag = word[:-1] or before
             what = f"{flag} is empty" if flag.startswith("-") else "a name is empty ('')"
             raise ValueError(f"{what}, perhaps from a variable that is not set; give it a value")
+        if re.fullmatch(r"--[\w.-]+=--", word):
+            raise ValueError(f"{word[:-3]} (--) is a flag without a name; give it a value")
         if match := re.fullmatch(r"-*[\u2010-\u2015\u2212]-*(?!inf)([A-Za-z].*)", word, re.DOTALL):
             raise ValueError(f"{word} has a dash that is not a hyphen; write --{match[1]}")
         if "\0" in word:
             raise ValueError(f"{word!r} has a NUL in it, which no name can have")
+
+
+def check_columns() -> None:
+    """Raises if COLUMNS is wider than lines can be filled up to."""
+    columns = os.environ.get("COLUMNS", "")
+    if columns.isdecimal() and len(columns.lstrip("0")) > 5:
+        raise ValueError(f"COLUMNS ({columns}) must be below 100000; unset it")
 
 
 def check_once(words: Sequence[str], known: Callable[[str], str | None]) -> None:

@@ -22,6 +22,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from regard.data.problems import reason
 from regard.machine.device import device, use
 from regard.machine.processes import Processes, launched
 from regard.model.block import Block
@@ -137,10 +138,15 @@ def write(folder: Path, tensors: Mapping[str, Tensor], world: World) -> None:
 
 def read(folder: Path, tensors: Mapping[str, Tensor]) -> None:
     """Fills tensors, sharded or not, from the shards of any number of processes."""
+    from torch.distributed.checkpoint.api import CheckpointException
     from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
     from torch.distributed.checkpoint.state_dict_loader import load
 
     with warnings.catch_warnings():
         # torch warns that a single process reads, which is intended.
         warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
-        load(dict(tensors), storage_reader=HuggingFaceStorageReader(str(folder)))
+        try:
+            load(dict(tensors), storage_reader=HuggingFaceStorageReader(str(folder)))
+        except CheckpointException as failed:
+            error, _ = next(iter(failed.failures.values()))
+            raise ValueError(f"{folder} is damaged ({reason(error)}); restore it") from error

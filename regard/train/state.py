@@ -116,6 +116,11 @@ def read_tensors(
 ) -> None:
     """Restores the tensors, whatever number of processes has written them."""
     folder = saved.folder if state.shards is None else run / state.shards
+    if state.shards is not None and not folder.is_dir():
+        raise ValueError(
+            f"{folder} is missing, which holds the optimizer's state; copy the whole run, or "
+            f"fine-tune its model: regard train --from {run} NEW"
+        )
     if world.sharded or state.shards is not None:
         distributed.read(folder, into)
         return

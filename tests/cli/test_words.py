@@ -315,3 +315,11 @@ def test_a_thread_that_fails_is_one_line(
     assert line.count("\n") == 1
     assert "a fault of Regard's own (KeyError: 'pears')" in line
     assert threading.excepthook is before
+
+
+def test_a_flag_of_dashes_and_an_absurd_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "--report (--)" in refused(capsys, "lab", "--report=--")
+    monkeypatch.setenv("COLUMNS", HUGE)
+    assert f"COLUMNS ({HUGE}) must be below" in refused(capsys, "attend", "--query", "1 2; 3 4")

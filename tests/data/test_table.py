@@ -210,3 +210,11 @@ def test_tags_as_text() -> None:
     assert tagged(" a dog ", ("de", "", "very formal")) == "<de> <very_formal> a dog"
     assert tags_of("<de> <very_formal> a <dog>") == ("de", "very_formal")
     assert tags_of("no <tag> here") == ()
+
+
+def test_deeply_nested_json_is_a_bad_line(tmp_path: Path) -> None:
+    path = written(tmp_path, "jsonl")
+    path.write_text(path.read_text() + "[" * 100_000 + "\n")
+    table = Table(path, columns=(0, 1))
+    assert len(list(table)) == len(ROWS)
+    assert table.problems.counts == {"json": 1}
