@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import torch.distributed as dist
+from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from regard.data.problems import reason
@@ -142,6 +143,12 @@ def read(folder: Path, tensors: Mapping[str, Tensor]) -> None:
     from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
     from torch.distributed.checkpoint.state_dict_loader import load
 
+    for path in folder.glob("*.safetensors"):  # of damaged ones torch prints a traceback
+        try:
+            with safe_open(path, framework="pt"):
+                pass
+        except SafetensorError as error:
+            raise ValueError(f"{path} is damaged ({reason(error)}); restore it") from error
     with warnings.catch_warnings():
         # torch warns that a single process reads, which is intended.
         warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
