@@ -155,5 +155,5 @@ def read(folder: Path, tensors: Mapping[str, Tensor]) -> None:
         try:
             load(dict(tensors), storage_reader=HuggingFaceStorageReader(str(folder)))
         except CheckpointException as failed:
-            error, _ = next(iter(failed.failures.values()))
-            raise ValueError(f"{folder} is damaged ({reason(error)}); restore it") from error
+            fault, _ = next(iter(failed.failures.values()))
+            raise ValueError(f"{folder} is damaged ({reason(fault)}); restore it") from fault
