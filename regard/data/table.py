@@ -309,7 +309,8 @@ def has_header(rows: Sequence[Sequence[str]], places: Sequence[int]) -> bool:
     """Whether the first row names the columns, of which those at `places` are chosen.
 
     Its cells must be names that do not recur in their columns; and they must be usual names of
-    columns, or all in lower case above ten longer texts, or one cell must stand above numbers.
+    columns, or stand above ten longer texts and be in lower case or beside labels, or one cell must
+    stand above numbers.
     """
     first, *others = ([cell.strip() for cell in row] for row in rows)
     others = [row for row in others if len(row) == len(first)]
@@ -326,9 +327,10 @@ def has_header(rows: Sequence[Sequence[str]], places: Sequence[int]) -> bool:
     if any(not _number(name) and all(map(_number, column)) for name, column in zip(first, columns)):
         return True
     spaced = [sum(" " in cell for cell in columns[place]) for place in places]
+    repeated = any(2 * len(set(columns[place])) <= len(others) for place in places)  # labels
     return (
         len(others) >= 10
-        and all(map(str.islower, first))
+        and (all(map(str.islower, first)) or repeated)
         and max(spaced) >= 0.9 * len(others)
         and not any(" " in name for name in names)
     )

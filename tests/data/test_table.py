@@ -163,6 +163,16 @@ def test_a_first_example_is_no_header(tmp_path: Path, rows: list[tuple[str, str]
     assert list(Table(path)) == rows
 
 
+def test_a_header_of_unusual_names_above_labels(tmp_path: Path) -> None:
+    rows = [(f"Ein Film {n}.", "gut" if n % 2 else "schlecht") for n in range(20)]
+    path = write_csv(tmp_path / "table.csv", [("Rezension", "Stimmung"), *rows], ";")
+    assert list(Table(path)) == rows
+    assert list(Table(write_csv(path, [("Schade", "schlecht"), *rows]))) == [
+        ("Schade", "schlecht"),
+        *rows,
+    ]
+
+
 def test_names_that_stand_between_other_separators(tmp_path: Path) -> None:
     path = tmp_path / "table.txt"
     path.write_text("en,de\na,b\n")
