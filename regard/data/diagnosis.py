@@ -35,6 +35,14 @@ _MARKS = (
 )
 _CONTROL = bytes({*range(32), 127} - {*b"\t\n\v\f\r\x1b"})
 _BINARY = 16  # one control character among so many bytes, or more: no text has them
+_SAMPLE = 2**14  # bytes by which an encoding is judged
+_ICONV = {
+    "cp932": "SHIFT_JIS",
+    "mac_roman": "MACINTOSH",
+    "mac_iceland": "MACINTOSH",
+    "kz1048": "RK1048",
+    "euc_jis_2004": "EUC-JISX0213",
+}
 _USUAL = 0.9  # a share of lines, or of characters, that speaks for all
 
 
@@ -59,9 +67,18 @@ def encoding(start: bytes) -> str | None:
     lines = [line for line in _whole(start).split(b"\n") if not line.isascii()]
     if not lines or any(_decodes(line, "utf-8") for line in lines):
         return None
-    if _western(b"".join(lines)):
+    from charset_normalizer import from_bytes
+
+    matches = from_bytes(b"\n".join(lines)[:_SAMPLE])
+    # By itself it takes French for Latin-6 and short Latin-1 for a Macintosh's encoding.
+    names = {name for match in matches for name in match.could_be_from_charset}
+    if "cp1252" in names and _western(b"".join(lines)):
         return f"seems to be Latin-1 (Windows-1252); {_convert('WINDOWS-1252')}"
-    return f"is not UTF-8; find out its encoding, and {_convert('ENCODING')}"
+    best = matches.best()
+    if best is None:
+        return f"is not UTF-8; find out its encoding, and {_convert('ENCODING')}"
+    name = _iconv(best.encoding)
+    return f"is not UTF-8 and seems to be {name}; {_convert(name)}"
 
 
 def endings(start: bytes) -> str | None:
@@ -122,6 +139,11 @@ def _decodes(line: bytes, name: str) -> bool:
     except UnicodeDecodeError:
         return False
     return True
+
+
+def _iconv(name: str) -> str:
+    """Python's name of an encoding as iconv knows it."""
+    return _ICONV.get(name, name.upper().replace("_", "-"))
 
 
 def _convert(name: str) -> str:

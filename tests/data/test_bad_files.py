@@ -78,6 +78,8 @@ def table_file(data: bytes) -> bytes:
 
 
 RUSSIAN = "Собака бежит\tпо улице\n"  # noqa: RUF001
+POLISH = "Zażółć gęślą jaźń i kup chleb\twczoraj poszliśmy do sklepu, żeby kupić mleko\n"
+FRENCH = "L'élève a été très déçu\tpar les résultats à l'école, où il était préféré\n"
 LATIN = "".join(f"é{source}\tü{target}\n" for source, target in ROWS)
 CONVERT = "convert it: iconv -f {} -t UTF-8"
 ONE = "has one column, without a tab; put one between the columns, or name another with --separator"
@@ -86,8 +88,13 @@ ONE = "has one column, without a tab; put one between the columns, or name anoth
 FILES: dict[str, tuple[bytes, str]] = {
     "latin-1": (LATIN.encode("latin-1"), "seems to be Latin-1 (Windows-1252); " + CONVERT),
     "windows": (LATIN.replace("A", "“").encode("cp1252"), "37 × bytes that are not UTF-8: line 1"),
-    "cyrillic": (RUSSIAN.encode("cp1251") * 37, "is not UTF-8; find out its encoding"),
-    "japanese": ("犬が走る\t日本語\n".encode("shift_jis") * 37, "is not UTF-8; find out"),
+    "cyrillic": (RUSSIAN.encode("cp1251") * 37, "seems to be CP1251; " + CONVERT.format("CP1251")),
+    "japanese": (
+        "犬が走る\t日本語\n".encode("shift_jis") * 37,
+        "seems to be SHIFT_JIS; " + CONVERT.format("SHIFT_JIS"),
+    ),
+    "polish": (POLISH.encode("cp1250") * 37, "seems to be CP1250; " + CONVERT.format("CP1250")),
+    "french": (FRENCH.encode("latin-1") * 37, "seems to be Latin-1 (Windows-1252); "),
     "utf-16": (table().encode("utf-16"), "is UTF-16; " + CONVERT.format("UTF-16")),
     "utf-16-le": (table().encode("utf-16-le"), "seems to be UTF-16LE, without a byte order mark; "),
     "utf-16-be": (table().encode("utf-16-be"), CONVERT.format("UTF-16BE")),
