@@ -25,14 +25,14 @@ def fingerprints(settings: object, verify: bool = False) -> dict[str, Any]:
     return {str(path): _fingerprint(path, verify) for path in named}
 
 
-def recorded(run: Mapping[str, Any]) -> dict[str, Any]:
+def read_record(run: Mapping[str, Any]) -> dict[str, Any]:
     """What a run's config.json says of its data."""
     data = run.get("data")
     known = data if isinstance(data, dict) else {}
     return {path: about for path, about in known.items() if isinstance(about, dict)}
 
 
-def changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+def find_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """The files and folders whose content has changed."""
     return [
         path
@@ -41,7 +41,7 @@ def changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def sampled(prints: Mapping[str, Any]) -> str | None:
+def describe_samples(prints: Mapping[str, Any]) -> str | None:
     """What was not read whole, in words."""
     names = [
         f"{path} ({about['bytes'] / 2**30:,.1f} GiB)"

@@ -105,11 +105,11 @@ class Run:
             "training": to_json(config),
             "data": inputs.fingerprints(about.get("config"), config.verify_data),
         }
-        notice = inputs.sampled(data["data"])
+        notice = inputs.describe_samples(data["data"])
         if path.exists():
             have = cast(Object, loads(path.read_bytes(), str(path)))
             self._check(have, data)
-            before = inputs.recorded(have)
+            before = inputs.read_record(have)
             data["data"] = {
                 name: before.get(name, {}) | hashes for name, hashes in data["data"].items()
             }
@@ -202,7 +202,7 @@ class Run:
                 f"{self.folder} is a run of another model: {other}; continue it in Python with a "
                 "model that has the saved parts, or name another folder for a new run"
             )
-        if names := inputs.changed(inputs.recorded(have), want["data"]):
+        if names := inputs.find_changes(inputs.read_record(have), want["data"]):
             raise ValueError(
                 f"{self.folder}: the data have changed since the run began: "
                 f"{', '.join(sorted(names))}; restore what it began with, or name another folder "

@@ -85,16 +85,16 @@ def test_large_files_are_sampled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     file.write_bytes(content)
     named = {"text": [str(file)]}
     before, verified = inputs.fingerprints(named), inputs.fingerprints(named, verify=True)
-    assert inputs.sampled(before)
-    assert inputs.sampled(verified) is None
+    assert inputs.describe_samples(before)
+    assert inputs.describe_samples(verified) is None
     content[1000] ^= 1  # between two samples
     file.write_bytes(content)
-    assert inputs.changed(before, inputs.fingerprints(named)) == []
-    assert inputs.changed(verified, inputs.fingerprints(named, verify=True)) == [str(file)]
+    assert inputs.find_changes(before, inputs.fingerprints(named)) == []
+    assert inputs.find_changes(verified, inputs.fingerprints(named, verify=True)) == [str(file)]
     content[20_000 // 7 * 3 + 5] ^= 1
     file.write_bytes(content)
-    assert inputs.changed(before, inputs.fingerprints(named)) == [str(file)]
-    assert inputs.changed(verified, inputs.fingerprints(named)) == [str(file)]
+    assert inputs.find_changes(before, inputs.fingerprints(named)) == [str(file)]
+    assert inputs.find_changes(verified, inputs.fingerprints(named)) == [str(file)]
 
 
 def test_a_sampled_hash_is_noted_and_a_whole_one_kept(
