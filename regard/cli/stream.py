@@ -60,6 +60,13 @@ class Lines:
 
     def __init__(self, files: Sequence[str] = (), longest: int = LINE):
         self.files = [] if list(files) == [STDIN] else list(_files(files))
+        for path in self.files:
+            if {".csv", ".jsonl"} & set(path.suffixes):
+                print(
+                    f"regard: {path} is a table, of which each line is read as one text; put its "
+                    "column of texts into a file of its own",
+                    file=sys.stderr,
+                )
         self.longest = longest
         self.size = self._size()
         """Bytes in all; None where nobody knows."""

@@ -129,3 +129,17 @@ def test_a_folder_stands_for_its_texts(tmp_path: Path) -> None:
     (tmp_path / "b" / "empty").mkdir()
     with pytest.raises(ValueError, match="is a folder without files"):
         Lines([str(tmp_path / "b" / "empty")])
+
+
+@pytest.mark.parametrize("name", ["x.csv", "x.csv.gz", "x.jsonl"])
+def test_a_table_read_as_lines_is_noted(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / name
+    path.write_text("id,text\n")
+    assert list(Lines([str(path)])) == ["id,text"]
+    said = capsys.readouterr().err
+    assert said.startswith(f"regard: {path} is a table, of which each line is read as one text;")
+    (tmp_path / "x.txt").write_text("id,text\n")
+    Lines([str(tmp_path / "x.txt")])
+    assert capsys.readouterr().err == ""
