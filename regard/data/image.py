@@ -6,7 +6,7 @@
 
     normalize(augment(images, how, seed, step), mean, std)
 
-Files are decoded by Pillow, in threads; those that cannot be decoded are reported.
+Files are decoded by Pillow, in worker processes; those that cannot be decoded are reported.
 Pixels are cached in a memory-mapped file under the folder, and the names and contents of the files.
 So all images are known to be good, and how many they are, before the first step.
 """
@@ -22,7 +22,6 @@ import zipfile
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
@@ -35,12 +34,12 @@ from regard.data.augment import Augmentation, Mixed, augment, mix
 from regard.data.cache import Draft, PathLike, Progress, digest, header, keep
 from regard.data.diagnosis import SEPARATORS, Separator
 from regard.data.files import beginning, check_file
-from regard.data.pixels import Decoding, Fit, channels_first, decode, decode_some, fitted, quiet
+from regard.data.pixels import Decoding, Fit, channels_first, decode, decode_some, fitted
 from regard.data.problems import Problems, reason
 from regard.data.reading import Lines, Text
 from regard.data.table import Table
 from regard.data.text import OnBad
-from regard.data.workers import prefetch, processors
+from regard.data.workers import processors, spread
 from regard.machine.extras import install
 
 __all__ = [
@@ -60,8 +59,9 @@ __all__ = [
     "resize",
 ]
 
-_TOGETHER = 16  # files that a thread decodes at a time
+_TOGETHER = 16  # files of one task of a worker
 _SAMPLE = 2**16  # bytes at a file's beginning, and at its end, that tell it from others
+_SMALL = 2000  # files that are not worth starting workers
 
 
 # Many images
@@ -299,9 +299,8 @@ def _decoded(
         raise ValueError(f"there is no image in {root}{problems.why}")
     known = [(str(file.relative_to(root)), *_fingerprint(file)) for file in files]
     key = digest("images", asdict(how), os.path.realpath(root), known)
-    threads = processors() if workers is None else workers
-    if threads < 0:
-        raise ValueError(f"workers ({threads}) must be 0 or more; 0 decodes in this thread")
+    if workers is None:
+        workers = 0 if len(files) < _SMALL else processors()
 
     def find(folder: Path) -> Path | None:
         with contextlib.suppress(ValueError):  # damaged, or not there
@@ -314,10 +313,7 @@ def _decoded(
         tasks = [files[i : i + _TOGETHER] for i in range(0, len(files), _TOGETHER)]
         with (
             Draft(folder, key, ["pixels", "kept"]) as draft,
-            quiet(),
-            contextlib.closing(
-                prefetch(partial(decode_some, how), tasks, ahead=2 * threads, threads=threads)
-            ) as results,
+            contextlib.closing(spread(decode_some, how, tasks, workers)) as results,
         ):
             for pixels, good, wrong in results:
                 faults.merge(wrong)

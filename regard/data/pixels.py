@@ -1,4 +1,7 @@
-"""One image file as pixels: decoded, upright, at one size, or refused with the reason."""
+"""One image file as pixels: decoded, upright, at one size, or refused with the reason.
+
+It does not import torch, so that worker processes start quickly.
+"""
 
 import contextlib
 import functools
@@ -54,19 +57,19 @@ class TooLargeError(ValueError):
 
 def decode(picture: "PathLike | bytes | Image.Image", how: Decoding) -> UInt8[np.ndarray, "C Y X"]:
     """The pixels of a picture, upright and at the size wanted; a ValueError says why not."""
-    with quiet():
+    with _quiet():
         return _decode(picture, how)
 
 
 def upright(picture: "PathLike | bytes | Image.Image", how: Decoding) -> "Image.Image":
     """A picture with 8 bits for each channel, turned as its EXIF orientation says, at its own
     size."""
-    with quiet():
+    with _quiet():
         return _upright(picture, how, None)
 
 
 @contextlib.contextmanager
-def quiet() -> Iterator[None]:
+def _quiet() -> Iterator[None]:
     """Ignores Pillow's warnings about damage that it can work around, and about sizes, which
     `Decoding.most` limits. Filters of warnings belong to all threads."""
     from PIL import Image
@@ -189,15 +192,12 @@ def fitted(
 
 
 def decode_some(how: Decoding, files: list[Path]) -> tuple[Any, Any, Problems]:
-    """The pixels of the files that can be decoded, which these are, and why others cannot.
-
-    Several threads may do this at once, within one `quiet`.
-    """
+    """The pixels of the files that can be decoded, which these are, and why others cannot."""
     problems, good = Problems(), list[int]()
     pixels = np.empty((len(files), how.channels, *how.size), np.uint8)
     for i, file in enumerate(files):
         try:
-            pixels[len(good)] = _decode(file, how)
+            pixels[len(good)] = decode(file, how)
             good.append(i)
         except TooLargeError as error:
             problems.add("large", str(error))

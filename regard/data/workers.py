@@ -2,7 +2,7 @@
 
     spread(work, state, tasks, workers)       processes; results in the order of the tasks
     completed(work, state, tasks, workers)    processes; results as they come, errors among them
-    prefetch(make, items)                     threads; results in order
+    prefetch(make, items)                     a thread; results in order
     interruptible(work, items)                a thread, while this one hears Ctrl-C
 
 A worker process is a fresh interpreter that talks through its pipes. It does not import the main
@@ -115,9 +115,9 @@ def completed(
 
 
 def prefetch(
-    make: Callable[[Task], Result], items: Iterable[Task], *, ahead: int = 2, threads: int = 1
-) -> Generator[Result, None, None]:
-    """`make(item)` for every item, in order, up to `ahead` of them made in threads beforehand.
+    make: Callable[[Task], Result], items: Iterable[Task], *, ahead: int = 2
+) -> Iterator[Result]:
+    """`make(item)` for every item, in order, up to `ahead` of them made in a thread beforehand.
 
     An exception in `make` is raised where its result would have come.
     """
@@ -127,7 +127,7 @@ def prefetch(
         yield from map(make, items)
         return
     waiting: deque[Future[Result]] = deque()
-    pool = ThreadPoolExecutor(threads, thread_name_prefix="prefetch")
+    pool = ThreadPoolExecutor(1, thread_name_prefix="prefetch")
     try:
         for item in items:
             waiting.append(pool.submit(make, item))

@@ -4,8 +4,6 @@ import gzip
 import io
 import os
 import struct
-import subprocess
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -224,20 +222,6 @@ def test_folders(zoo: Path, tmp_path: Path, workers: int, monkeypatch: pytest.Mo
         read(on_bad="refuse")
     (zoo / "emu" / "3.png").write_bytes(_file(_picture()))
     assert len(read()) == 10
-
-
-def test_files_are_decoded_in_this_process(
-    zoo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(*words: Any, **more: Any) -> None:
-        raise AssertionError("a process was started")
-
-    monkeypatch.setattr(subprocess, "Popen", refuse)
-    filters = list(warnings.filters)
-    assert len(folders(zoo, Decoding((5, 5)), cache=tmp_path / "cache", workers=3)) == 9
-    assert list(warnings.filters) == filters
-    with pytest.raises(ValueError, match=r"workers \(-1\) must be 0 or more"):
-        folders(zoo, Decoding((5, 5)), cache=tmp_path / "cache", workers=-1)
 
 
 def test_classes_may_be_given(zoo: Path, tmp_path: Path) -> None:

@@ -129,12 +129,6 @@ def test_prefetch_works_ahead_but_not_far() -> None:
     assert not [one for one in threading.enumerate() if one.name.startswith("prefetch")]
 
 
-def test_prefetch_in_several_threads() -> None:
-    together = threading.Barrier(3)
-    squares = prefetch(lambda n: (together.wait(HANG), n * n)[1], range(6), ahead=4, threads=3)
-    assert list(squares) == [0, 1, 4, 9, 16, 25]
-
-
 def test_prefetch_passes_errors_on() -> None:
     batches = prefetch(lambda n: 1 // (n - 2), range(5))
     assert [next(batches), next(batches)] == [-1, -1]
