@@ -5,6 +5,7 @@ contains a hash of the files and training settings that determine it, and so doe
 output; a test compares them, so that a stale picture is noticed. Needs Chromium.
 """
 
+import dataclasses
 import hashlib
 import importlib
 import io
@@ -19,8 +20,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 from PIL import Image, PngImagePlugin
-
-from regard.config import to_json
 
 DOCS = Path(__file__).parent
 ROOT = DOCS.parent
@@ -72,8 +71,20 @@ def digest(pattern: str, demo: str | None) -> str:
         state.update(b"".join(line for line in lines if not line.startswith(imports)))
     if demo is not None:
         task = importlib.import_module(f"regard.task.{demo}")
-        state.update(json.dumps(to_json(task.preset("tiny")), sort_keys=True).encode())
+        state.update(json.dumps(chosen_settings(task.preset("tiny")), sort_keys=True).encode())
     return state.hexdigest()[:16]
+
+
+def chosen_settings(config: Any) -> dict[str, Any]:
+    """The settings that differ from their defaults: a new one makes no picture stale."""
+    chosen = {}
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        if dataclasses.is_dataclass(value):
+            chosen[field.name] = chosen_settings(value)
+        elif value != field.default:
+            chosen[field.name] = value
+    return chosen
 
 
 def train(name: str) -> str:

@@ -81,8 +81,8 @@ def test_every_module_is_in_the_extra_that_is_named_for_it() -> None:
 
 def test_the_core_is_small() -> None:
     assert names(PROJECT["dependencies"]) == {
-        *("docstring-parser", "jaxtyping", "numpy", "rich", "sacrebleu", "safetensors"),
-        *("tokenizers", "torch", "tyro"),
+        *("charset-normalizer", "docstring-parser", "jaxtyping", "numpy", "rich", "sacrebleu"),
+        *("safetensors", "tokenizers", "torch", "tyro"),
     }
 
 

@@ -202,6 +202,7 @@ def _own(path: Path) -> bool:
 
 
 def _compile(command: list[str], source: Path, file: Path) -> None:
+    file.unlink(missing_ok=True)  # a replaced file would keep its mode, which may be unsafe
     # Another process that compiles it now puts the same file in the same place.
     with atomic.file(file) as draft:
         subprocess.run(

@@ -11,7 +11,7 @@ from regard.train.state import State, read_tensors
 
 
 def test_shards_that_are_missing_or_damaged(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     saved = Saved(torch.nn.Linear(2, 3), None, None, tmp_path / "last", {})
     state, into, world = (
@@ -28,4 +28,4 @@ def test_shards_that_are_missing_or_damaged(
             (shards / "shard-00001-model-00001-of-00001.safetensors").write_bytes(content)
         with pytest.raises(ValueError, match=f"^{shards}[^ ]* is damaged [^\n]* restore it$"):
             read_tensors(tmp_path, saved, state, into, world)
-    assert not caplog.records
+    assert capfd.readouterr().err == ""
