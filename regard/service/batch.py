@@ -1,11 +1,10 @@
-"""Continuous batching: sentences join a running batch at its next step, and leave it when finished.
+"""Continuous batching: sentences join a running batch within `STEPS` steps, and leave when done.
 
-    waiting ─▶ open a session, first step ─▶ join ─▶ step, step, step, … ─▶ leave, and be answered
+    waiting ─▶ open a session, first step ─▶ join ─▶ step, step, step, … ─▶ leave with the result
 
-One step of the model is for all rows of all requests, whichever search they want: searches of one
-kind are together in a `Lane`. An engine that captures whole searches in graphs is not stepped from
-outside: there, sentences that come together are a session of their own, and sessions take turns;
-while the device computes, those that have ended are answered.
+One step of the model computes the rows of all requests, whatever their search: the sentences of one
+kind of search form a `Lane`. An engine that captures whole searches, as on CUDA, is not stepped
+from here: sentences that wait together form one session, and sessions take turns.
 
 Results do not depend on the rest of the batch: see `tests/service`.
 """
